@@ -1,0 +1,1 @@
+"""Globally optimal sharding of PyTorch models, with a proof."""

@@ -1,0 +1,203 @@
+"""Placements and layouts: what each mesh axis does to a tensor.
+
+A placement is ``R`` (replicated), ``S(d)`` (dim ``d`` is cut) or ``P(op)`` (every device holds a part of a pending
+reduction). It is an ``int`` underneath, so layouts hash fast and become numpy arrays as they are. A layout is a tuple
+with one placement per mesh axis; where several axes cut one dim, the leftmost is the major one.
+
+>>> layout = Layout.parse("S(0),R")
+>>> layout, layout.shards((32, 8)), layout.local_shape((64, 8), (32, 8))
+(S(0)R, 32, (2, 8))
+>>> layout.format((32, 8), "f32")
+'f32[32, 8]| S(0)R'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from solver_shard.errors import InputError
+
+if TYPE_CHECKING:
+    from solver_shard.mesh import Mesh
+
+REDUCTIONS = ("sum", "avg", "max", "min")
+_MAX_DIM = 63
+
+
+class Placement(int):
+    """One placement as an int code: R is -1, S(d) is d, P(sum), P(avg), P(max), P(min) are -2 to -5."""
+
+    __slots__ = ()
+
+    @property
+    def is_shard(self) -> bool:
+        return self >= 0
+
+    @property
+    def is_partial(self) -> bool:
+        return self <= -2
+
+    @property
+    def is_replicate(self) -> bool:
+        return self == -1
+
+    @property
+    def dim(self) -> int:
+        """The tensor dim that is cut; only for ``S``."""
+        if not self.is_shard:
+            raise ValueError(f"{self} cuts no dim")
+        return int(self)
+
+    @property
+    def reduction(self) -> str:
+        """sum, avg, max or min; only for ``P``."""
+        if not self.is_partial:
+            raise ValueError(f"{self} is not partial")
+        return REDUCTIONS[-2 - int(self)]
+
+    def __repr__(self) -> str:
+        if self.is_shard:
+            return f"S({int(self)})"
+        return "R" if self.is_replicate else f"P({self.reduction})"
+
+    __str__ = __repr__
+
+
+R = Placement(-1)
+_SHARDS = tuple(Placement(d) for d in range(_MAX_DIM + 1))
+_PARTIALS = {op: Placement(-2 - i) for i, op in enumerate(REDUCTIONS)}
+
+
+def S(dim: int) -> Placement:  # noqa: N802 - the field's own notation
+    """Dim ``dim`` is cut along the mesh axis."""
+    if not 0 <= dim <= _MAX_DIM:
+        raise InputError(f"S({dim}) is not a placement; dims go from 0 to {_MAX_DIM}")
+    return _SHARDS[dim]
+
+
+def P(reduction: str = "sum") -> Placement:  # noqa: N802 - the field's own notation
+    """Each device along the mesh axis holds a part; the value is their ``reduction``."""
+    if reduction not in _PARTIALS:
+        raise InputError(f"P({reduction}) is not a placement; legal reductions: {', '.join(REDUCTIONS)}")
+    return _PARTIALS[reduction]
+
+
+_TOKEN = re.compile(r"\s*(?:R|S\(\s*(?P<dim>[0-9]{1,3})\s*\)|P(?:\(\s*(?P<op>[a-z]+)\s*\))?)\s*(?:,|(?=[RSP]|\Z))")
+_HEADER = re.compile(r"\s*[a-z]+[0-9a-z_]*\[[0-9,\s]*\]\s*\|")
+
+
+class Layout(tuple[Placement, ...]):
+    """A placement for every mesh axis, outermost axis first."""
+
+    __slots__ = ()
+
+    @classmethod
+    def replicated(cls, axes: int) -> Layout:
+        return cls((R,) * axes)
+
+    @classmethod
+    def parse(cls, text: str, mesh: Mesh | None = None) -> Layout:
+        """Read ``S(0)R``, ``S(0),R``, ``f32[8, 32]| S(0)R`` or, given a mesh, ``dp=S(0)`` (axes not named are R)."""
+        header = _HEADER.match(text)
+        body = text[header.end() :] if header else text
+        if "=" in body:
+            if mesh is None:
+                raise InputError(f"layout {text!r} names mesh axes, but no mesh was given; write one placement per axis, as in 'S(0),R'")
+            layout = [R] * len(mesh.axes)
+            for name, placement in parse_named(body, text):
+                layout[mesh.index(name)] = placement
+            return cls(layout)
+        layout = cls(_placements(body, text))
+        if mesh is not None and len(layout) != len(mesh.axes):
+            raise InputError(f"layout {text!r} has {len(layout)} placements, mesh {mesh} has {len(mesh.axes)} axes; give one placement per axis")
+        return layout
+
+    def shards(self, mesh_shape: Sequence[int]) -> int:
+        """Into how many distinct pieces the mesh cuts the tensor."""
+        total = 1
+        for placement, size in zip(self, mesh_shape, strict=True):
+            if placement >= 0:
+                total *= size
+        return total
+
+    def local_shape(
+        self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Shape on one device, by torch.chunk's rule axis after axis; without a coordinate, the largest (device 0)."""
+        return self._local(shape, mesh_shape, coordinate)[0]
+
+    def local_offset(self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
+        """Where the device's shard starts in the global tensor, per dim."""
+        return self._local(shape, mesh_shape, coordinate)[1]
+
+    def _local(
+        self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        local, offset = list(shape), [0] * len(shape)
+        for axis, (placement, size) in enumerate(zip(self, mesh_shape, strict=True)):
+            if placement >= 0:
+                rank = 0 if coordinate is None else coordinate[axis]
+                chunk = -(-local[placement] // size)
+                start = min(chunk * rank, local[placement])
+                offset[placement] += start
+                local[placement] = min(chunk, local[placement] - start)
+        return tuple(local), tuple(offset)
+
+    def format(self, shape: Sequence[int], dtype: str) -> str:
+        """``f32[8, 32]| S(0)R``."""
+        return f"{dtype}[{', '.join(map(str, shape))}]| {self}"
+
+    def to_dtensor(self) -> list[Any]:
+        """torch.distributed.tensor placements, in axis order."""
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        return [Shard(p.dim) if p.is_shard else Replicate() if p.is_replicate else Partial(p.reduction) for p in self]
+
+    @classmethod
+    def from_dtensor(cls, placements: Sequence[Any]) -> Layout:
+        """The layout of DTensor placements; InputError on kinds that a layout cannot say (strided shards, masks)."""
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        layout = []
+        for placement in placements:
+            if type(placement) is Replicate:
+                layout.append(R)
+            elif type(placement) is Shard:
+                layout.append(S(placement.dim))
+            elif type(placement) is Partial and placement.reduce_op in _PARTIALS:
+                layout.append(P(placement.reduce_op))
+            else:
+                raise InputError(f"DTensor placement {placement!r} cannot be said as a layout; legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}")
+        return cls(layout)
+
+    def __repr__(self) -> str:
+        return "".join(map(str, self))
+
+    __str__ = __repr__
+
+
+def _placements(body: str, whole: str) -> list[Placement]:
+    found, position = [], 0
+    while position < len(body):
+        token = _TOKEN.match(body, position)
+        if token is None:
+            raise InputError(f"cannot read layout {whole!r} at {body[position:].strip()!r}; write one of R, S(dim), P(sum|avg|max|min) per mesh axis, as in 'S(0),R'")
+        found.append(S(int(token["dim"])) if token["dim"] else P(token["op"] or "sum") if "P" in token[0] else R)
+        position = token.end()
+    return found
+
+
+def parse_named(body: str, whole: str) -> list[tuple[str, Placement]]:
+    """Read ``dp=S(0),tp=R`` as pairs, in the order written; a repeated axis is an error."""
+    pairs: list[tuple[str, Placement]] = []
+    for part in body.split(","):
+        name, sign, value = part.partition("=")
+        placements = _placements(value, whole) if sign else []
+        if len(placements) != 1:
+            raise InputError(f"cannot read layout {whole!r} at {part.strip()!r}; write AXIS=PLACEMENT pairs, as in 'dp=S(0),tp=R'")
+        if name.strip() in dict(pairs):
+            raise InputError(f"layout {whole!r} names axis {name.strip()!r} twice; give each axis one placement")
+        pairs.append((name.strip(), placements[0]))
+    return pairs
