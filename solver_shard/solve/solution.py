@@ -1,0 +1,124 @@
+"""What the solver takes besides a graph (warm starts) and what it gives back (a solution with its certificate)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIB = 2**20
+
+
+class Status(Enum):
+    """What is proven about a solution."""
+
+    OPTIMAL = "optimal"
+    """A solution, and a proof that none is better."""
+    GAP = "gap"
+    """A solution, and a proof that none is better by more than the gap that was asked for."""
+    FEASIBLE = "feasible"
+    """A solution within the limit; the bound is valid but further away than the gap that was asked for."""
+    INFEASIBLE = "infeasible"
+    """No solution keeps the limit (or no combination of strategies is allowed at all). ``assignment`` is then the one of
+    smallest peak that was found, ``peak_bound`` what any needs."""
+    UNKNOWN = "unknown"
+    """Neither a solution within the limit nor a proof that there is none. ``assignment`` is the one of smallest peak found, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WarmStart:
+    """A hint: which strategies of some nodes to start from; the solver completes it as well as it can.
+
+        WarmStart(name="megatron", allowed={3: np.array([False, True, True])})
+
+    Attributes:
+        name: a label for the report.
+        allowed: node -> bool[strategies of the node]. Nodes that are not named may choose freely. A restriction that
+            allows nothing, or that cannot be met together with the others, is dropped.
+    """
+
+    name: str
+    allowed: Mapping[int, NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A moment at which the incumbent or the bound became better.
+
+    Attributes:
+        seconds: wall time since the start of the solve.
+        work: work units since the start (see ``Solution.work``).
+        objective: best objective so far, or None.
+        bound: best lower bound so far, or None.
+        source: what found it: a stage or a warm start.
+    """
+
+    seconds: float
+    work: float
+    objective: int | None
+    bound: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of the solve for the report: its name, wall seconds and a line of facts."""
+
+    name: str
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """An assignment with its certificate.
+
+    Attributes:
+        status: what is proven.
+        assignment: a strategy per node, or None when no allowed combination was found.
+        cost: total cost of the assignment in nanoseconds, or None.
+        peak: its largest memory use in bytes, or None.
+        objective: its objective value (nanoseconds, or bytes for the objective "memory"), or None.
+        bound: proven lower bound on the objective of every solution within the limit, or None.
+        peak_bound: proven lower bound in bytes on the peak of every allowed assignment, whatever the limit (0 when nothing was tried).
+        gap: (objective - bound) / objective, or None.
+        history: moments of progress, oldest first.
+        stages: the stages that ran.
+        seed: the seed that was given.
+        work: work spent: one unit is about one second of one core on the machine it was calibrated on, but counted, not timed.
+    """
+
+    status: Status
+    assignment: tuple[int, ...] | None = None
+    cost: int | None = None
+    peak: int | None = None
+    objective: int | None = None
+    bound: int | None = None
+    peak_bound: int = 0
+    gap: float | None = None
+    history: tuple[Event, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    seed: int = 0
+    work: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the assignment is within the limit."""
+        return self.status in (Status.OPTIMAL, Status.GAP, Status.FEASIBLE)
+
+
+def objective_value(objective: str, memory_weight: int, cost: int, peak: int) -> int:
+    """The number that is minimised: ``cost + memory_weight * peak // 2**20`` (nanoseconds per MiB), or the peak itself.
+
+    >>> objective_value("time", 3, 100, 2 * MIB)
+    106
+    """
+    return peak if objective == "memory" else cost + memory_weight * peak // MIB
+
+
+def relative_gap(objective: int, bound: int) -> float:
+    """(objective - bound) / objective, 0 where both are 0."""
+    return 0.0 if objective <= bound else (objective - bound) / abs(objective)
