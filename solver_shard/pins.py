@@ -1,0 +1,228 @@
+"""Pins: layouts that the user fixes, in full or on some mesh axes, for the tensors that a pattern matches.
+
+    PATTERN=LAYOUT       'model.layers.*.q_proj.weight=S(0),R'    one placement per mesh axis
+                         'input_ids=dp=S(0)'                      only the named axes; the solver chooses the others
+                         'lm_head.weight=S(*),*'                  S(*): any dim is cut; *: the solver chooses
+                         'model.layers.*.mlp:out=R,S(2)'          what the modules hand on in the forward pass
+
+Patterns are globs over tensor names: parameters and buffers as in ``state_dict``, inputs, outputs (``loss``),
+gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that leave nothing are an error.
+
+>>> pin = parse_pin("x=tp=S(1)", Mesh.parse("dp=2,tp=4"))
+>>> pin.pattern, pin.choices
+('x', ('*', 'S(1)'))
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from solver_shard.errors import InputError
+from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S
+from solver_shard.mesh import Mesh
+from solver_shard.program import Phase, Program, Role, Tensor
+
+_CHOICE = re.compile(r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP*]|\Z))")
+_LEGAL = "R, S(dim), S(*) for any cut dim, P(sum|avg|max|min), or * to leave the axis to the solver"
+_STORED = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One pin as read: not yet held against a model.
+
+    Attributes:
+        pattern: glob over tensor names, or over module paths where it ends in ``:out``.
+        choices: per mesh axis, one of ``R``, ``S(d)``, ``S(*)``, ``P(op)``, ``*``.
+        text: what the user wrote.
+    """
+
+    pattern: str
+    choices: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What the pins leave of one tensor's layouts.
+
+    Attributes:
+        axes: per mesh axis the placements that are left, or None where the solver may choose any.
+        pins: the texts of the pins that matched, in the order given.
+    """
+
+    axes: tuple[frozenset[Placement] | None, ...]
+    pins: tuple[str, ...]
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether the layout keeps every pin."""
+        return all(left is None or placement in left for left, placement in zip(self.axes, layout, strict=True))
+
+
+def parse_pin(text: str, mesh: Mesh) -> Pin:
+    """Read ``PATTERN=LAYOUT``; InputError on a wrong form, an unknown axis or a wrong number of placements."""
+    pattern, sign, body = text.partition("=")
+    pattern, body = pattern.strip(), body.strip()
+    if not sign or not pattern or not body:
+        raise InputError(
+            f"cannot read pin {text!r}; write PATTERN=LAYOUT, as in 'lm_head.weight=S(0),R' or 'lm_head.weight={mesh.names[-1]}=S(0)'"
+        )
+    if "=" in body:
+        choices = ["*"] * len(mesh.axes)
+        named: set[str] = set()
+        for part in body.split(","):
+            name, sign, value = (piece.strip() for piece in part.partition("="))
+            found = _choices(value, text) if sign else []
+            if len(found) != 1:
+                raise InputError(f"cannot read pin {text!r} at {part.strip()!r}; name every axis, as in 'PATTERN={mesh.names[-1]}=S(0)'")
+            if name not in mesh.names:
+                raise InputError(f"pin {text!r}: unknown mesh axis {name!r}; this mesh has {', '.join(mesh.names)}")
+            if name in named:
+                raise InputError(f"pin {text!r} names axis {name!r} twice; give each axis one placement")
+            named.add(name)
+            choices[mesh.index(name)] = found[0]
+    else:
+        choices = _choices(body, text)
+        if len(choices) != len(mesh.axes):
+            raise InputError(
+                f"pin {text!r} has {len(choices)} placement{'s' * (len(choices) != 1)}, mesh {mesh} has {len(mesh.axes)} axes; "
+                f"give one placement per axis, or name the axes to pin, as in '{pattern}={mesh.names[-1]}={choices[-1]}'"
+            )
+    return Pin(pattern=pattern, choices=tuple(choices), text=text)
+
+
+def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[int, Allowed]:
+    """Hold pins against a program: tensor position to what is left of its layouts.
+
+    Raises:
+        InputError: a pattern matches nothing (the closest names are given), a dim does not exist or cannot be cut into
+            so many shards, a stored tensor is pinned partial, or two pins on one tensor leave nothing.
+    """
+    left: dict[int, Allowed] = {}
+    for pin in pins:
+        for position in _matches(pin, program):
+            tensor = program.tensors[position]
+            axes = tuple(_placements(choice, tensor, pin) for choice in pin.choices)
+            before = left.get(position, Allowed(axes=(None,) * len(axes), pins=()))
+            both = Allowed(axes=tuple(map(_intersect, before.axes, axes)), pins=(*before.pins, pin.text))
+            _check(both, tensor, mesh)
+            left[position] = both
+    return left
+
+
+def _choices(body: str, whole: str) -> list[str]:
+    found, position = [], 0
+    while position < len(body):
+        token = _CHOICE.match(body, position)
+        if token is None:
+            raise InputError(f"cannot read pin {whole!r} at {body[position:]!r}; write one of {_LEGAL} per mesh axis, as in 'S(0),R'")
+        text = re.sub(r"\s", "", token["text"])
+        if text.startswith("P") and text != "P" and text[2:-1] not in REDUCTIONS:
+            raise InputError(f"pin {whole!r}: {text} is not a placement; legal reductions: {', '.join(REDUCTIONS)}")
+        found.append("P(sum)" if text == "P" else text)
+        position = token.end()
+    return found
+
+
+def _matches(pin: Pin, program: Program) -> list[int]:
+    """Positions of the tensors that a pin is about, in program order; InputError when there is none."""
+    if pin.pattern.endswith(":out"):
+        outputs = module_outputs(program)
+        names = sorted(outputs)
+        pattern = pin.pattern.removesuffix(":out")
+        found = sorted({t for name in names if fnmatch.fnmatchcase(name, pattern) for t in outputs[name]})
+    else:
+        names, pattern = [tensor.name for tensor in program.tensors], pin.pattern
+        found = [t for t, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        what = "module" if pin.pattern.endswith(":out") else "tensor"
+        raise InputError(f"pin {pin.text!r}: no {what} of {program.name} is called {pattern!r}; {_hint(pattern, names)}")
+    return found
+
+
+def module_outputs(program: Program) -> dict[str, list[int]]:
+    """Module path to the forward results that are read outside the module (or returned by the program)."""
+    returned, readers = set(program.outputs), program.readers()
+    outputs: dict[str, list[int]] = {}
+    for op in program.ops:
+        if op.phase is not Phase.FORWARD or not op.module:
+            continue
+        parts = op.module.split(".")
+        for result in op.results:
+            outside = [program.ops[i].module for i, _ in readers.get(result, ()) if program.ops[i].phase is Phase.FORWARD]
+            for depth in range(1, len(parts) + 1):
+                path = ".".join(parts[:depth])
+                if result in returned or any(other != path and not other.startswith(path + ".") for other in outside):
+                    outputs.setdefault(path, []).append(result)
+    return outputs
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    """Help for a pattern that matches nothing: the same with stars around it, or the closest names."""
+    for wider in (f"*{pattern}", f"{pattern}*", f"*{pattern}*"):
+        count = sum(fnmatch.fnmatchcase(name, wider) for name in names)
+        if count:
+            return f"{wider!r} matches {count} of them"
+    tail = pattern.replace("*", "0")
+    close = difflib.get_close_matches(tail, names, n=3, cutoff=0.5) or difflib.get_close_matches(tail, names, n=3, cutoff=0.2)
+    return f"the closest names are {', '.join(close)}" if close else f"names look like {', '.join(names[:3])}"
+
+
+def _placements(choice: str, tensor: Tensor, pin: Pin) -> frozenset[Placement] | None:
+    """The placements that one axis's choice leaves for this tensor; None for any."""
+    dims = len(tensor.shape)
+    if choice == "*":
+        return None
+    if choice == "R":
+        return frozenset((R,))
+    if choice.startswith("P"):
+        if tensor.role in _STORED:
+            raise InputError(
+                f"pin {pin.text!r}: {tensor.role.value} {tensor.name} is stored, not computed, so it cannot be {choice}; legal: R or S(dim)"
+            )
+        return frozenset((P(choice[2:-1]),))
+    if choice == "S(*)":
+        if not dims:
+            raise InputError(f"pin {pin.text!r}: {tensor.name} is a scalar and has no dim to cut; pin it R, or narrow the pattern")
+        return frozenset(S(dim) for dim in range(dims))
+    dim = int(choice[2:-1])
+    if dim >= dims:
+        legal = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0" if dims else "no dims: pin it R"
+        raise InputError(f"pin {pin.text!r}: {tensor.name} {tensor.dtype}{list(tensor.shape)} has {legal}; {choice} is not one of them")
+    return frozenset((S(dim),))
+
+
+def _intersect(one: frozenset[Placement] | None, other: frozenset[Placement] | None) -> frozenset[Placement] | None:
+    return other if one is None else one if other is None else one & other
+
+
+def _check(both: Allowed, tensor: Tensor, mesh: Mesh) -> None:
+    """InputError when the pins leave a tensor no layout that can be executed."""
+    for axis, left in zip(mesh.axes, both.axes, strict=True):
+        if left is not None and not left:
+            raise InputError(f"pins {both.pins[-2]!r} and {both.pins[-1]!r} conflict on {tensor.name}, axis {axis.name}; drop one of them")
+    narrow = [(axis, sorted(left)) for axis, left in zip(mesh.axes, both.axes, strict=True) if left is not None]
+    if any(_fits(layout, [axis.size for axis, _ in narrow], tensor) for layout in itertools.product(*(left for _, left in narrow))):
+        return
+    cut = [axis for axis, left in narrow if all(p.is_shard for p in left) and axis.size > 1]
+    shards = math.prod(axis.size for axis in cut)
+    what = " and ".join(map(repr, both.pins)) + (" ask" if len(both.pins) > 1 else " asks")
+    raise InputError(
+        f"pin {what} for {shards} shards on {', '.join(f'{axis.name}={axis.size}' for axis in cut)}, but {tensor.name} "
+        f"{tensor.dtype}{list(tensor.shape)} has too few elements along the cut dim; a dim of size n can be cut into at most n; "
+        "pin it R there, or use a smaller axis or another dim"
+    )
+
+
+def _fits(layout: Sequence[Placement], sizes: Sequence[int], tensor: Tensor) -> bool:
+    shards = [1] * len(tensor.shape)
+    for placement, size in zip(layout, sizes, strict=True):
+        if placement.is_shard:
+            shards[placement.dim] *= size
+    return all(count <= max(size, 1) for count, size in zip(shards, tensor.shape, strict=True))

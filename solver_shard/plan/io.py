@@ -1,0 +1,180 @@
+"""Plans as files: read as data only, with a message for whatever is wrong; written whole or not at all.
+
+>>> save_plan(plan, "plan.json")
+>>> load_plan("plan.json") == plan
+True
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from solver_shard.errors import InputError
+from solver_shard.plan.codec import decode, encode, json_schema
+from solver_shard.plan.plan import SCHEMA_VERSION, Plan
+
+MAX_PLAN_BYTES = 256 * 2**20
+SCHEMA_ID = "https://solver-shard.dev/schema/plan-1.json"
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan file.
+
+    Raises:
+        InputError: no such file, too large, not JSON, not a plan, another schema version, or a part that does not fit.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_PLAN_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes; a plan has at most {MAX_PLAN_BYTES}: is this the right file?")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot read plan {str(path)!r}: {error.strerror or error}; 'solver-shard solve ... -o {path.name}' writes one"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
+    try:
+        return plan_from_json(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def plan_from_json(text: str) -> Plan:
+    """Read a plan from JSON text; InputError says what does not fit, and where."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not a plan: not JSON ({error}); write one with 'solver-shard solve ... -o plan.json'") from None
+    if not isinstance(data, dict) or "schema_version" not in data:
+        raise InputError("not a plan: it has no schema_version; write one with 'solver-shard solve ... -o plan.json'")
+    version = data["schema_version"]
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise InputError(
+            f"plan schema version {version!r} is not known; this solver-shard reads version {SCHEMA_VERSION}: "
+            "solve again, or use the release that wrote it"
+        )
+    try:
+        plan: Plan = decode(Plan, data)
+        check_plan(plan)
+    except InputError as error:
+        raise InputError(f"not a valid plan: {error}") from None
+    return plan
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Compact JSON text, with a line for each top-level part and each op, tensor and reshard, so that diffs can be read."""
+    parts = []
+    for key, value in encode(plan).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            body = "[\n" + ",\n".join(_dump(item) for item in value) + "\n]"
+        else:
+            body = _dump(value)
+        parts.append(f"{_dump(key)}:{body}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan to ``path``: a temporary file in the same folder, then renamed over it.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    text = plan_to_json(plan)
+    temporary = None
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "is a folder")
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise InputError(f"cannot write plan {str(path)!r}: {error.strerror or error}; give a file in a folder that exists") from None
+
+
+def plan_schema() -> dict[str, Any]:
+    """The published JSON Schema; ``schema.json`` beside this file holds the same."""
+    return json_schema(Plan, title="solver-shard plan", identifier=SCHEMA_ID)
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that the parts of a plan agree; InputError names the part that does not."""
+    axes, tensors, ops = len(plan.mesh.axes), len(plan.tensors), len(plan.ops)
+    for i, tensor in enumerate(plan.tensors):
+        _check(
+            len(tensor.layout) == axes,
+            f"tensors[{i}] ({tensor.name}): layout {tensor.layout} has {len(tensor.layout)} placements, mesh {plan.mesh} has {axes} axes",
+        )
+        dims = len(tensor.shape)
+        _check(
+            all(p < dims for p in tensor.layout),
+            f"tensors[{i}] ({tensor.name}): layout {tensor.layout} cuts a dim that {list(tensor.shape)} does not have",
+        )
+    names = {tensor.name for tensor in plan.tensors}
+    _check(len(names) == tensors, "tensors: two have one name")
+    for i, op in enumerate(plan.ops):
+        where = f"ops[{i}] ({op.name})"
+        _check(all(0 <= t < tensors for t in (*op.operands, *op.results)), f"{where}: refers to a tensor that is not there")
+        _check(
+            len(op.operand_layouts) == len(op.operands) and len(op.result_layouts) == len(op.results),
+            f"{where}: one layout per operand and result is needed",
+        )
+        _check(
+            len(op.strategy) == axes and all(len(x) == axes for x in (*op.operand_layouts, *op.result_layouts)),
+            f"{where}: one placement per mesh axis is needed",
+        )
+    for i, reshard in enumerate(plan.reshards):
+        where = f"reshards[{i}]"
+        _check(0 <= reshard.tensor < tensors, f"{where}: refers to a tensor that is not there")
+        _check(
+            all(0 <= op < ops and 0 <= k < len(plan.ops[op].operands) for op, k in reshard.readers),
+            f"{where}: refers to an operand that is not there",
+        )
+        _check(len(reshard.source) == axes and len(reshard.layout) == axes, f"{where}: one placement per mesh axis is needed")
+        for step in reshard.steps:
+            _check(
+                set(step.axes) <= set(plan.mesh.names), f"{where}: step on {', '.join(step.axes)}, mesh has {', '.join(plan.mesh.names)}"
+            )
+    _check(
+        all(0 <= t < tensors for t in (*plan.outputs, *plan.gradients.values())),
+        "outputs or gradients: refer to a tensor that is not there",
+    )
+    _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
+    for name, values in plan.memory.series.items():
+        _check(len(values) == len(plan.memory.times), f"memory.series.{name}: {len(values)} values for {len(plan.memory.times)} times")
+
+
+def _check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise InputError(problem)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def main() -> None:
+    """Write ``schema.json`` anew: ``python -m solver_shard.plan.io``."""
+    target = Path(__file__).with_name("schema.json")
+    target.write_text(json.dumps(plan_schema(), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

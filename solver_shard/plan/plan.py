@@ -1,0 +1,324 @@
+"""The answer: every tensor's layout, every op's strategy, every collective, the memory over time, and the proof.
+
+A plan is plain data, complete in itself: it names the mesh, the cluster and the options it was made for, so it can be
+read, shown and executed without the model. ``str(plan)`` is a report; :mod:`solver_shard.plan.io` reads and writes it.
+
+>>> plan = solver_shard.load_plan("plan.json")
+>>> plan.layouts["model.layers.0.self_attn.q_proj.weight"], plan.memory.peak, plan.certificate.gap
+(S(0)S(1), 71267516416, 0.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from solver_shard.costs.cluster import Cluster
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+
+SCHEMA_VERSION = 1
+
+CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies")
+"""What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
+results of ops; copies of tensors in another layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+        batch, seq, dtype: sizes of the traced step where the command line knows them, else None.
+        optimizer: adamw, sgd or none.
+        forward_only: whether the step has no backward pass and no update.
+        overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
+        memory_limit: bytes per device.
+        objective: time, or memory (the peak).
+        memory_weight: nanoseconds per MiB of peak added to the time objective.
+        pins: as the user wrote them.
+        tied: whether copies of a repeated layer share one decision.
+        gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
+    """
+
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+    optimizer: str = "adamw"
+    forward_only: bool = False
+    overlap: float = 0.0
+    memory_limit: int
+    objective: Literal["time", "memory"] = "time"
+    memory_weight: int = 0
+    pins: tuple[str, ...] = ()
+    tied: bool = True
+    gap: float = 1e-4
+    time_limit: float = 60.0
+    work_limit: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTensor:
+    """A tensor and the layout in which its producer leaves it (or in which it is stored).
+
+    Attributes:
+        name, shape, dtype, trainable: as in the program; shape is global.
+        role: parameter, buffer, input, activation, gradient or output.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Literal["parameter", "buffer", "input", "activation", "gradient", "output"]
+    layout: Layout
+    trainable: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.layout.format(self.shape, self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOp:
+    """An op and how it runs.
+
+    Attributes:
+        operands, results: positions in ``Plan.tensors``.
+        strategy: per mesh axis, the name of the single-axis strategy (a factor, a partial set, or R).
+        operand_layouts: the layouts that the op reads, after resharding.
+        result_layouts: the layouts that it produces.
+        nanoseconds: time on the slowest device, without collectives.
+        source: where its rule comes from: table, family, or fallback (no rule: everything replicated).
+    """
+
+    name: str
+    module: str
+    phase: Literal["forward", "backward"]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    strategy: tuple[str, ...]
+    operand_layouts: tuple[Layout, ...]
+    result_layouts: tuple[Layout, ...]
+    nanoseconds: int
+    source: Literal["table", "family", "fallback"] = "table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One collective of a transition.
+
+    Attributes:
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all; ``local`` moves no bytes between devices.
+        axes: names of the mesh axes that take part.
+        nbytes: bytes per device: gathered output, input before a scatter, or the buffer.
+        nanoseconds: time of this step alone, before any overlap.
+        before, after: the tensor's layout around this step.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    nanoseconds: int
+    before: Layout
+    after: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshard:
+    """How one group of a tensor's readers gets it.
+
+    Attributes:
+        tensor: position in ``Plan.tensors``.
+        purpose: the readers' phase, or optimizer.
+        family: how the readers read it; part of what makes them one group.
+        readers: (op position, operand index) pairs; empty for the optimizer.
+        source: the producer's layout.
+        layout: the layout that the readers get; equal to ``source`` where nothing is copied.
+        copy: whether the group holds a copy of its own (False: it reads the producer's bytes).
+        steps: the collectives, in order; empty for an alias and for moves that need no communication.
+        nanoseconds: what the objective pays for it: the sum over ``steps`` after the overlap discount.
+        start, stop: op positions between which the group's bytes live, half-open.
+        nbytes: bytes per device that it adds to memory during that time.
+    """
+
+    tensor: int
+    purpose: Literal["forward", "backward", "optimizer"]
+    family: str
+    readers: tuple[tuple[int, int], ...]
+    source: Layout
+    layout: Layout
+    copy: bool
+    steps: tuple[Step, ...] = ()
+    nanoseconds: int = 0
+    start: int = 0
+    stop: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One entry of what fills the memory at the peak."""
+
+    name: str
+    category: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTimeline:
+    """Bytes per device over one step, by category; time is the position of the running op.
+
+    Attributes:
+        limit: bytes.
+        peak: largest total, at ``peak_time``, while ``peak_op`` runs (``optimizer`` after the last op).
+        at_peak: bytes by category there.
+        holders: the largest tensors and copies there, largest first.
+        times: positions at which some category changes.
+        series: category to bytes, from each of ``times`` until the next.
+    """
+
+    limit: int
+    peak: int
+    peak_time: int
+    peak_op: str
+    at_peak: Mapping[str, int]
+    holders: tuple[Holder, ...] = ()
+    times: tuple[int, ...] = ()
+    series: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls, series: Mapping[str, Sequence[int]], *, limit: int, ops: Sequence[PlannedOp], holders: Sequence[Holder] = ()
+    ) -> MemoryTimeline:
+        """From one total per category and time: finds the peak and keeps only the times at which something changes.
+
+        Args:
+            series: category to bytes at every time from 0; all of one length, at least 1. An unknown name is kept too.
+            limit: bytes.
+            ops: the plan's ops, to name the one that runs at the peak.
+            holders: what fills the memory at the first peak, in any order.
+        """
+        names = tuple(name for name in (*CATEGORIES, *series) if name in series)
+        names = tuple(dict.fromkeys(names))
+        rows = list(zip(*([int(value) for value in series[name]] for name in names), strict=True))
+        totals = [sum(row) for row in rows]
+        peak = max(totals)
+        time = totals.index(peak)
+        times = tuple(t for t in range(len(rows)) if t == 0 or rows[t] != rows[t - 1])
+        op = ops[time] if time < len(ops) else None
+        return cls(
+            limit=limit,
+            peak=peak,
+            peak_time=time,
+            peak_op=f"{op.module or 'model'}: {op.name} ({op.phase})" if op else "optimizer",
+            at_peak=dict(zip(names, rows[time], strict=True)),
+            holders=tuple(sorted(holders, key=lambda h: (-h.nbytes, h.name))),
+            times=times,
+            series={name: tuple(rows[t][i] for t in times) for i, name in enumerate(names)},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The parts of the objective, in integer nanoseconds per step.
+
+    Attributes:
+        compute_ns: all ops.
+        update_ns: the optimizer.
+        communication_ns: all reshards, after the overlap discount.
+        hidden_ns: what the overlap discount took off.
+        total_ns: compute + update + communication: the step time.
+        objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
+        by_kind_ns: collective kind to its time before the overlap discount.
+    """
+
+    compute_ns: int
+    update_ns: int
+    communication_ns: int
+    hidden_ns: int
+    total_ns: int
+    objective: int
+    by_kind_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What is proven about the plan, and how it was found.
+
+    Attributes:
+        objective: of this plan, in the unit of the objective asked for.
+        bound: no plan of ``problem`` has a lower objective.
+        gap: (objective - bound) / objective.
+        status: optimal, gap (feasible and proven within the gap asked for) or feasible.
+        problem: tied (copies of a repeated layer decide alike) or free; the bound is for this problem.
+        seed, work: with the same work limit they reproduce the plan.
+        stages: stage to wall seconds.
+        versions: package to version.
+    """
+
+    objective: int
+    bound: int
+    gap: float
+    status: Literal["optimal", "gap", "feasible"]
+    problem: Literal["tied", "free"]
+    seed: int
+    work: int | float
+    stages: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the plan comes from: tool and package versions, the command or call, UTC date, and the model's source."""
+
+    tool: str
+    versions: Mapping[str, str]
+    command: str
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A sharding of one step of one model, with its price and its proof.
+
+    Attributes:
+        name: what the user calls the model.
+        mesh, cluster, options: what the plan is for.
+        tensors: all values, in the program's order; ``ops`` and ``reshards`` refer to them by position.
+        ops: in executable order.
+        outputs: positions of the tensors that the step returns.
+        gradients: name of a trained parameter to the position of its gradient.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    mesh: Mesh
+    cluster: Cluster
+    options: Options
+    tensors: tuple[PlannedTensor, ...]
+    ops: tuple[PlannedOp, ...]
+    outputs: tuple[int, ...]
+    gradients: Mapping[str, int]
+    reshards: tuple[Reshard, ...]
+    memory: MemoryTimeline
+    costs: Costs
+    certificate: Certificate
+    provenance: Provenance
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Layout by tensor name."""
+        return {tensor.name: tensor.layout for tensor in self.tensors}
+
+    def save(self, path: str) -> None:
+        """Write the plan as JSON; the file is complete or absent."""
+        from solver_shard.plan.io import save_plan
+
+        save_plan(self, path)
+
+    def __str__(self) -> str:
+        from solver_shard.plan.report import report
+
+        return report(self)
