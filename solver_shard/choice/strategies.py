@@ -1,0 +1,106 @@
+"""All strategies of one op instance on a mesh: the product over mesh axes of its rule's single-axis strategies.
+
+Only what cannot be executed is dropped: a factor cut into more shards than its rule allows, a dim smaller than its
+shard count, two reductions pending on one tensor that do not commute (max with sum). Everything is held in arrays with
+one row per strategy, because a three-axis mesh gives a few hundred of them to every op.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import Ints
+from solver_shard.layout import Layout, P, Placement
+from solver_shard.program import DTYPE_BYTES, Tensor
+from solver_shard.rulebook.rule import AxisStrategy, Rule
+
+_PLACEMENTS = {int(p): p for p in [Placement(d) for d in range(-5, 64)]}
+_COMMUTING = (int(P("sum")), int(P("avg")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutColumn:
+    """The layout of one operand or result under every strategy: distinct layouts, and which one each strategy has."""
+
+    layouts: tuple[Layout, ...]
+    chosen: Ints
+    nbytes: Ints
+    """Local bytes (largest shard) per distinct layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpStrategies:
+    """Strategies of an op instance; ``axis_choice[k, a]`` is the single-axis strategy of axis a under strategy k."""
+
+    rule: Rule
+    single: tuple[AxisStrategy, ...]
+    axis_choice: Ints
+    operands: tuple[LayoutColumn, ...]
+    results: tuple[LayoutColumn, ...]
+    work: NDArray[np.float64]
+    """Largest share of the op's work that one device does, per strategy (1 when nothing is cut)."""
+
+    def names(self, strategy: int) -> tuple[str, ...]:
+        """Name of the single-axis strategy on every mesh axis."""
+        return tuple(self.single[c].name for c in self.axis_choice[strategy])
+
+
+def local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> int:
+    """Bytes of the largest shard."""
+    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[tensor.dtype]
+
+
+def op_strategies(rule: Rule, operands: Sequence[Tensor], results: Sequence[Tensor], mesh_shape: Sequence[int]) -> OpStrategies:
+    """Expand a rule to the mesh; axes of size 1 only replicate, so that they change nothing."""
+    single = rule.strategies()
+    options = [range(len(single)) if size > 1 else range(1) for size in mesh_shape]
+    choice = np.array(list(itertools.product(*options)), dtype=np.int64).reshape(-1, len(mesh_shape))
+    sizes = np.array(mesh_shape, dtype=np.int64)
+    keep = np.ones(len(choice), dtype=bool)
+    work = np.ones(len(choice))
+    factor_of = np.array([-1 if s.factor is None else s.factor for s in single])
+    for index, factor in enumerate(rule.factors):
+        shards = np.where(factor_of[choice] == index, sizes, 1).prod(axis=1)
+        for count in np.unique(shards):
+            here = shards == count
+            keep[here] &= factor.legal(int(count))
+            work[here] *= -(-factor.size // int(count)) / factor.size if count > 1 else 1.0
+    columns = []
+    for tensors, pick in ((operands, "operands"), (results, "results")):
+        for j, tensor in enumerate(tensors):
+            codes = np.array([getattr(s, pick)[j] for s in single], dtype=np.int64)[choice]
+            keep &= _executable(codes, tensor.shape, sizes)
+            columns.append((tensor, codes))
+    choice, work = choice[keep], work[keep]
+    made = [_column(tensor, codes[keep], mesh_shape) for tensor, codes in columns]
+    return OpStrategies(
+        rule=rule,
+        single=single,
+        axis_choice=choice,
+        operands=tuple(made[: len(operands)]),
+        results=tuple(made[len(operands) :]),
+        work=work,
+    )
+
+
+def _executable(codes: Ints, shape: Sequence[int], sizes: Ints) -> NDArray[np.bool_]:
+    fine = np.ones(len(codes), dtype=bool)
+    for dim, size in enumerate(shape):
+        fine &= np.where(codes == dim, sizes, 1).prod(axis=1) <= size
+    partial = codes <= int(P("sum"))
+    for code in {int(c) for c in np.unique(codes[partial])} - set(_COMMUTING):
+        fine &= ~((codes == code).any(axis=1) & (partial & (codes != code)).any(axis=1))
+    return fine
+
+
+def _column(tensor: Tensor, codes: Ints, mesh_shape: Sequence[int]) -> LayoutColumn:
+    rows, inverse = np.unique(codes, axis=0, return_inverse=True)
+    layouts = tuple(Layout(_PLACEMENTS[c] for c in row) for row in rows.tolist())
+    sizes = np.array([local_bytes(tensor, layout, mesh_shape) for layout in layouts], dtype=np.int64)
+    return LayoutColumn(layouts=layouts, chosen=inverse.reshape(-1).astype(np.int64), nbytes=sizes)
