@@ -1,1 +1,65 @@
-"""Globally optimal sharding of PyTorch models, with a proof."""
+"""Globally optimal sharding of PyTorch models under a memory limit, with a proof.
+
+>>> import solver_shard
+>>> plan = solver_shard.optimize("gpt2", batch=16, seq=1024, mesh="8", cluster="h100")
+>>> print(plan)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from solver_shard.api import optimize
+    from solver_shard.costs.cluster import Cluster, load_cluster
+    from solver_shard.errors import InfeasibleError, SolverShardError
+    from solver_shard.frontends.torch import trace
+    from solver_shard.layout import Layout
+    from solver_shard.mesh import Mesh
+    from solver_shard.plan.io import load_plan
+    from solver_shard.plan.plan import Plan
+    from solver_shard.program import Program
+
+__all__ = [
+    "Cluster",
+    "InfeasibleError",
+    "Layout",
+    "Mesh",
+    "Plan",
+    "Program",
+    "SolverShardError",
+    "load_cluster",
+    "load_plan",
+    "optimize",
+    "trace",
+]
+
+_HOMES = {
+    "Cluster": "costs.cluster",
+    "InfeasibleError": "errors",
+    "Layout": "layout",
+    "Mesh": "mesh",
+    "Plan": "plan.plan",
+    "Program": "program",
+    "SolverShardError": "errors",
+    "load_cluster": "costs.cluster",
+    "load_plan": "plan.io",
+    "optimize": "api",
+    "trace": "frontends.torch",
+}
+"""Where each public name lives; imported on first use, so that ``import solver_shard`` loads neither torch nor numpy."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

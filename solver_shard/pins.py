@@ -15,8 +15,6 @@ gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that 
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import itertools
 import math
 import re
@@ -26,6 +24,8 @@ from dataclasses import dataclass
 from solver_shard.errors import InputError
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S
 from solver_shard.mesh import Mesh
+from solver_shard.modules import module_outputs
+from solver_shard.names import matching, suggestion
 from solver_shard.program import Phase, Program, Role, Tensor
 
 _CHOICE = re.compile(r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP*]|\Z))")
@@ -133,45 +133,17 @@ def _choices(body: str, whole: str) -> list[str]:
 def _matches(pin: Pin, program: Program) -> list[int]:
     """Positions of the tensors that a pin is about, in program order; InputError when there is none."""
     if pin.pattern.endswith(":out"):
-        outputs = module_outputs(program)
+        outputs = module_outputs([op for op in program.ops if op.phase is Phase.FORWARD], program.outputs)
         names = sorted(outputs)
         pattern = pin.pattern.removesuffix(":out")
-        found = sorted({t for name in names if fnmatch.fnmatchcase(name, pattern) for t in outputs[name]})
+        found = sorted({t for i in matching(pattern, names) for t in outputs[names[i]]})
     else:
         names, pattern = [tensor.name for tensor in program.tensors], pin.pattern
-        found = [t for t, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+        found = matching(pattern, names)
     if not found:
         what = "module" if pin.pattern.endswith(":out") else "tensor"
-        raise InputError(f"pin {pin.text!r}: no {what} of {program.name} is called {pattern!r}; {_hint(pattern, names)}")
+        raise InputError(f"pin {pin.text!r}: no {what} of {program.name} is called {pattern!r}; {suggestion(pattern, names)}")
     return found
-
-
-def module_outputs(program: Program) -> dict[str, list[int]]:
-    """Module path to the forward results that are read outside the module (or returned by the program)."""
-    returned, readers = set(program.outputs), program.readers()
-    outputs: dict[str, list[int]] = {}
-    for op in program.ops:
-        if op.phase is not Phase.FORWARD or not op.module:
-            continue
-        parts = op.module.split(".")
-        for result in op.results:
-            outside = [program.ops[i].module for i, _ in readers.get(result, ()) if program.ops[i].phase is Phase.FORWARD]
-            for depth in range(1, len(parts) + 1):
-                path = ".".join(parts[:depth])
-                if result in returned or any(other != path and not other.startswith(path + ".") for other in outside):
-                    outputs.setdefault(path, []).append(result)
-    return outputs
-
-
-def _hint(pattern: str, names: Sequence[str]) -> str:
-    """Help for a pattern that matches nothing: the same with stars around it, or the closest names."""
-    for wider in (f"*{pattern}", f"{pattern}*", f"*{pattern}*"):
-        count = sum(fnmatch.fnmatchcase(name, wider) for name in names)
-        if count:
-            return f"{wider!r} matches {count} of them"
-    tail = pattern.replace("*", "0")
-    close = difflib.get_close_matches(tail, names, n=3, cutoff=0.5) or difflib.get_close_matches(tail, names, n=3, cutoff=0.2)
-    return f"the closest names are {', '.join(close)}" if close else f"names look like {', '.join(names[:3])}"
 
 
 def _placements(choice: str, tensor: Tensor, pin: Pin) -> frozenset[Placement] | None:

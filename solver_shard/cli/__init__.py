@@ -1,0 +1,47 @@
+"""The command line. ``main`` is the console script; everything else is imported when a command needs it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+OK, ERROR, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0 ok, 1 error, 2 usage, 3 no plan fits (130 interrupted)."""
+    from solver_shard.cli.app import app
+    from solver_shard.errors import InfeasibleError, InternalError, SolverShardError
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app(given, prog_name="solver-shard")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else OK if stop.code is None else ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output is gone (| head); say nothing more
+        return OK
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if isinstance(error, InternalError):
+            print(
+                f"error: {error}\nThis is a bug in solver-shard; please report it with the output of the same command and --debug.",
+                file=sys.stderr,
+            )
+        elif isinstance(error, SolverShardError):
+            print(f"error: {error}", file=sys.stderr)
+            for line in error.details if isinstance(error, InfeasibleError) else ():
+                print(f"  {line}", file=sys.stderr)
+        else:
+            print(
+                f"error: {type(error).__name__}: {error}\nThis was not expected; run the same command with --debug for a traceback.",
+                file=sys.stderr,
+            )
+        return INFEASIBLE if isinstance(error, InfeasibleError) else ERROR
+    return OK

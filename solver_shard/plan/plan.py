@@ -55,7 +55,7 @@ class Options:
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0
-    work_limit: int | None = None
+    work_limit: float | None = None
     seed: int = 0
 
 
@@ -109,7 +109,7 @@ class Step:
     """One collective of a transition.
 
     Attributes:
-        kind: all_gather, reduce_scatter, all_reduce or all_to_all; ``local`` moves no bytes between devices.
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all.
         axes: names of the mesh axes that take part.
         nbytes: bytes per device: gathered output, input before a scatter, or the buffer.
         nanoseconds: time of this step alone, before any overlap.
@@ -130,9 +130,9 @@ class Reshard:
 
     Attributes:
         tensor: position in ``Plan.tensors``.
-        purpose: the readers' phase, or optimizer.
+        purpose: the readers' phase, optimizer (a gradient's way to its parameter) or output (what the step returns).
         family: how the readers read it; part of what makes them one group.
-        readers: (op position, operand index) pairs; empty for the optimizer.
+        readers: (op position, operand index) pairs; empty for optimizer and output.
         source: the producer's layout.
         layout: the layout that the readers get; equal to ``source`` where nothing is copied.
         copy: whether the group holds a copy of its own (False: it reads the producer's bytes).
@@ -143,7 +143,7 @@ class Reshard:
     """
 
     tensor: int
-    purpose: Literal["forward", "backward", "optimizer"]
+    purpose: Literal["forward", "backward", "optimizer", "output"]
     family: str
     readers: tuple[tuple[int, int], ...]
     source: Layout
@@ -263,7 +263,7 @@ class Certificate:
     status: Literal["optimal", "gap", "feasible"]
     problem: Literal["tied", "free"]
     seed: int
-    work: int | float
+    work: float
     stages: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 

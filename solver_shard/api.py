@@ -1,0 +1,339 @@
+"""The main job in one call: a model, a mesh, a cluster and a memory limit in, a proven plan out.
+
+>>> plan = optimize("gpt2", batch=16, seq=1024, mesh="8", cluster="h100")
+>>> print(plan)                                                             # the report
+>>> plan.save("plan.json")
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from solver_shard import __version__
+from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.mesh import Mesh
+from solver_shard.program import Program
+from solver_shard.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from solver_shard.choice.lower import Lowering
+    from solver_shard.costs.cluster import Cluster
+    from solver_shard.plan.plan import Certificate, Holder, Options, Plan, Provenance
+    from solver_shard.solve.solution import Solution
+
+Progress = Callable[[str], None]
+"""Called with a short line whenever a stage starts or the solver gets further."""
+
+DEFAULT_MEMORY_FRACTION = 0.9
+
+
+def optimize(
+    model: str | torch.nn.Module | Program,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    mesh: str | Mesh,
+    cluster: str | os.PathLike[str] | Cluster = "h100",
+    memory: str | int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    forward_only: bool = False,
+    optimizer: str = "adamw",
+    pins: Sequence[str] = (),
+    overlap: float = 0.0,
+    objective: Literal["time", "memory"] = "time",
+    memory_weight: int = 0,
+    tied: bool = True,
+    gap: float = 1e-4,
+    time_limit: float = 60.0,
+    work_limit: float | None = None,
+    seed: int = 0,
+    command: str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the sharding of every tensor that makes one step fastest within a memory limit.
+
+    Args:
+        model: a preset name, a Hugging Face ``config.json``, an entry point ``package.module:function``, a module, or a
+            Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
+        inputs: example tensors with the global sizes of one step; fake and meta tensors are fine.
+        mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``.
+        cluster: a preset name, a TOML file, or a Cluster.
+        memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
+        batch, seq: global batch, and tokens per sequence.
+        dtype: of parameters and compute, as ``"bf16"``; default: what the config says.
+        loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
+        forward_only: plan inference: no backward pass, no update.
+        optimizer: adamw, sgd or none.
+        pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
+        overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
+        objective: time, or memory for the smallest peak.
+        memory_weight: nanoseconds per MiB of peak to add to the time.
+        tied: copies of a repeated layer share one decision; False searches the larger, free space.
+        gap: stop when (objective - bound) / objective is at most this.
+        time_limit: seconds for the solver.
+        work_limit: units of solver work; the same limit and seed give the same plan.
+        seed: for the solver's random choices.
+        command: what to record as the plan's origin; default: a call of this function.
+        progress: called with a line of text when a stage starts.
+
+    Raises:
+        InputError: an argument is not usable; the message says what is legal.
+        TraceError: the model cannot be traced.
+        InfeasibleError: no plan fits the limit or the pins.
+    """
+    from solver_shard.plan.plan import Options
+
+    clock = _Clock(progress=progress)
+    axes = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    _check_numbers(overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit)
+    where = _cluster(cluster)
+    limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
+    _check_pins(pins, axes)
+    options = Options(
+        batch=batch,
+        seq=seq,
+        dtype=dtype,
+        optimizer=optimizer,
+        forward_only=forward_only,
+        overlap=overlap,
+        memory_limit=limit,
+        objective=objective,
+        memory_weight=memory_weight,
+        pins=tuple(pins),
+        tied=tied,
+        gap=gap,
+        time_limit=time_limit,
+        work_limit=work_limit,
+        seed=seed,
+    )
+    with clock.stage("trace", "tracing the model"):
+        from solver_shard.source import program_of
+
+        program, source = program_of(model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only)
+    return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
+
+
+def plan_program(
+    program: Program,
+    *,
+    mesh: Mesh,
+    cluster: Cluster,
+    options: Options,
+    source: str = "",
+    command: str | None = None,
+    clock: _Clock | None = None,
+) -> Plan:
+    """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
+    from solver_shard.choice.decode import decode
+    from solver_shard.choice.lower import lower
+    from solver_shard.costs.memory import optimizer_state
+    from solver_shard.costs.model import CostModel
+    from solver_shard.pins import parse_pin, resolve_pins
+    from solver_shard.plan.plan import Plan
+    from solver_shard.rulebook.build import Rulebook
+    from solver_shard.rulebook.table import load_table
+
+    clock = clock or _Clock()
+    state = optimizer_state("none" if options.forward_only else options.optimizer)
+    pinned = resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh)
+    with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
+        rulebook = Rulebook(load_table())
+        costs = CostModel(mesh, cluster, overlap=options.overlap)
+        lowering = lower(
+            program,
+            rulebook,
+            costs,
+            optimizer_state=state,
+            pins={t: allowed.allows for t, allowed in pinned.items()},
+            limit=options.memory_limit,
+        )
+    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
+        solution, problem = _solve(lowering, options, clock)
+    with clock.stage("plan", "writing down the plan"):
+        if solution.assignment is None:
+            raise _infeasible(program, options, solution, ())
+        parts = decode(lowering, solution.assignment, costs, optimizer_state=state, limit=options.memory_limit)
+        if not solution.feasible:
+            raise _infeasible(program, options, solution, parts.memory.holders)
+    return Plan(
+        name=program.name,
+        mesh=mesh,
+        cluster=cluster,
+        options=options,
+        tensors=parts.tensors,
+        ops=parts.ops,
+        outputs=program.outputs,
+        gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
+        reshards=parts.reshards,
+        memory=parts.memory,
+        costs=parts.costs,
+        certificate=_certificate(solution, problem, clock),
+        provenance=_provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
+    )
+
+
+def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+    """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
+    import dataclasses
+
+    from solver_shard.choice.fold import expand, fold
+    from solver_shard.choice.structure import node_classes
+    from solver_shard.solve.engine import solve
+
+    folded = fold(lowering.graph, node_classes(lowering)) if options.tied else None
+    solution = solve(
+        folded.graph if folded else lowering.graph,
+        objective=options.objective,
+        memory_weight=options.memory_weight,
+        gap=options.gap,
+        time_limit=options.time_limit,
+        work_limit=options.work_limit,
+        seed=options.seed,
+        progress=clock.solver_event,
+    )
+    if folded and solution.assignment is not None:
+        solution = dataclasses.replace(solution, assignment=expand(folded, solution.assignment))
+    return solution, "tied" if folded else "free"
+
+
+def _infeasible(program: Program, options: Options, solution: Solution, holders: Sequence[Holder]) -> InfeasibleError:
+    """The error for a limit that cannot be kept, or was not within the time given."""
+    from solver_shard.solve.solution import Status
+
+    limit = format_bytes(options.memory_limit)
+    proven = solution.status is Status.INFEASIBLE
+    if solution.assignment is None:
+        return InfeasibleError(
+            f"no plan of {program.name} keeps the pins: {', '.join(map(repr, options.pins)) or 'none were given'}; drop or loosen one",
+            peak_bound=solution.peak_bound or None,
+        )
+    details = tuple(f"{holder.name}  {holder.category}  {format_bytes(holder.nbytes)}" for holder in holders[:8])
+    found = f"the smallest peak found is {format_bytes(solution.peak)}" if solution.peak is not None else "no peak was reached"
+    bound = (
+        f", and no {'tied ' if options.tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
+    )
+    hint = "give --memory at least the peak found, a larger mesh, or a smaller batch" + ("; --free may need less" if options.tied else "")
+    what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
+    return InfeasibleError(
+        f"{what} into {limit} per device: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
+        achieved_peak=solution.peak,
+        peak_bound=solution.peak_bound or None,
+        details=details,
+    )
+
+
+def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock) -> Certificate:
+    from solver_shard.plan.plan import Certificate
+
+    assert solution.objective is not None, "a feasible solution has an objective"
+    assert solution.bound is not None, "a feasible solution has a bound"
+    stages = {**clock.seconds, **{f"solve: {stage.name}": round(stage.seconds, 3) for stage in solution.stages}}
+    status = solution.status.value
+    assert status in ("optimal", "gap", "feasible")
+    return Certificate(
+        objective=solution.objective,
+        bound=solution.bound,
+        gap=solution.gap or 0.0,
+        status=status,  # type: ignore[arg-type]  # narrowed by the assertion above, which mypy does not follow for enums
+        problem=problem,
+        seed=solution.seed,
+        work=solution.work,
+        stages=stages,
+        versions=_versions("ortools", "numpy"),
+    )
+
+
+def _provenance(source: str, command: str) -> Provenance:
+    from solver_shard.plan.plan import Provenance
+
+    return Provenance(
+        tool=f"solver-shard {__version__}",
+        versions=_versions("torch", "transformers", "ortools", "numpy"),
+        command=command,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        source=source,
+    )
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
+    from solver_shard.costs.cluster import load_cluster
+
+    if isinstance(cluster, str | os.PathLike):
+        return load_cluster(os.fspath(cluster))
+    return cluster
+
+
+def _check_pins(pins: Sequence[str], mesh: Mesh) -> None:
+    """Read the pins before the model is traced, so that a slip shows at once."""
+    from solver_shard.pins import parse_pin
+
+    if isinstance(pins, str):
+        raise InputError(f"pins must be a list of texts, got one text {pins!r}; write [{pins!r}]")
+    for text in pins:
+        parse_pin(text, mesh)
+
+
+def _check_numbers(*, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None) -> None:
+    if not 0 <= overlap <= 1:
+        raise InputError(f"overlap {overlap} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
+    if objective not in ("time", "memory"):
+        raise InputError(f"objective {objective!r} is not known; legal: time, memory")
+    if memory_weight < 0 or memory_weight != int(memory_weight):
+        raise InputError(f"memory weight {memory_weight} is not legal; it is a whole number of nanoseconds per MiB of peak, at least 0")
+    if memory_weight and objective == "memory":
+        raise InputError("a memory weight only makes sense with the time objective; drop it, or use objective time")
+    if not 0 <= gap < 1:
+        raise InputError(f"gap {gap} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
+    if not time_limit > 0:
+        raise InputError(f"time limit {time_limit} is not legal; give seconds, more than 0")
+    if work_limit is not None and not work_limit > 0:
+        raise InputError(f"work limit {work_limit} is not legal; give a number of work units, more than 0")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Clock:
+    """Wall seconds by stage, and the progress lines."""
+
+    progress: Progress | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, line: str) -> Iterator[None]:
+        self.say(line)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def say(self, line: str) -> None:
+        if self.progress is not None:
+            self.progress(line)
+
+    def solver_event(self, event: Any) -> None:
+        """A line for a better plan or bound."""
+        if event.objective is not None and event.bound is not None and event.objective > 0:
+            gap = (event.objective - event.bound) / event.objective
+            self.say(f"solving: objective {event.objective:,}, bound {event.bound:,}, gap {gap:.2%} ({event.source})")

@@ -1,0 +1,36 @@
+"""The application object and what is common to all commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from solver_shard import __version__
+from solver_shard.cli import show, solve
+
+app = typer.Typer(
+    name="solver-shard",
+    help="Find the sharding of every tensor of a PyTorch model that makes one step fastest within a memory limit, with a proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"solver-shard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    pass
+
+
+app.command("solve")(solve.solve)
+app.command("show")(show.show)

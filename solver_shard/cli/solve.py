@@ -1,0 +1,112 @@
+"""``solver-shard solve``: a model in, a plan out."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solver_shard.cli.progress import progress_lines
+
+
+class Objective(enum.StrEnum):
+    """What to minimise."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+class Optimizer(enum.StrEnum):
+    """Which optimizer's state to count."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    NONE = "none"
+
+
+def solve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+    ] = None,
+    mesh: Annotated[
+        str, typer.Option(help="Axes, outermost first, the rightmost with the fastest links: dp=32,tp=8; a bare 8 is d0=8.")
+    ] = ...,  # type: ignore[assignment]  # typer's mark for a required option
+    batch: Annotated[int | None, typer.Option(min=1, help="Global batch of one step (presets and configs).", show_default=False)] = None,
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False)] = None,
+    cluster: Annotated[str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.")] = "h100",
+    memory: Annotated[
+        str | None, typer.Option(help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: the config's).", show_default=False)
+    ] = None,
+    optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes.", show_default=False
+        ),
+    ] = None,
+    free: Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).")] = False,
+    objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.")] = Objective.TIME,
+    memory_weight: Annotated[int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.")] = 0,
+    overlap: Annotated[float, typer.Option(help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.")] = 0.0,
+    gap: Annotated[float, typer.Option(help="Stop when (objective - bound) / objective is at most this.")] = 1e-4,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 60.0,
+    work_limit: Annotated[
+        float | None, typer.Option(help="Units of solver work; the same limit and seed give the same plan.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For the solver's random choices.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Find the fastest sharding of a model on a mesh within a memory limit, and prove how far from optimal it can be.
+
+    Exit codes: 0 ok, 1 error, 2 usage, 3 no plan fits the memory limit or the pins.
+    """
+    if (model is None) == (config is None):
+        raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists", param_hint="--output")
+    from solver_shard.api import optimize
+    from solver_shard.plan.io import plan_to_json, save_plan
+
+    with progress_lines(quiet) as progress:
+        plan = optimize(
+            str(config) if config is not None else str(model),
+            mesh=mesh,
+            cluster=cluster,
+            memory=memory,
+            batch=batch,
+            seq=seq,
+            dtype=dtype,
+            forward_only=forward_only,
+            optimizer=optimizer.value,
+            pins=tuple(pin or ()),
+            overlap=overlap,
+            objective="memory" if objective is Objective.MEMORY else "time",
+            memory_weight=memory_weight,
+            tied=not free,
+            gap=gap,
+            time_limit=time_limit,
+            work_limit=work_limit,
+            seed=seed,
+            command=shlex.join(["solver-shard", *sys.argv[1:]]),
+            progress=progress,
+        )
+        if output is not None:
+            save_plan(plan, output)
+    sys.stdout.write(plan_to_json(plan) if as_json else f"{plan}\n")

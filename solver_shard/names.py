@@ -1,0 +1,84 @@
+"""Names for people: globs, the closest names to one that does not exist, and one line for many numbered names.
+
+>>> fold_names(["layers.0.w", "layers.1.w", "layers.2.w", "head.w"])
+['layers.{0..2}.w', 'head.w']
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+Value = TypeVar("Value", bound=Hashable)
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[int]:
+    """Positions of the names that a glob matches."""
+    return [i for i, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def suggestion(pattern: str, names: Sequence[str]) -> str:
+    """Help for a pattern that matches nothing: the same with stars around it, or the closest names."""
+    for wider in (f"*{pattern}", f"{pattern}*", f"*{pattern}*"):
+        count = len(matching(wider, names))
+        if count:
+            return f"{wider!r} matches {count} of them"
+    plain = pattern.replace("*", "0")
+    close = difflib.get_close_matches(plain, names, n=3, cutoff=0.5) or difflib.get_close_matches(plain, names, n=3, cutoff=0.2)
+    return f"the closest names are {', '.join(close)}" if close else f"names look like {', '.join(names[:3])}"
+
+
+def template(name: str) -> str:
+    """The name with its number components replaced by ``#``: copies of a repeated layer share it."""
+    return _NUMBER.sub("#", name)
+
+
+def fold_names(names: Iterable[str]) -> list[str]:
+    """Names that differ only in numbers as one, in order of first appearance."""
+    return [folded for folded, _, _ in fold_items((name, 0) for name in names)]
+
+
+def fold_items(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, int]]:
+    """Fold (name, value) pairs of equal value whose names differ only in numbers: (folded name, value, how many)."""
+    groups: dict[tuple[str, Value], dict[tuple[int, ...], None]] = {}
+    for name, value in items:
+        numbers = tuple(int(found) for found in _NUMBER.findall(name))
+        groups.setdefault((template(name), value), {})[numbers] = None
+    folded = []
+    for (form, value), found in groups.items():
+        for block in _blocks(list(found)):
+            ranges = iter([_range(values) for values in block])
+            name = re.sub("#", lambda _, ranges=ranges: next(ranges), form) if block else form  # type: ignore[misc]
+            folded.append((name, value, math.prod(len(values) for values in block)))
+    return folded
+
+
+def _blocks(numbers: list[tuple[int, ...]]) -> list[list[list[int]]]:
+    """Cover tuples of numbers by full products of value lists."""
+    width = len(numbers[0])
+    columns = [sorted({row[i] for row in numbers}) for i in range(width)]
+    if width < 2 or math.prod(len(column) for column in columns) == len(numbers):
+        return [columns]
+    rest: dict[tuple[int, ...], list[int]] = {}
+    for row in numbers:
+        rest.setdefault(row[1:], []).append(row[0])
+    return [[sorted(first), *([value] for value in tail)] for tail, first in rest.items()]
+
+
+def _range(values: list[int]) -> str:
+    if len(values) == 1:
+        return str(values[0])
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]},{run[1]}" if len(run) == 2 else f"{run[0]}..{run[-1]}" for run in runs]
+    return "{" + ",".join(texts if len(texts) <= 6 else [*texts[:5], "...", texts[-1]]) + "}"

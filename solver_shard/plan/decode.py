@@ -1,0 +1,196 @@
+"""From an assignment of the choice graph to the parts of a plan: layouts, strategies, reshards with their steps, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.groups import OPTIMIZER, OUTPUT
+from solver_shard.choice.lower import Kind, Lowering, Node
+from solver_shard.choice.strategies import local_bytes
+from solver_shard.costs.memory import OptimizerState
+from solver_shard.costs.model import CostModel
+from solver_shard.costs.overlap import exposed
+from solver_shard.layout import Layout
+from solver_shard.plan.plan import CATEGORIES, Costs, Holder, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
+from solver_shard.program import Role
+from solver_shard.solve.solution import objective_value
+
+_HOLDERS = 12
+_STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The parts of a plan that an assignment decides."""
+
+    tensors: tuple[PlannedTensor, ...]
+    ops: tuple[PlannedOp, ...]
+    reshards: tuple[Reshard, ...]
+    memory: MemoryTimeline
+    costs: Costs
+
+
+def decode(
+    lowering: Lowering,
+    assignment: Sequence[int],
+    costs: CostModel,
+    optimizer_state: OptimizerState,
+    *,
+    limit: int,
+    objective: str = "time",
+    memory_weight: int = 0,
+) -> Decoded:
+    """Read layouts, strategies and reshards off an assignment of the free graph (bytes, nanoseconds)."""
+    reader = _Reader(lowering, assignment, costs, optimizer_state)
+    ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
+    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind is Kind.RESHARD)
+    memory = reader.memory(ops, limit)
+    compute = sum(op.nanoseconds for op in ops)
+    update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.SOURCE)
+    communication = sum(r.nanoseconds for r in reshards)
+    by_kind: dict[str, int] = {}
+    for step in (s for r in reshards for s in r.steps):
+        by_kind[step.kind] = by_kind.get(step.kind, 0) + step.nanoseconds
+    total = compute + update + communication
+    return Decoded(
+        tensors=tuple(reader.tensor(t) for t in range(len(lowering.program.tensors))),
+        ops=ops,
+        reshards=reshards,
+        memory=memory,
+        costs=Costs(
+            compute_ns=compute,
+            update_ns=update,
+            communication_ns=communication,
+            hidden_ns=sum(by_kind.values()) - communication,
+            total_ns=total,
+            objective=objective_value(objective, memory_weight, total, memory.peak),
+            by_kind_ns=dict(sorted(by_kind.items())),
+        ),
+    )
+
+
+class _Reader:
+    def __init__(self, lowering: Lowering, assignment: Sequence[int], costs: CostModel, state: OptimizerState) -> None:
+        self.lowering, self.assignment, self.costs, self.state = lowering, assignment, costs, state
+        self.program, self.graph = lowering.program, lowering.graph
+        self.mesh = costs.mesh
+        self.made = {t for op in self.program.ops for t in op.results}
+
+    def chosen(self, kind: Kind, item: int, group: int = 0) -> tuple[Node, int]:
+        v = self.lowering.index[kind, item, group]
+        return self.lowering.nodes[v], self.assignment[v]
+
+    def cost(self, node: Node) -> int:
+        v = self.lowering.index[node.kind, node.item, node.group]
+        return int(self.graph.node_costs(v)[self.assignment[v]])
+
+    def produced(self, t: int) -> Layout:
+        """The layout in which the producer leaves a tensor."""
+        node, choice = self.chosen(Kind.RESULT if t in self.made else Kind.SOURCE, t)
+        return node.layouts[choice]
+
+    def tensor(self, t: int) -> PlannedTensor:
+        tensor, layout = self.program.tensors[t], self.produced(t)
+        for k, group in enumerate(self.lowering.lives.groups.get(t, ())):
+            if group.purpose in (OPTIMIZER, OUTPUT):
+                node, choice = self.chosen(Kind.RESHARD, t, k)
+                layout = node.layouts[choice]
+        return PlannedTensor(
+            name=tensor.name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            role=tensor.role.value,  # type: ignore[arg-type]  # the enum's values are the literal's
+            layout=layout,
+            trainable=tensor.trainable,
+        )
+
+    def op(self, i: int) -> PlannedOp:
+        op, column = self.program.ops[i], self.lowering.strategies[i]
+        _, k = self.chosen(Kind.OP, i)
+        return PlannedOp(
+            name=op.name,
+            module=op.module,
+            phase=op.phase.value,
+            operands=op.operands,
+            results=op.results,
+            strategy=column.names(k),
+            operand_layouts=tuple(c.layouts[c.chosen[k]] for c in column.operands),
+            result_layouts=tuple(c.layouts[c.chosen[k]] for c in column.results),
+            nanoseconds=int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k]),
+            source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
+        )
+
+    def reshard(self, node: Node) -> Reshard:
+        t, group = node.item, self.lowering.lives.groups[node.item][node.group]
+        tensor = self.program.tensors[t]
+        v = self.lowering.index[node.kind, t, node.group]
+        choice = self.assignment[v]
+        source, layout, copy = self.produced(t), node.layouts[choice], choice >= node.aliases
+        base_stop = self.lowering.lives.base[t][1]
+        start = group.start if copy else min(base_stop, group.stop)
+        steps: tuple[Step, ...] = ()
+        if copy:
+            reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
+            path = self.costs.transitions(tensor.shape, tensor.dtype, reductions).path(source, layout)
+            steps = tuple(
+                Step(
+                    kind=s.kind,
+                    axes=tuple(self.mesh.names[a] for a in s.axes),
+                    nbytes=s.nbytes,
+                    nanoseconds=s.nanoseconds,
+                    before=s.before,
+                    after=s.after,
+                )
+                for s in path
+            )
+        full = sum(s.nanoseconds for s in steps)
+        hidden = tensor.role is Role.PARAMETER or group.purpose == OPTIMIZER
+        return Reshard(
+            tensor=t,
+            purpose=group.purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
+            family=group.family,
+            readers=group.readers,
+            source=source,
+            layout=layout,
+            copy=copy,
+            steps=steps,
+            nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
+            start=start,
+            stop=group.stop,
+            nbytes=local_bytes(tensor, layout, self.mesh.shape) if start < group.stop else 0,
+        )
+
+    def memory(self, ops: Sequence[PlannedOp], limit: int) -> MemoryTimeline:
+        end = self.lowering.lives.end
+        change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
+        held: list[tuple[int, int, int, str, str]] = []
+        for v, node in enumerate(self.lowering.nodes):
+            nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
+            if not nbytes:
+                continue
+            for part, category in self._parts(node, nbytes):
+                for start, stop in self.graph.node_intervals(v).tolist():
+                    if start < stop:
+                        change[category][start] += part
+                        change[category][stop] -= part
+                        held.append((start, stop, part, self.graph.names[v], category))
+        series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
+        total = np.sum([series[c] for c in CATEGORIES], axis=0)
+        peak = int(np.argmax(total))
+        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
+        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=[Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders])
+
+    def _parts(self, node: Node, nbytes: int) -> list[tuple[int, str]]:
+        t, tensor = node.item, self.program.tensors[node.item]
+        if node.kind is Kind.SOURCE:
+            own = local_bytes(tensor, self.produced(t), self.mesh.shape)
+            return [(own, _STORED[tensor.role]), (nbytes - own, "optimizer")]
+        gradient = tensor.role is Role.GRADIENT
+        if node.kind is Kind.RESHARD:
+            purpose = self.lowering.lives.groups[t][node.group].purpose
+            return [(nbytes, "gradients" if purpose == OPTIMIZER else "copies")]
+        return [(nbytes, "gradients" if gradient else "activations")]

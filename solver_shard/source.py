@@ -1,0 +1,83 @@
+"""From what the user calls a model to a Program: a preset, a config file, an entry point, a module, or a Program.
+
+>>> program, source = program_of("gpt2", batch=16, seq=1024)
+>>> source
+'gpt2, batch 16, seq 1024'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from solver_shard.errors import InputError
+from solver_shard.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+_ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z")
+
+
+def is_entry_point(text: str) -> bool:
+    """Whether the text has the form ``package.module:function``."""
+    return _ENTRY_POINT.match(text) is not None
+
+
+def program_of(
+    model: str | torch.nn.Module | Program,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    forward_only: bool = False,
+) -> tuple[Program, str]:
+    """Trace the model, unless it is a Program already; the second value says where it came from.
+
+    Raises:
+        InputError: the arguments do not fit together, or the model, file or entry point does not exist.
+        TraceError: the model cannot be traced.
+    """
+    if isinstance(model, Program):
+        _refuse("a Program", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
+        return model, f"program {model.name}"
+    if isinstance(model, str) and not is_entry_point(model):
+        _refuse("a preset or config", inputs=inputs, loss_fn=loss_fn)
+        if batch is None:
+            raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
+        from solver_shard.frontends import huggingface
+
+        module, inputs, name = huggingface.load(model, batch=batch, seq=seq, dtype=dtype)
+        source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), *([dtype] if dtype else [])])
+        return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
+    if isinstance(model, str):
+        _refuse("an entry point, which makes its own inputs,", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
+        from solver_shard.frontends import entry
+
+        module, inputs, loss_fn, name = entry.load(model)
+        return _trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), model
+    _refuse("a module, whose inputs say so,", batch=batch, seq=seq, dtype=dtype)
+    if inputs is None:
+        raise InputError(
+            f"example inputs for {type(model).__name__} are missing; give a tuple or a mapping of tensors with the global sizes of one step"
+        )
+    name = type(model).__name__
+    return _trace(
+        model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only
+    ), f"module {type(model).__module__}.{type(model).__qualname__}"
+
+
+def _trace(module: torch.nn.Module, inputs: Any, *, name: str, loss_fn: Callable[..., Any] | None, forward_only: bool) -> Program:
+    from solver_shard.frontends.torch import trace
+
+    program: Program = trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only)
+    return program
+
+
+def _refuse(what: str, **given: Any) -> None:
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise InputError(f"{', '.join(extra)} cannot be given with {what}; leave {'it' if len(extra) == 1 else 'them'} out")
