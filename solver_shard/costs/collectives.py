@@ -1,0 +1,140 @@
+"""How long a collective takes: latency and bandwidth per link level, ring or tree, hierarchical across levels.
+
+>>> from solver_shard.costs.cluster import load_cluster
+>>> from solver_shard.mesh import Mesh
+>>> times = Collectives(Mesh.parse("dp=32,tp=8"), load_cluster("h100"))
+>>> times.nanoseconds("all_reduce", (1,), 2**30)  # inside a node
+5252779
+>>> times.nanoseconds("all_reduce", (0,), 2**30)  # one device of each of 32 nodes
+46485151
+>>> times.spans((0, 1))  # both axes as one group: 8 devices inside each node, then 32 nodes with an eighth of the bytes
+(Span(peers=8, part=1), Span(peers=32, part=8))
+
+**Bytes** are those of one device: all_gather, the gathered output; reduce_scatter, the input; all_reduce, the buffer;
+all_to_all, the buffer that is exchanged.
+
+**One level.** n peers, B bytes, w bytes per second and direction, a nanoseconds per hop:
+
+    all_gather, reduce_scatter   ring    (n-1)·a + B·(n-1)/n / w          tree   log2(n)·a + B / w
+    all_reduce                   ring  2·(n-1)·a + 2·B·(n-1)/n / w        tree 2·log2(n)·a + 2·B / w
+    all_to_all                   direct  (n-1)·a + B·(n-1)/n / w          Bruck  log2(n)·(a + B/2 / w)
+
+log2 is rounded up, and the faster of the two counts. Rings and recursive doubling are those of Thakur, Rabenseifner and
+Gropp, "Optimization of Collective Communication Operations in MPICH" (IJHPCA 19(1), 2005); the tree all-reduce is the
+double binary tree of Sanders, Speck and Träff (Parallel Computing 35(12), 2009), which NCCL uses since 2.4; the
+logarithmic all-gather and reduce-scatter are NCCL's PAT (2.23). Trees pay B instead of B·(n-1)/n because their halves
+do not overlap perfectly. All-to-all in log2(n) rounds is Bruck et al. (IEEE TPDS 8(11), 1997).
+
+On a torus a level is a ring whose links carry both directions at once (that is the level's bandwidth): rings need
+n/2 hops, trees do not exist, and an all-to-all moves every byte n/4 hops on average, so it takes
+(n/2)·a + B·max((n-1)/n, n/4) / w ("How to Scale Your Model", Google DeepMind 2025, chapter 3: sharded matrices).
+
+**Several levels.** A group that spans blocks works level by level, all devices of a block in parallel, each on its own
+links and on its own part of the data: with k peers inside a block, reduce_scatter runs inside (B bytes), then across (B/k);
+all_gather in the reverse order; all_reduce is reduce_scatter inside, all_reduce across, all_gather inside; all_to_all
+runs inside and then across, on all B bytes. The phases do not overlap, which is an upper bound: NCCL pipelines them. The
+launch is paid once per collective.
+
+The result is rounded up to whole nanoseconds. It never decreases when bytes, latency or the launch grow or when a link
+gets slower. A group of one device takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.costs.cluster import Cluster, Level
+from solver_shard.errors import InternalError
+from solver_shard.mesh import Mesh
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a group of devices does at one link level.
+
+    Attributes:
+        peers: how many blocks of the level below (devices, at the innermost level) exchange data; 1 where none do.
+        part: devices of the group in each of these blocks; each carries 1/part of the data.
+    """
+
+    peers: int
+    part: int
+
+
+class Collectives:
+    """Times of collectives over mesh axes; one object per mesh and cluster."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
+        self.mesh, self.cluster = mesh, cluster
+        self._spans: dict[tuple[int, ...], tuple[Span, ...]] = {}
+
+    def nanoseconds(self, kind: str, axes: Sequence[int], nbytes: int) -> int:
+        """Time of one collective over the axes, flattened into one group; 0 when the group is one device."""
+        return int(self.times(kind, axes, np.array([nbytes], dtype=np.int64))[0])
+
+    def times(self, kind: str, axes: Sequence[int], nbytes: Ints) -> Ints:
+        """``nanoseconds`` for many sizes at once: int64, same shape as ``nbytes``."""
+        if kind not in KINDS:
+            raise InternalError(f"unknown collective {kind!r}; legal: {', '.join(KINDS)}")
+        active = [(span, level) for span, level in zip(self.spans(axes), self.cluster.levels, strict=True) if span.peers > 1]
+        if not active:
+            return np.zeros(nbytes.shape, dtype=np.int64)
+        total = np.full(nbytes.shape, self.cluster.launch_ns, dtype=np.float64)
+        size = nbytes.astype(np.float64)
+        for span, level in active:
+            part = 1 if kind == "all_to_all" else span.part
+            total += level_time(kind, span.peers, size / part, level)
+        return np.ceil(total).astype(np.int64)
+
+    def spans(self, axes: Sequence[int]) -> tuple[Span, ...]:
+        """The group's shape at every link level, innermost first; the worst group where blocks cut groups unevenly."""
+        key = tuple(sorted(set(axes)))
+        if key not in self._spans:
+            self._spans[key] = _spans(self.mesh, key, [level.size for level in self.cluster.levels])
+        return self._spans[key]
+
+
+def level_time(kind: str, peers: int, nbytes: Floats, level: Level) -> Floats:
+    """Nanoseconds of one phase inside one level, without the launch; the module's formulas."""
+    share, hops = (peers - 1) / peers, peers - 1
+    rounds = (peers - 1).bit_length()
+    latency, wire = level.latency_ns, nbytes * (1e9 / level.bandwidth)
+    if level.topology == "torus":
+        hops = peers // 2
+        if kind == "all_to_all":
+            return hops * latency + max(share, peers / 4) * wire
+        return (2.0 if kind == "all_reduce" else 1.0) * (hops * latency + share * wire)
+    if kind == "all_to_all":
+        return np.minimum(hops * latency + share * wire, rounds * (latency + wire / 2))
+    one_way = np.minimum(hops * latency + share * wire, rounds * latency + wire)
+    return 2.0 * one_way if kind == "all_reduce" else one_way
+
+
+def _spans(mesh: Mesh, axes: tuple[int, ...], blocks: Sequence[int | None]) -> tuple[Span, ...]:
+    """Count, for every group, the blocks it touches: regular meshes give the same numbers for every group."""
+    devices = np.arange(mesh.size, dtype=np.int64)
+    group = devices.copy()
+    for axis in axes:  # a group is named by its first device
+        stride = mesh.stride(axis)
+        group -= (devices // stride) % mesh.shape[axis] * stride
+    inner = devices  # blocks of the level below
+    spans = []
+    for size in blocks:
+        outer = np.zeros_like(devices) if size is None else devices // size
+        touched, members = np.unique(group * mesh.size + inner, return_counts=True)
+        # inner blocks nest in outer ones, so the first device of each (group, inner block) tells its outer block
+        first = np.zeros(len(touched), dtype=np.int64)
+        first[np.searchsorted(touched, group * mesh.size + inner)] = outer
+        peers = np.unique(touched // mesh.size * mesh.size + first, return_counts=True)[1]
+        spans.append(Span(int(peers.max()), int(members.min())))
+        inner = outer
+    return tuple(spans)

@@ -1,0 +1,29 @@
+"""How long an op computes: the roofline, the slower of the arithmetic units and the memory.
+
+>>> from solver_shard.costs.cluster import load_cluster
+>>> device = load_cluster("h100").device
+>>> roofline_ns(device, 2 * 8192**3, 3 * 2 * 8192**2, "bf16", matmul=True)  # a large matrix product: arithmetic
+array(1587560)
+>>> roofline_ns(device, 2**26, 3 * 2 * 2**26, "bf16", matmul=False)  # an addition: memory
+array(133550)
+
+Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009), with the peaks
+scaled by the cluster's efficiencies. Kernel launches are taken as hidden.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from solver_shard.costs.cluster import Device
+
+
+def roofline_ns(device: Device, flops: ArrayLike, nbytes: ArrayLike, dtype: str, *, matmul: bool) -> NDArray[np.int64]:
+    """Nanoseconds, rounded up, of ``flops`` operations on ``dtype`` operands that move ``nbytes`` bytes of device memory.
+
+    Arguments broadcast; the result is int64 of the common shape.
+    """
+    arithmetic = np.asarray(flops, dtype=np.float64) * (1e9 / device.flops(dtype, matmul))
+    memory = np.asarray(nbytes, dtype=np.float64) * (1e9 / device.memory_bandwidth)
+    return np.asarray(np.ceil(np.maximum(arithmetic, memory)), dtype=np.int64)

@@ -1,0 +1,256 @@
+"""What it costs to take a tensor from one layout to another: shortest paths over steps of one collective each.
+
+>>> from solver_shard.costs.cluster import load_cluster
+>>> from solver_shard.mesh import Mesh
+>>> collectives = Collectives(Mesh.parse("dp=4,tp=8"), load_cluster("h100"))
+>>> table = build_table((4096, 4096), 2, ("sum",), collectives)
+>>> for step in table.path(Layout.parse("P(sum)P(sum)"), Layout.parse("S(0)R")):
+...     print(step.kind, step.axes, step.before, "->", step.after, step.nbytes)
+reduce_scatter (0, 1) P(sum)P(sum) -> S(0)S(0) 33554432
+all_gather (1,) S(0)S(0) -> S(0)R 8388608
+
+**Steps.** One collective over a set of mesh axes, flattened to one group, on which ``before`` has one placement and
+``after`` another:
+
+    S(d) → R      all_gather           P(op) → R      all_reduce
+    S(d) → S(e)   all_to_all           P(op) → S(d)   reduce_scatter
+    R → S(d)      slice (local, free)
+
+All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P(sum), see
+``layouts.free_move``).
+
+**Order.** Where several axes cut one dim the left one is the major one. So a step may cut or join dim d along its axes
+only if no axis that is to the right of one of them, and not in the step itself, cuts d: otherwise rows would change hands.
+
+**Bytes** are those that the collective is called with, padded as torch pads uneven shards: the step's group size times
+the largest piece that one device sends to another (all_reduce: the local buffer).
+
+**Costs.** Each step is rounded up to whole nanoseconds first; the table then holds exact shortest paths (Floyd 1962,
+Warshall 1962) and obeys the triangle inequality exactly. Among paths of equal cost the one with the fewest steps is
+taken, then the one through the earliest layouts of the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
+from solver_shard.errors import InputError, InternalError
+from solver_shard.layout import Layout, R
+
+Ints = NDArray[np.int64]
+
+MAX_LAYOUTS = 3000
+"""Tables grow with the square and their time with the cube: 1,000 layouts take some seconds."""
+
+_STEP = 64
+"""Costs are multiplied by this and each step adds one, so that fewer steps win among equal costs."""
+_FAR = np.int64(2**61)
+"""No path; twice it still fits 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One collective of a transition (or a free local slice).
+
+    Attributes:
+        kind: all_gather, reduce_scatter, all_reduce, all_to_all or slice.
+        axes: mesh axes, flattened to one group in this order.
+        nbytes: bytes of one device that the collective is called with, see ``collectives``; 0 for a slice.
+        before, after: layouts around the step.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    nbytes: int
+    nanoseconds: int
+    before: Layout
+    after: Layout
+
+
+class TransitionTable:
+    """All transitions of tensors of one shape and element size.
+
+    Attributes:
+        layouts: n legal layouts, in the order of ``legal_layouts``.
+        index: position of a layout in ``layouts``.
+        costs: int64[n, n], nanoseconds from row to column; ``FORBIDDEN`` where there is no path; 0 on the diagonal.
+        bytes: int64[n], what the fullest device holds.
+    """
+
+    __slots__ = ("_ranked", "_steps", "bytes", "codes", "costs", "index", "layouts")
+
+    def __init__(self, layouts: tuple[Layout, ...], codes: Ints, nbytes: Ints, steps: _Steps) -> None:
+        self.layouts = layouts
+        self.index = {layout: i for i, layout in enumerate(layouts)}
+        self.codes = codes
+        self.bytes = nbytes
+        self._steps = steps
+        self._ranked = _shortest(len(layouts), steps)
+        self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
+
+    def costs_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
+        """Nanoseconds from each source to each destination: int64[len(srcs), len(dsts)]."""
+        rows, columns = self.positions(srcs), self.positions(dsts)
+        return np.asarray(self.costs[rows[:, None], columns[None, :]])
+
+    def positions(self, layouts: Sequence[Layout]) -> Ints:
+        """Positions of the layouts in this table; InternalError for one that is not legal here."""
+        try:
+            return np.fromiter((self.index[layout] for layout in layouts), dtype=np.int64, count=len(layouts))
+        except KeyError as error:
+            raise InternalError(f"layout {error.args[0]} is not among the {len(self.layouts)} legal ones of this tensor") from None
+
+    def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
+        """The steps of the cheapest way, () when equal; InternalError where there is none."""
+        at, goal = self.positions((src, dst))
+        if self._ranked[at, goal] >= _FAR:
+            raise InternalError(f"there is no transition from {src} to {dst}")
+        path = []
+        while at != goal:
+            first, last = self._steps.rows[at], self._steps.rows[at + 1]
+            onward = self._steps.weights[first:last] + self._ranked[self._steps.after[first:last], goal]
+            # the steps of a row are sorted by destination: the first hit is the earliest layout
+            step = first + int(np.flatnonzero(onward == self._ranked[at, goal])[0])
+            to = int(self._steps.after[step])
+            path.append(
+                Step(
+                    kind=_KINDS[self._steps.kinds[step]],
+                    axes=self._steps.axis_sets[self._steps.sets[step]],
+                    nbytes=int(self._steps.nbytes[step]),
+                    nanoseconds=int(self._steps.weights[step] // _STEP),
+                    before=self.layouts[at],
+                    after=self.layouts[to],
+                )
+            )
+            at = to
+        return tuple(path)
+
+
+def build_table(shape: Sequence[int], itemsize: int, reductions: Sequence[str], collectives: Collectives) -> TransitionTable:
+    """The transition table of a tensor with this global shape and this many bytes per element.
+
+    Raises:
+        InputError: the mesh has so many axes that the tensor has more than ``MAX_LAYOUTS`` layouts.
+    """
+    mesh_shape = collectives.mesh.shape
+    layouts = legal_layouts(shape, mesh_shape, reductions)
+    if len(layouts) > MAX_LAYOUTS:
+        raise InputError(
+            f"a tensor of shape {tuple(shape)} has {len(layouts)} layouts on mesh {collectives.mesh}; "
+            f"at most {MAX_LAYOUTS} are supported; use fewer mesh axes"
+        )
+    codes = codes_of(layouts)
+    sizes = local_sizes(shape, mesh_shape, codes)
+    steps = _find_steps(codes, sizes, itemsize, collectives)
+    return TransitionTable(layouts, codes, sizes.prod(axis=1) * itemsize, steps)
+
+
+_KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """E steps sorted by (before, after), at most one for each pair.
+
+    rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; after, kinds, sets, nbytes, weights: int64[E].
+    """
+
+    axis_sets: tuple[tuple[int, ...], ...]
+    rows: Ints
+    before: Ints
+    after: Ints
+    kinds: Ints
+    sets: Ints
+    nbytes: Ints
+    weights: Ints
+
+
+def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives) -> _Steps:
+    """All one-collective steps between the layouts, with bytes and weights (cost times _STEP plus one)."""
+    mesh_shape = collectives.mesh.shape
+    count, dims = sizes.shape
+    live = [axis for axis, size in enumerate(mesh_shape) if size > 1]
+    axis_sets = tuple(itertools.chain.from_iterable(itertools.combinations(live, k) for k in range(1, len(live) + 1)))
+    # Layouts as one number each; shifting a placement on some axes is then an addition.
+    low = int(codes.min(initial=0))
+    base = dims - low + 1
+    radix = np.array([base ** (len(mesh_shape) - 1 - a) for a in range(len(mesh_shape))], dtype=np.int64)
+    keys = (codes - low) @ radix
+    order = np.argsort(keys)
+    ordered = keys[order]
+    found = []
+    numel = sizes.prod(axis=1)
+    for number, axes in enumerate(axis_sets):
+        columns = codes[:, axes]
+        uniform = np.flatnonzero((columns == columns[:, :1]).all(axis=1))
+        fixed = ordered_cuts(codes, axes, dims)
+        shift = int(radix[list(axes)].sum())
+        group = int(np.prod([mesh_shape[a] for a in axes]))
+        own = columns[uniform, 0]
+        for target in range(-1, dims):
+            before = uniform[own != target]
+            was = codes[before, axes[0]]
+            # dims that the step cuts or joins must not be cut by an axis to the right
+            if target >= 0:
+                before, was = before[~fixed[before, target]], was[~fixed[before, target]]
+            joined = was >= 0
+            blocked = np.zeros(len(before), dtype=np.bool_)
+            blocked[joined] = fixed[before[joined], was[joined]]
+            before, was = before[~blocked], was[~blocked]
+            wanted = keys[before] + (target - was) * shift
+            where = np.minimum(np.searchsorted(ordered, wanted), count - 1)
+            legal = ordered[where] == wanted
+            before, was, after = before[legal], was[legal], order[where[legal]]
+            if target == R:
+                kinds = np.where(was >= 0, 1, 3)
+                elements = np.where(was >= 0, group * numel[before], numel[before])
+            else:
+                kinds = np.where(was >= 0, 4, np.where(was == R, 0, 2))
+                # the piece that one device sends: cut along the old and the new dim
+                piece = numel[before] // np.maximum(sizes[before, target], 1) * sizes[after, target]
+                elements = np.where(was == R, 0, group * piece)
+            found.append((before, after, kinds, np.full(len(before), number, dtype=np.int64), elements * itemsize))
+    if not found:
+        empty = np.empty(0, dtype=np.int64)
+        found = [(empty, empty, empty, empty, empty)]
+    before, after, kinds, sets, nbytes = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
+    weights = np.ones(len(before), dtype=np.int64)
+    for number, axes in enumerate(axis_sets):
+        for kind in range(1, len(_KINDS)):
+            mine = np.flatnonzero((sets == number) & (kinds == kind))
+            weights[mine] += collectives.times(_KINDS[kind], axes, nbytes[mine]) * _STEP
+    arrange = np.lexsort((after, before))
+    before, after, kinds, sets, nbytes, weights = (x[arrange] for x in (before, after, kinds, sets, nbytes, weights))
+    rows = np.searchsorted(before, np.arange(count + 1))
+    return _Steps(axis_sets=axis_sets, rows=rows, before=before, after=after, kinds=kinds, sets=sets, nbytes=nbytes, weights=weights)
+
+
+def ordered_cuts(codes: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
+    """Per layout and dim: whether an axis right of the first of ``axes``, but not one of them, cuts the dim."""
+    fixed = np.zeros((len(codes), dims), dtype=np.bool_)
+    for right in range(axes[0] + 1, codes.shape[1]):
+        if right not in axes:
+            for dim in range(dims):
+                fixed[:, dim] |= codes[:, right] == dim
+    return fixed
+
+
+def _shortest(count: int, steps: _Steps) -> Ints:
+    """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout."""
+    ranked = np.full((count, count), _FAR, dtype=np.int64)
+    ranked[steps.before, steps.after] = steps.weights
+    np.fill_diagonal(ranked, 0)
+    through = np.empty_like(ranked)
+    for middle in range(count):
+        np.add(ranked[:, middle, None], ranked[None, middle, :], out=through)
+        np.minimum(ranked, through, out=ranked)
+    np.minimum(ranked, _FAR, out=ranked)
+    return ranked
