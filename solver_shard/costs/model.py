@@ -11,7 +11,6 @@ array([33554432,  4194304])
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,7 +61,7 @@ class CostModel:
         """Legal layouts of a tensor, replicated first (cached); see ``legal_layouts``."""
         key = (tuple(shape), tuple(reductions))
         if key not in self._layouts:
-            self._layouts[key] = legal_layouts(*key[:1], self.mesh.shape, key[1])
+            self._layouts[key] = legal_layouts(key[0], self.mesh.shape, key[1])
         return self._layouts[key]
 
     def transitions(self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",)) -> TransitionTable:
@@ -75,7 +74,3 @@ class CostModel:
     def local_bytes(self, shape: Sequence[int], dtype: str, layouts: Sequence[Layout]) -> Ints:
         """Bytes that the fullest device holds, per layout: int64[len(layouts)]."""
         return local_numels(shape, self.mesh.shape, layouts) * DTYPE_BYTES[dtype]
-
-    def exposed_ns(self, nanoseconds: int) -> int:
-        """What stays on the clock of a transition that may overlap with compute: (1 - overlap) of it, rounded up."""
-        return math.ceil(nanoseconds * (1.0 - self.overlap))
