@@ -69,6 +69,7 @@ class Rule:
         matmul: the flops run on the matrix units.
         view: results share operand 0's storage: no bytes, no time.
         reads: per operand, whether its bytes are read (False: only its shape or dtype is used).
+        alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
         source: ``table`` (row in rules/), ``family``, or ``fallback`` (no rule: everything replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
     """
@@ -81,6 +82,7 @@ class Rule:
     matmul: bool = False
     view: bool = False
     reads: tuple[bool, ...] = field(default=())
+    alike: tuple[int, ...] = ()
     source: str = "table"
     family: str = ""
 
@@ -99,8 +101,8 @@ class Rule:
                 continue
             ins = tuple(p for p in places[: len(operands)] if p is not None)
             outs = []
-            for place in places[len(operands) :]:
-                if place == R:
+            for position, place in enumerate(places[len(operands) :]):
+                if place == R and position not in self.alike:
                     if factor.reduction is None:
                         break
                     place = P(factor.reduction)

@@ -1,0 +1,71 @@
+"""From an op and its tensors to its rule.
+
+>>> from solver_shard.program import Op, Ref, Tensor
+>>> op = Op(name="aten.mul.Tensor", operands=(0, 1), results=(2,), attributes={"self": Ref(0), "other": Ref(1)})
+>>> x = Tensor(name="x", shape=(8, 4), dtype="f32")
+>>> rule = build_rule(op, [x, x], [x], load_table())
+>>> [s.name for s in rule.strategies() if "avg" not in s.name]
+['R', 'a', 'b', 'P(sum):0', 'P(sum):1']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from solver_shard.program import Op, Program, Tensor
+from solver_shard.rulebook.draft import Call, Draft
+from solver_shard.rulebook.rule import Rule
+from solver_shard.rulebook.table import RuleTable, load_table
+
+FALLBACK = "fallback"
+"""``Rule.source`` and ``Rule.family`` of ops without a row."""
+
+
+def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable) -> Rule:
+    """The rule of one op instance; an op without a row is replicated. RuleError where row and op disagree."""
+    call = Call.of(op, operands, results)
+    row = table.get(op.name)
+    if row is None:
+        return Draft(call).rule(family=FALLBACK, source=FALLBACK)
+    return table.family(row).build(call, row).rule(family=row.family, source="table")
+
+
+class Rulebook:
+    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once."""
+
+    def __init__(self, table: RuleTable | None = None) -> None:
+        self.table = load_table() if table is None else table
+        self._rules: dict[Hashable, Rule] = {}
+
+    def rule(self, program: Program, op_position: int) -> Rule:
+        """The rule of the op at this position; RuleError where its row disagrees with it."""
+        op = program.ops[op_position]
+        tensors = program.tensors
+        key = signature(op, tensors)
+        found = self._rules.get(key)
+        if found is None:
+            operands = [tensors[t] for t in op.operands]
+            found = self._rules[key] = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
+        return found
+
+    def fallbacks(self, program: Program) -> Mapping[str, tuple[int, ...]]:
+        """Ops without a row: name to their positions in the program."""
+        found: dict[str, tuple[int, ...]] = {}
+        for i, op in enumerate(program.ops):
+            if op.name not in self.table:
+                found[op.name] = (*found.get(op.name, ()), i)
+        return found
+
+
+def signature(op: Op, tensors: Sequence[Tensor]) -> Hashable:
+    """What a rule depends on: name, shapes, dtypes, arguments."""
+    shapes = tuple((tensors[t].shape, tensors[t].dtype) for t in op.operands)
+    made = tuple((tensors[t].shape, tensors[t].dtype) for t in op.results)
+    return op.name, shapes, made, tuple((name, _frozen(value)) for name, value in op.attributes.items())
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    return value if isinstance(value, Hashable) else repr(value)

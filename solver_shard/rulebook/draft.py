@@ -1,0 +1,264 @@
+"""What a rule family works with: the call it describes and the draft of a rule it fills in.
+
+A family names the factors of a call, says which factors every dim of every tensor holds, and which tensors may be
+partial together. Tensors are spoken of by the argument names of the op's schema, so that families and rows read like it:
+
+    sheet = Draft(call)
+    rows, columns = sheet.factor("rows", 8), sheet.factor("columns", 4, cut=False)
+    sheet.put("self", [rows, columns])
+    sheet.result(0, [rows, columns])
+    sheet.linear(("self",), ("sum", "avg"))
+    rule = sheet.rule(family="softmax", source="table")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import REDUCTIONS
+from solver_shard.program import Op, Tensor, refs
+from solver_shard.rulebook.rule import Dims, Factor, Linear, Rule
+
+Held = tuple[int, ...]
+"""Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
+
+FLOATING = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "c64", "c128"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op with the tensors it reads and makes.
+
+    Attributes:
+        slots: the operand position of every tensor argument, in the order of the attributes; an operand read by two
+            arguments (``x * x``) has two slots.
+        names: argument name to the slots it fills: one, several for a list of tensors, none where no tensor was given.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    slots: tuple[int, ...]
+    names: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Call:
+        """The call of an op; RuleError when the attributes name an operand that is not there."""
+        slots: list[int] = []
+        names: dict[str, tuple[int, ...]] = {}
+        for name, value in op.attributes.items():
+            here = [ref.operand for ref in refs(value)]
+            names[name] = tuple(range(len(slots), len(slots) + len(here)))
+            slots.extend(here)
+        if any(not 0 <= slot < len(operands) for slot in slots):
+            raise RuleError(f"{op.name}: its arguments refer to operands {sorted(set(slots))}, but it was given {len(operands)} operands")
+        return cls(
+            name=op.name, attributes=op.attributes, operands=tuple(operands), results=tuple(results), slots=tuple(slots), names=names
+        )
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The argument's value, or the default where it is absent or None."""
+        value = self.attributes.get(name)
+        return default if value is None else value
+
+    def slot(self, name: str) -> int | None:
+        """The slot of a tensor argument; None where it is absent, None or a number."""
+        found = self.names.get(name, ())
+        return found[0] if found else None
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor passed as this argument; RuleError when there is none."""
+        slot = self.slot(name)
+        if slot is None:
+            raise RuleError(
+                f"{self.name}: its rule needs a tensor argument {name!r}; the call has {', '.join(self.names) or 'no arguments'}"
+            )
+        return self.at(slot)
+
+    def at(self, slot: int) -> Tensor:
+        """The tensor in a slot."""
+        return self.operands[self.slots[slot]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor argument."""
+        return self.tensor(name).shape
+
+    def dims(self, name: str, rank: int) -> tuple[int, ...]:
+        """The dims that an argument names, counted from the front; all dims where it is absent, None or empty."""
+        value = self.attributes.get(name)
+        if value is None or (isinstance(value, tuple | list) and not value):
+            return tuple(range(rank))
+        return tuple(self.dim(d, rank) for d in (value if isinstance(value, tuple | list) else (value,)))
+
+    def dim(self, value: int, rank: int) -> int:
+        """One dim counted from the front; RuleError when the tensor has no such dim."""
+        if not -max(rank, 1) <= value < max(rank, 1):
+            raise RuleError(f"{self.name}: dim {value} does not exist in a tensor of {rank} dims")
+        return value % max(rank, 1)
+
+    def present(self, mask: str, count: int) -> tuple[int | None, ...]:
+        """Result positions of ``count`` optional results that a bool list switches on; None for one that is not made.
+
+        Programs may leave results out that are switched off, or keep all of them.
+        """
+        chosen = tuple(bool(m) for m in self.attribute(mask, (True,) * count))
+        if len(self.results) == count:
+            return tuple(range(count))
+        if len(self.results) != sum(chosen):
+            raise RuleError(f"{self.name}: {mask}={chosen} makes {sum(chosen)} results, the call has {len(self.results)}")
+        positions = iter(range(count))
+        return tuple(next(positions) if made else None for made in chosen)
+
+
+class Draft:
+    """A rule being filled in; every tensor that is left out stays whole."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.factors: list[Factor] = []
+        self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
+        self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
+        self.sets: list[tuple[frozenset[int], tuple[str, ...]]] = []
+        self.unread: set[int] = set()
+        self.alike: list[int] = []
+        self.flops = 0
+        self.matmul = False
+        self.view = False
+
+    def factor(self, name: str, size: int, *, even: bool = False, cut: bool = True, reduction: str | None = None) -> Held:
+        """A new factor as a dim holds it; nothing for sizes below 2, which no axis can cut."""
+        if size < 2:
+            return ()
+        self.factors.append(Factor(name=name, size=size, even=even, cut=cut, reduction=reduction))
+        return (len(self.factors) - 1,)
+
+    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), even: bool = False) -> list[Held]:
+        """One new factor per dim, named a, b, c, ...; dims in ``whole`` are not cut."""
+        kept = set(whole)
+        return [self.factor(self.letter(), size, even=even, cut=d not in kept) for d, size in enumerate(shape)]
+
+    def letter(self) -> str:
+        """The next unused factor name: a to z, then a1, b1, ..."""
+        round_, index = divmod(len(self.factors), 26)
+        return chr(ord("a") + index) + (str(round_) if round_ else "")
+
+    def whole(self, shape: Sequence[int]) -> list[Held]:
+        """New factors that no axis cuts, one per dim."""
+        return self.letters(shape, whole=range(len(shape)))
+
+    def put(self, argument: str, dims: Sequence[Held]) -> None:
+        """Say what the dims of a tensor argument hold; nothing happens where no tensor was passed."""
+        for slot in self.call.names.get(argument, ()):
+            self.put_slot(slot, dims)
+
+    def put_slot(self, slot: int, dims: Sequence[Held]) -> None:
+        """The same for one slot."""
+        self.slots[slot] = tuple(dims)
+
+    def result(self, index: int | None, dims: Sequence[Held]) -> None:
+        """Say what the dims of a result hold; nothing happens for a result that is not made."""
+        if index is not None:
+            self.results[index] = tuple(dims)
+
+    def restrict(self, held: Held, *, cut: bool | None = None, even: bool | None = None, reduction: str | None = None) -> None:
+        """Change what is known of factors made earlier."""
+        for index in held:
+            factor = self.factors[index]
+            self.factors[index] = replace(
+                factor,
+                cut=factor.cut if cut is None else cut,
+                even=factor.even if even is None else even,
+                reduction=factor.reduction if reduction is None else reduction,
+            )
+
+    def linear(self, arguments: Iterable[str], reductions: Iterable[str]) -> None:
+        """Tensor arguments that may be partial together; dropped when one of them is not a tensor here."""
+        slots = [self.call.names.get(name, ()) for name in arguments]
+        if slots and all(slots):
+            self.linear_slots((s for found in slots for s in found), reductions)
+
+    def linear_slots(self, slots: Iterable[int], reductions: Iterable[str]) -> None:
+        """The same for slots. Sums of booleans and averages of integers are left out: they mean something else."""
+        chosen = frozenset(slots)
+        dtypes = {self.call.at(slot).dtype for slot in chosen} | {result.dtype for result in self.call.results}
+        kept = tuple(r for r in reductions if (r != "avg" or dtypes <= FLOATING) and (r != "sum" or self._sums(chosen)))
+        if chosen and kept:
+            self.sets.append((chosen, kept))
+
+    def _sums(self, slots: frozenset[int]) -> bool:
+        return all(self.call.at(slot).dtype != "bool" for slot in slots)
+
+    def ignore(self, argument: str) -> None:
+        """The argument's bytes are not read: only its shape or dtype matters."""
+        self.unread.update(self.call.names.get(argument, ()))
+
+    def rule(self, *, family: str, source: str) -> Rule:
+        """The finished rule, checked against the tensors; RuleError says where they disagree."""
+        slots = [dims if dims is not None else tuple(self.whole(self.call.at(i).shape)) for i, dims in enumerate(self.slots)]
+        results = [dims if dims is not None else tuple(self.whole(self.call.results[i].shape)) for i, dims in enumerate(self.results)]
+        for i, dims in enumerate(slots):
+            self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
+        for i, dims in enumerate(results):
+            self._check(dims, self.call.results[i], f"result {i}", family)
+        operands = self._merge(slots)
+        return Rule(
+            factors=tuple(self.factors),
+            operands=operands,
+            results=tuple(results),
+            linear=self._linear(),
+            flops=self.flops,
+            matmul=self.matmul,
+            view=self.view,
+            reads=tuple(
+                any(slot not in self.unread for slot, held in enumerate(self.call.slots) if held == operand)
+                for operand in range(len(self.call.operands))
+            ),
+            alike=tuple(self.alike),
+            source=source,
+            family=family,
+        )
+
+    def _check(self, dims: Dims | tuple[Held, ...], tensor: Tensor, where: str, family: str) -> None:
+        call = self.call
+        if len(dims) != len(tensor.shape):
+            raise RuleError(
+                f"{call.name}: its rule (family {family!r}) gives {where} {len(dims)} dims, the tensor has shape {tensor.shape}; "
+                "correct the row in the rules file, or remove it so that the op is replicated"
+            )
+        for d, held in enumerate(dims):
+            units = math.prod(self.factors[f].size for f in held)
+            size = tensor.shape[d]
+            exact = all(self.factors[f].even or not self.factors[f].cut for f in held[:1])
+            if (held and (size % units or (units != size and not exact))) or (not held and size > 1):
+                names = " ".join(f"{self.factors[f].name}={self.factors[f].size}" for f in held) or "nothing"
+                raise RuleError(
+                    f"{call.name}: its rule (family {family!r}) puts {names} in dim {d} of {where}, which has size {size}; "
+                    "the sizes do not fit: correct the row in the rules file, or remove it so that the op is replicated"
+                )
+
+    def _merge(self, slots: Sequence[tuple[Held, ...]]) -> tuple[Dims, ...]:
+        """Dims per operand; where one operand is read in two ways, the factors that differ are not cut."""
+        merged: dict[int, tuple[Held, ...]] = {}
+        for slot, dims in enumerate(slots):
+            operand = self.call.slots[slot]
+            known = merged.setdefault(operand, dims)
+            for held, other in zip(known, dims, strict=True):
+                if held != other:
+                    self.restrict((*held, *other), cut=False)
+        missing = [i for i in range(len(self.call.operands)) if i not in merged]
+        if missing:
+            raise RuleError(f"{self.call.name}: no argument refers to operands {missing}")
+        return tuple(merged[i] for i in range(len(self.call.operands)))
+
+    def _linear(self) -> tuple[Linear, ...]:
+        found = []
+        for slots, reductions in self.sets:
+            operands = {self.call.slots[slot] for slot in slots}
+            if all((slot in slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
+                found.append(Linear(operands=tuple(sorted(operands)), reductions=tuple(r for r in REDUCTIONS if r in reductions)))
+        return tuple(dict.fromkeys(found))

@@ -1,0 +1,149 @@
+"""Scaled dot-product attention, forward and backward: one family for all variants.
+
+``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
+one key-value head (``h`` is a multiple of ``kv``). Sequence and head dims stay whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solver_shard.errors import RuleError
+from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.table import Family, Row
+
+_MASKS = ("attn_mask", "attn_bias")
+_GRADIENTS = ("grad_out", "grad_out_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Factors of one call."""
+
+    batch: Held
+    heads: Held
+    query: Held
+    keys: Held
+    width: Held
+    value: Held
+
+
+def sdpa(call: Call, row: Row) -> Draft:
+    """Output ``[b, h, q, e]``, log-sum-exp ``[b, h, ...]``; seeds and placeholders are alike on every device."""
+    del row
+    draft = Draft(call)
+    parts = _parts(draft)
+    _operands(draft, parts)
+    for index, result in enumerate(call.results):
+        _result(draft, parts, index, result.shape)
+    draft.flops = _flops(call)
+    draft.matmul = True
+    return draft
+
+
+def sdpa_backward(call: Call, row: Row) -> Draft:
+    """Gradients of query, key, value (and mask, summed where it was broadcast); linear in the incoming gradient."""
+    del row
+    draft = Draft(call)
+    made = call.present("grad_input_mask", 4) if "grad_input_mask" in call.attributes else tuple(range(len(call.results)))
+    parts = _parts(draft)
+    _operands(draft, parts)
+    for name in _GRADIENTS:
+        draft.put(name, [parts.batch, parts.heads, parts.query, parts.value])
+    draft.put("out", [parts.batch, parts.heads, parts.query, parts.value])
+    for index, argument in zip(made, ("query", "key", "value"), strict=False):
+        slot = call.slot(argument)
+        if slot is not None:
+            draft.result(index, draft.slots[slot] or ())
+    if len(made) > 3 and made[3] is not None:
+        mask = next((name for name in _MASKS if call.slot(name) is not None), None)
+        shape = call.results[made[3]].shape
+        if mask is not None and shape == call.shape(mask):
+            draft.result(made[3], _mask(draft, parts, shape))
+            draft.restrict((*parts.batch, *parts.heads), reduction="sum")
+        else:
+            draft.alike.append(made[3])
+    for name in _GRADIENTS:
+        draft.linear((name,), ("sum", "avg"))
+    draft.flops = 5 * _flops(call) // 2
+    draft.matmul = True
+    return draft
+
+
+def _parts(draft: Draft) -> _Parts:
+    call = draft.call
+    query, key, value = call.shape("query"), call.shape("key"), call.shape("value")
+    if not len(query) == len(key) == len(value) == 4 or query[1] % max(key[1], 1) or key[1] != value[1]:
+        raise RuleError(
+            f"{call.name}: its rule expects query [b, h, q, d], key [b, kv, s, d], value [b, kv, s, e] with h a multiple of kv, "
+            f"got {query}, {key}, {value}"
+        )
+    dropped = bool(call.attribute("dropout_p", 0.0))
+    del dropped
+    return _Parts(
+        batch=draft.factor("batch", query[0]),
+        heads=draft.factor("heads", key[1], even=True),
+        query=draft.factor("query", query[2], cut=False),
+        keys=draft.factor("keys", key[2], cut=False),
+        width=draft.factor("width", query[3], cut=False),
+        value=draft.factor("value", value[3], cut=False),
+    )
+
+
+def _operands(draft: Draft, parts: _Parts) -> None:
+    call = draft.call
+    draft.put(
+        "query",
+        [parts.batch, parts.heads, parts.query, parts.width] if parts.heads or call.shape("query")[1] == 1 else _one_group(draft, parts),
+    )
+    draft.put("key", [parts.batch, parts.heads, parts.keys, parts.width])
+    draft.put("value", [parts.batch, parts.heads, parts.keys, parts.value])
+    for name in _MASKS:
+        if call.slot(name) is not None:
+            draft.put(name, _mask(draft, parts, call.shape(name)))
+    for name in ("logsumexp", "log_sumexp"):
+        if call.slot(name) is not None:
+            draft.put(name, _statistics(draft, parts, call.shape(name)))
+
+
+def _one_group(draft: Draft, parts: _Parts) -> list[Held]:
+    """Many query heads on one key-value head: nothing to cut."""
+    return [parts.batch, draft.factor("queries", draft.call.shape("query")[1], cut=False), parts.query, parts.width]
+
+
+def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+    """A mask broadcast to ``[b, h, q, s]``."""
+    batch, heads, _, _ = draft.call.shape("query")
+    leads = {-4: (batch, parts.batch), -3: (heads, parts.heads)}
+    held: list[Held] = []
+    for d, size in enumerate(shape, start=-len(shape)):
+        full, factor = leads.get(d, (0, ()))
+        held.append(factor if size == full and factor else draft.factor(f"mask{-d}", size, cut=False))
+    return held
+
+
+def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+    """``[b, h, ...]`` per query; dims that are padded stay whole."""
+    if len(shape) < 2 or shape[:2] != draft.call.shape("query")[:2]:
+        return draft.whole(shape)
+    heads = parts.heads or draft.factor("queries", shape[1], cut=False)
+    return [parts.batch, heads, *draft.whole(shape[2:])]
+
+
+def _result(draft: Draft, parts: _Parts, index: int, shape: tuple[int, ...]) -> None:
+    lead = draft.call.shape("query")[:2]
+    if len(shape) >= 3 and shape[:2] == lead:
+        draft.result(index, _statistics(draft, parts, shape))
+    else:
+        draft.alike.append(index)
+
+
+def _flops(call: Call) -> int:
+    """Two matrix products of ``2 b h q s d`` each, half of them when causal."""
+    batch, heads, query, width = call.shape("query")
+    keys, value = call.shape("value")[2:]
+    total = 2 * batch * heads * query * keys * (width + value)
+    return total // 2 if call.attribute("is_causal", False) else total
+
+
+FAMILIES = (Family(name="sdpa", build=sdpa, keys={}), Family(name="sdpa_backward", build=sdpa_backward, keys={}))

@@ -1,0 +1,292 @@
+"""Families whose rule follows from shapes alone: einsum, notation, pointwise, per-dim ops, reductions, factories."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import REDUCTIONS
+from solver_shard.rulebook.draft import FLOATING, Call, Draft, Held
+from solver_shard.rulebook.table import (
+    LINEAR,
+    Family,
+    Row,
+    is_dims,
+    is_flag,
+    is_number,
+    is_reduction,
+    is_text,
+)
+
+
+def apply_linear(draft: Draft, row: Row) -> Draft:
+    """Add the row's linear sets; sums do not pass where the argument ``sum_if_zero`` is a number other than 0."""
+    zero = row.get("sum_if_zero")
+    constant = zero is not None and draft.call.attributes.get(zero, 0) != 0
+    for arguments in row.linear():
+        draft.linear(arguments, [r for r in row.passes() if r != "sum" or not constant])
+    return draft
+
+
+def einsum(call: Call, row: Row) -> Draft:
+    """``ab,bc->ac``: a factor per letter; letters that the result lacks are summed; linear in each operand alone."""
+    del row
+    draft = Draft(call)
+    inputs, output = einsum_terms(call)
+    sizes: dict[str, int] = {}
+    for slot, term in enumerate(inputs):
+        shape = call.at(slot).shape
+        for letter, size in zip(term, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise RuleError(f"{call.name} {call.attributes['equation']!r}: letter {letter!r} has sizes {sizes[letter]} and {size}")
+    held = {
+        letter: draft.factor(letter, size, reduction=None if letter in output else "sum", cut=all(t.count(letter) < 2 for t in inputs))
+        for letter, size in sizes.items()
+    }
+    for slot, term in enumerate(inputs):
+        draft.put_slot(slot, [held[letter] for letter in term])
+        draft.linear_slots((slot,), ("sum", "avg"))
+    draft.result(0, [held[letter] for letter in output])
+    draft.flops = 2 * math.prod(sizes.values())
+    draft.matmul = len(inputs) > 1
+    return draft
+
+
+def einsum_terms(call: Call) -> tuple[list[str], str]:
+    """Input terms and the output term of the equation, checked against the operands."""
+    equation = str(call.attributes.get("equation", "")).replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    inputs = left.split(",")
+    if not arrow or not all(term.isalpha() or not term for term in (*inputs, output)):
+        raise RuleError(f"{call.name}: cannot read equation {equation!r}; write letters only, as in 'abc,dc->abd'")
+    if len(inputs) != len(call.slots) or any(len(term) != len(call.at(i).shape) for i, term in enumerate(inputs)):
+        shapes = ", ".join(str(call.at(i).shape) for i in range(len(call.slots)))
+        raise RuleError(f"{call.name}: equation {equation!r} does not fit operands of shapes {shapes}")
+    if not set(output) <= set(left) or len(set(output)) != len(output):
+        raise RuleError(f"{call.name}: equation {equation!r} has an output letter that is repeated or in no input")
+    return inputs, output
+
+
+def pointwise(call: Call, row: Row) -> Draft:
+    """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype."""
+    draft = Draft(call)
+    shape = call.results[0].shape
+    letters = draft.letters(shape)
+    for slot in range(len(call.slots)):
+        draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
+    for index, result in enumerate(call.results):
+        draft.result(index, broadcast(call, result.shape, shape, letters))
+    for name in row.names("unread"):
+        draft.ignore(name)
+    draft.flops = row.get("flops", 1) * math.prod(shape)
+    return apply_linear(draft, row)
+
+
+def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], letters: list[Held]) -> list[Held]:
+    """Factors of a tensor that is broadcast to ``target``, whose dims hold ``letters``."""
+    skip = len(target) - len(shape)
+    if skip < 0 or any(size not in (1, target[skip + d]) for d, size in enumerate(shape)):
+        raise RuleError(
+            f"{call.name}: a tensor of shape {shape} does not broadcast to {target}; correct the op's row, whose family expects it"
+        )
+    return [letters[skip + d] if size == target[skip + d] else () for d, size in enumerate(shape)]
+
+
+def cast(call: Call, row: Row) -> Draft:
+    """A change of dtype: pointwise, linear unless it rounds to integers or truth values."""
+    draft = pointwise(call, row)
+    source, target = call.at(0).dtype, call.results[0].dtype
+    if source != "bool" and target != "bool" and (target in FLOATING or source not in FLOATING):
+        draft.linear_slots((0,), ("sum", "avg"))
+    if target != "bool":
+        draft.linear_slots((0,), ("max", "min"))
+    return draft
+
+
+def along(call: Call, row: Row) -> Draft:
+    """Every dim passes but those that the ``whole`` setting names; tensors may lack these (``select``, ``argmax``).
+
+    ``whole`` is the argument that holds the dims, or a list of dims. All tensors have the full rank, or the rank less
+    those dims.
+    """
+    draft = Draft(call)
+    shapes = [call.at(slot).shape for slot in range(len(call.slots))] + [result.shape for result in call.results]
+    rank = max(len(shape) for shape in shapes)
+    whole = row.get("whole")
+    dims = call.dims(whole, rank) if isinstance(whole, str) else tuple(call.dim(d, rank) for d in whole if -rank <= d < rank)
+    kept = [d for d in range(rank) if d not in dims]
+    passing: dict[int, Held] = {}
+    for d in kept:
+        sizes = {shape[_position(call, shape, d, rank, kept)] for shape in shapes if shape or not rank}
+        if len(sizes) == 1:
+            passing[d] = draft.factor(draft.letter(), sizes.pop())
+    made = []
+    for shape in shapes:
+        held: list[Held] = []
+        for position, size in enumerate(shape):
+            d = position if len(shape) == rank else kept[position]
+            held.append(passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False))
+        made.append(held)
+    for slot in range(len(call.slots)):
+        draft.put_slot(slot, made[slot])
+    for index in range(len(call.results)):
+        draft.result(index, made[len(call.slots) + index])
+    for name in row.names("unread"):
+        draft.ignore(name)
+    draft.view = row.get("view", False)
+    if not draft.view:
+        draft.flops = row.get("flops", 1) * max((math.prod(shape) for shape in shapes), default=0)
+    return apply_linear(draft, row)
+
+
+def _position(call: Call, shape: tuple[int, ...], d: int, rank: int, kept: list[int]) -> int:
+    if len(shape) == rank:
+        return d
+    if len(shape) == len(kept):
+        return kept.index(d)
+    raise RuleError(
+        f"{call.name}: a tensor of {len(shape)} dims does not fit its rule, which expects {rank} or {len(kept)}; correct its row"
+    )
+
+
+def reduce(call: Call, row: Row) -> Draft:
+    """The dims named by ``dim`` are reduced: cutting them makes the result partial in ``reduction``; without one they stay whole."""
+    draft = Draft(call)
+    shape = call.at(0).shape
+    reduced = set(call.dims("dim", len(shape)))
+    reduction = row.get("reduction")
+    even = row.get("even", False)
+    held = [
+        draft.factor(draft.letter(), size, even=even, cut=reduction is not None, reduction=reduction)
+        if d in reduced
+        else draft.factor(draft.letter(), size)
+        for d, size in enumerate(shape)
+    ]
+    draft.put_slot(0, held)
+    for index, result in enumerate(call.results):
+        keep = len(result.shape) == len(shape)
+        draft.result(index, [() if d in reduced else h for d, h in enumerate(held) if keep or d not in reduced])
+    draft.flops = math.prod(shape)
+    return apply_linear(draft, row)
+
+
+def factory(call: Call, row: Row) -> Draft:
+    """A tensor made from its size: any dim can be cut; ``ordered`` ones (arange) depend on the position and stay whole.
+
+    Tensor arguments give only shape and dtype; those of the result's shape follow its layout.
+    """
+    draft = Draft(call)
+    shape = call.results[0].shape
+    letters = draft.letters(shape, whole=range(len(shape)) if row.get("ordered", False) else ())
+    draft.result(0, letters)
+    for slot in range(len(call.slots)):
+        if call.at(slot).shape == shape:
+            draft.put_slot(slot, letters)
+        draft.unread.add(slot)
+    return draft
+
+
+def notation(call: Call, row: Row) -> Draft:
+    """Factors written out: ``"... m k, k n -> ... m n"``; ``1`` is a dim of size 1, ``...`` any leading dims.
+
+    ``reduce`` says what results become when a factor that they lack is cut; ``whole`` factors are not cut; ``even``
+    ones only into equal shards.
+    """
+    draft = Draft(call)
+    inputs, outputs = notation_terms(row.get("dims"))
+    tensors = [call.at(slot) for slot in range(len(call.slots))]
+    if len(inputs) != len(tensors) or len(outputs) != len(call.results):
+        raise RuleError(
+            f"{call.name}: rules file {row.file} describes {len(inputs)} operands and {len(outputs)} results, "
+            f"the op has {len(tensors)} and {len(call.results)}; write one comma-separated term per tensor"
+        )
+    reductions: Mapping[str, str] = row.get("reduce", {})
+    held: dict[str, Held] = {}
+    sizes: dict[str, int] = {}
+    made = []
+    for term, tensor in zip((*inputs, *outputs), (*tensors, *call.results), strict=True):
+        names = term
+        if names[:1] == ["..."]:
+            lead = len(tensor.shape) - len(names) + 1
+            names = [f"...{i - lead}" for i in range(max(lead, 0))] + names[1:]
+        if len(names) != len(tensor.shape):
+            raise RuleError(
+                f"{call.name}: rules file {row.file} gives {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
+            )
+        for name, size in zip(names, tensor.shape, strict=True):
+            if name == "1":
+                held[name], sizes[name] = (), 1
+            if name not in held:
+                sizes[name] = size
+                held[name] = draft.factor(
+                    name, size, even=name in row.names("even"), cut=name not in row.names("whole"), reduction=reductions.get(name)
+                )
+            if sizes[name] != size:
+                raise RuleError(f"{call.name}: rules file {row.file}: factor {name!r} has sizes {sizes[name]} and {size}; use two names")
+        made.append([held[name] for name in names])
+    for slot in range(len(tensors)):
+        draft.put_slot(slot, made[slot])
+    for index in range(len(call.results)):
+        draft.result(index, made[len(tensors) + index])
+    draft.matmul = row.get("matmul", False)
+    draft.flops = 2 * math.prod(sizes.values()) if draft.matmul else max((r.numel for r in call.results), default=0)
+    for name in row.names("unread"):
+        draft.ignore(name)
+    return apply_linear(draft, row)
+
+
+_TERM = re.compile(r"(\.\.\.)?(\s*([A-Za-z_]\w*|1))*\s*\Z")
+
+
+def notation_terms(text: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Names per dim of every operand and result."""
+    left, _, right = text.partition("->")
+    return [term.split() for term in left.split(",") if left.strip()], [term.split() for term in right.split(",")]
+
+
+def is_notation(value: Any) -> str | None:
+    """Terms on both sides of one arrow."""
+    if isinstance(value, str) and value.count("->") == 1:
+        left, right = value.split("->")
+        if all(_TERM.match(term.strip()) for term in (*left.split(","), *right.split(","))):
+            return None
+    return 'must name the dims of every operand and result, as in "... m k, k n -> ... m n"'
+
+
+def is_reduce_map(value: Any) -> str | None:
+    """Factor name to reduction."""
+    if isinstance(value, dict) and value and all(r in REDUCTIONS for r in value.values()):
+        return None
+    return f'must map factors to reductions, as in {{ k = "sum" }}; legal: {", ".join(REDUCTIONS)}'
+
+
+FAMILIES = (
+    Family(name="einsum", build=einsum, keys={}),
+    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number}),
+    Family(name="cast", build=cast, keys={}),
+    Family(
+        name="along",
+        build=along,
+        keys={**LINEAR, "whole": is_dims, "unread": is_text, "view": is_flag, "flops": is_number},
+        required=("whole",),
+    ),
+    Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag}),
+    Family(name="factory", build=factory, keys={"ordered": is_flag}),
+    Family(
+        name="dims",
+        build=notation,
+        keys={
+            **LINEAR,
+            "dims": is_notation,
+            "reduce": is_reduce_map,
+            "whole": is_text,
+            "even": is_text,
+            "matmul": is_flag,
+            "unread": is_text,
+        },
+        required=("dims",),
+    ),
+)

@@ -1,0 +1,194 @@
+"""Families of ops that pick or place elements: embedding, gather, scatter, index, concatenation, padding, histograms."""
+
+from __future__ import annotations
+
+import math
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import REDUCTIONS
+from solver_shard.program import Ref
+from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.families_dims import apply_linear, broadcast
+from solver_shard.rulebook.table import LINEAR, Family, Row
+
+
+def embedding(call: Call, row: Row) -> Draft:
+    """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut, the vocabulary stays whole."""
+    del row
+    draft = Draft(call)
+    vocabulary, hidden = call.shape("weight")
+    rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
+    width = draft.factor("hidden", hidden)
+    draft.put("weight", [draft.factor("vocabulary", vocabulary, cut=False), width])
+    draft.put("indices", rows)
+    draft.result(0, [*rows, width])
+    draft.linear(("weight",), REDUCTIONS)
+    return draft
+
+
+def embedding_backward(call: Call, row: Row) -> Draft:
+    """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial."""
+    del row
+    draft = Draft(call)
+    scaled = bool(call.attribute("scale_grad_by_freq", False))
+    rows = [draft.factor(f"row{d}", size, cut=not scaled, reduction="sum") for d, size in enumerate(call.shape("indices"))]
+    vocabulary, hidden = call.results[0].shape
+    width = draft.factor("hidden", hidden)
+    draft.put("grad_output", [*rows, width])
+    draft.put("indices", rows)
+    draft.result(0, [draft.factor("vocabulary", vocabulary, cut=False), width])
+    draft.linear(("grad_output",), ("sum", "avg"))
+    draft.flops = call.tensor("grad_output").numel
+    return draft
+
+
+def gather(call: Call, row: Row) -> Draft:
+    """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
+    draft = Draft(call)
+    shape, index = call.shape("self"), call.shape("index")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    operand: list[Held] = []
+    picked: list[Held] = []
+    for d, size in enumerate(shape):
+        same = d != dim and size == index[d]
+        operand.append(draft.factor(draft.letter(), size, cut=same))
+        picked.append(operand[-1] if same else draft.factor(draft.letter(), index[d], cut=d == dim))
+    draft.put("self", operand)
+    draft.put("index", picked)
+    draft.result(0, picked)
+    return apply_linear(draft, row)
+
+
+def scatter(call: Call, row: Row) -> Draft:
+    """Along ``dim`` everything stays whole; other dims pass where operand, index and source agree in size."""
+    draft = Draft(call)
+    shape, index = call.shape("self"), call.shape("index")
+    source = call.shape("src") if call.slot("src") is not None else index
+    dim = call.dim(call.attributes["dim"], len(shape))
+    passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
+    for name in ("self", "index", "src"):
+        if call.slot(name) is not None:
+            sizes = call.shape(name)
+            draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
+    draft.flops = math.prod(index)
+    return apply_linear(draft, row)
+
+
+def index(call: Call, row: Row) -> Draft:
+    """``self[indices]``: dims without an index pass, indexed dims stay whole, dims of the indices can be cut."""
+    del row
+    draft = Draft(call)
+    layout = _indexed(call)
+    if layout is None:
+        return draft
+    free, picked, position, shape = layout
+    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
+    letters = draft.letters(picked)
+    draft.put("self", operand)
+    _put_indices(draft, letters, picked)
+    passing = [operand[d] for d in free]
+    draft.result(0, [*passing[:position], *letters, *passing[position:]])
+    draft.linear(("self",), REDUCTIONS)
+    if call.results[0].shape != shape:
+        raise RuleError(f"{call.name}: indexing {call.shape('self')} gives {shape}, the call's result is {call.results[0].shape}")
+    return draft
+
+
+def index_put(call: Call, row: Row) -> Draft:
+    """``self[indices] = values``: dims without an index pass, everything else stays whole; operand and values are linear."""
+    del row
+    draft = Draft(call)
+    layout = _indexed(call)
+    if layout is None:
+        return draft
+    free, picked, position, shape = layout
+    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
+    letters = draft.letters(picked, whole=range(len(picked)))
+    draft.put("self", operand)
+    _put_indices(draft, letters, picked)
+    passing = [operand[d] for d in free]
+    placed = [*passing[:position], *letters, *passing[position:]]
+    draft.put("values", broadcast(call, call.shape("values"), shape, placed))
+    draft.result(0, operand)
+    draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
+    return draft
+
+
+def _put_indices(draft: Draft, letters: list[Held], picked: tuple[int, ...]) -> None:
+    for slot in draft.call.names["indices"]:
+        draft.put_slot(slot, broadcast(draft.call, draft.call.at(slot).shape, picked, letters))
+
+
+def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
+    """Dims without an index, broadcast shape of the indices, where it goes among them, and the shape of ``self[indices]``.
+
+    None where an index is a mask: its result has no static shape.
+    """
+    shape = call.shape("self")
+    entries = list(call.attributes["indices"])
+    entries += [None] * (len(shape) - len(entries))
+    dims = [d for d, entry in enumerate(entries) if isinstance(entry, Ref)]
+    tensors = [call.at(slot) for slot in call.names["indices"]]
+    if not dims or len(entries) > len(shape) or any(t.dtype in ("bool", "u8") for t in tensors):
+        return None
+    rank = max(len(t.shape) for t in tensors)
+    padded = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
+    picked = tuple(next((s[d] for s in padded if s[d] != 1), 1) for d in range(rank))
+    free = [d for d in range(len(shape)) if d not in dims]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    position = dims[0] if adjacent else 0
+    sizes = [shape[d] for d in free]
+    return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
+
+
+def concat(call: Call, row: Row) -> Draft:
+    """Tensors joined along ``dim``, which stays whole; partial only all together."""
+    del row
+    draft = Draft(call)
+    shape = call.results[0].shape
+    dim = call.dim(call.attributes.get("dim", 0), len(shape))
+    letters = draft.letters(shape, whole=(dim,))
+    for slot in call.names["tensors"]:
+        own = call.at(slot).shape
+        if len(own) == len(shape):
+            draft.put_slot(slot, [draft.factor(draft.letter(), size, cut=False) if d == dim else letters[d] for d, size in enumerate(own)])
+    draft.result(0, letters)
+    draft.linear(("tensors",), REDUCTIONS)
+    return draft
+
+
+def pad(call: Call, row: Row) -> Draft:
+    """Padded or trimmed dims stay whole; sums pass where the padding is zero."""
+    draft = Draft(call)
+    shape, result = call.shape("self"), call.results[0].shape
+    amounts = list(call.attributes["pad"])
+    touched = {len(shape) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    letters = draft.letters(shape, whole=touched)
+    draft.put("self", letters)
+    draft.result(0, [draft.factor(draft.letter(), result[d], cut=False) if d in touched else held for d, held in enumerate(letters)])
+    return apply_linear(draft, row)
+
+
+def histogram(call: Call, row: Row) -> Draft:
+    """Counts per bin: elements can be cut where the range is given, which makes the counts partial sums."""
+    del row
+    draft = Draft(call)
+    fixed = call.attributes.get("min", 0) != call.attributes.get("max", 0)
+    draft.put("self", [draft.factor(f"row{d}", size, cut=fixed, reduction="sum") for d, size in enumerate(call.shape("self"))])
+    draft.result(0, [draft.factor("bins", size, cut=False) for size in call.results[0].shape])
+    draft.flops = call.tensor("self").numel
+    return draft
+
+
+FAMILIES = (
+    Family(name="embedding", build=embedding, keys={}),
+    Family(name="embedding_backward", build=embedding_backward, keys={}),
+    Family(name="gather", build=gather, keys={**LINEAR}),
+    Family(name="scatter", build=scatter, keys={**LINEAR}),
+    Family(name="index", build=index, keys={}),
+    Family(name="index_put", build=index_put, keys={}),
+    Family(name="concat", build=concat, keys={}),
+    Family(name="pad", build=pad, keys={**LINEAR}),
+    Family(name="histogram", build=histogram, keys={}),
+)

@@ -1,0 +1,305 @@
+"""Families of neural-network ops: norms, losses, convolution, pooling, grouped matrix products."""
+
+from __future__ import annotations
+
+import math
+
+from solver_shard.errors import RuleError
+from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.table import Family, Row, is_text
+
+
+def layer_norm(call: Call, row: Row) -> Draft:
+    """Rows can be cut, normalised dims stay whole; statistics are ``[*rows, 1, ...]``."""
+    del row
+    draft = Draft(call)
+    rows, normal = _norm_dims(draft, "input", reduction=None)
+    draft.put("input", [*rows, *normal])
+    draft.put("weight", normal)
+    draft.put("bias", normal)
+    draft.result(0, [*rows, *normal])
+    for index in range(1, len(call.results)):
+        draft.result(index, [*rows, *(() for _ in normal)])
+    draft.flops = 8 * call.tensor("input").numel
+    return draft
+
+
+def layer_norm_backward(call: Call, row: Row) -> Draft:
+    """Rows can be cut: the gradients of weight and bias are then partial sums; linear in the incoming gradient."""
+    del row
+    draft = Draft(call)
+    count = len(call.attribute("output_mask", (True,) * 3))
+    made = call.present("output_mask", count)
+    rows, normal = _norm_dims(draft, "input", reduction="sum")
+    for name in ("grad_out", "input"):
+        draft.put(name, [*rows, *normal])
+    for name in ("mean", "rstd"):
+        draft.put(name, [*rows, *(() for _ in normal)])
+    draft.put("weight", normal)
+    draft.put("bias", normal)
+    draft.ignore("bias")
+    draft.result(made[0], [*rows, *normal])
+    for index in made[1:]:
+        draft.result(index, normal)
+    draft.linear(("grad_out",), ("sum", "avg"))
+    draft.flops = 16 * call.tensor("input").numel
+    return draft
+
+
+def _norm_dims(draft: Draft, name: str, *, reduction: str | None) -> tuple[list[Held], list[Held]]:
+    shape = draft.call.shape(name)
+    split = len(shape) - len(draft.call.attributes["normalized_shape"])
+    rows = [draft.factor(f"row{d}", size, reduction=reduction) for d, size in enumerate(shape[:split])]
+    return rows, [draft.factor(f"norm{d}", size, cut=False) for d, size in enumerate(shape[split:])]
+
+
+def batch_norm(call: Call, row: Row) -> Draft:
+    """Channels (dim 1) can be cut; batch and space stay whole, for the statistics run over them."""
+    del row
+    draft = Draft(call)
+    channels, dims = _channels(draft, "input")
+    draft.put("input", dims)
+    draft.result(0, dims)
+    _per_channel(draft, channels)
+    draft.flops = 8 * call.tensor("input").numel
+    return draft
+
+
+def batch_norm_backward(call: Call, row: Row) -> Draft:
+    """As ``batch_norm``; linear in the incoming gradient."""
+    del row
+    draft = Draft(call)
+    made = call.present("output_mask", 3)
+    channels, dims = _channels(draft, "input")
+    draft.put("grad_out", dims)
+    draft.put("input", dims)
+    draft.result(made[0], dims)
+    _per_channel(draft, channels)
+    draft.linear(("grad_out",), ("sum", "avg"))
+    draft.flops = 16 * call.tensor("input").numel
+    return draft
+
+
+def _channels(draft: Draft, name: str) -> tuple[Held, list[Held]]:
+    shape = draft.call.shape(name)
+    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, cut=d == 1) for d, size in enumerate(shape)]
+    return dims[1], dims
+
+
+def _per_channel(draft: Draft, channels: Held) -> None:
+    """Vectors over channels: affine parameters and statistics; empty ones are alike on every device."""
+    for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
+        if draft.call.slot(name) is not None and draft.call.shape(name) != (0,):
+            draft.put(name, [channels])
+    for index, result in enumerate(draft.call.results):
+        if len(result.shape) == 1 and draft.results[index] is None:
+            if result.shape == (0,):
+                draft.alike.append(index)
+            else:
+                draft.result(index, [channels])
+
+
+def nll_sums(call: Call, row: Row) -> Draft:
+    """Sums over rows of the weighted losses and of the weights: rows can be cut, classes stay whole."""
+    del row
+    draft = Draft(call)
+    rows, classes = _class_rows(draft, reduction="sum")
+    draft.put("self", [*rows, classes])
+    draft.put("target", rows)
+    draft.put("weight", [classes])
+    for index in range(len(call.results)):
+        draft.result(index, ())
+    draft.flops = 2 * call.tensor("target").numel
+    return draft
+
+
+def nll_loss(call: Call, row: Row) -> Draft:
+    """The raw loss op: rows can be cut without a reduction and for a sum; a mean needs all rows at once."""
+    del row
+    draft = Draft(call)
+    kind = _reduction(call)
+    rows, classes = _class_rows(draft, reduction="sum")
+    if kind == "mean":
+        draft.restrict(tuple(f for held in rows for f in held), cut=False)
+    draft.put("self", [*rows, classes])
+    draft.put("target", rows)
+    draft.put("weight", [classes])
+    draft.result(0, rows if kind == "none" else ())
+    if len(call.results) > 1:
+        draft.result(1, ())
+        if kind == "none":
+            draft.alike.append(1)
+    draft.flops = 2 * call.tensor("target").numel
+    return draft
+
+
+def nll_loss_backward(call: Call, row: Row) -> Draft:
+    """Rows of the result can be cut; the log-probabilities give only the shape."""
+    del row
+    draft = Draft(call)
+    rows, classes = _class_rows(draft, reduction=None)
+    draft.put("self", [*rows, classes])
+    draft.put("target", rows)
+    draft.put("weight", [classes])
+    if call.slot("grad_output") is not None:
+        draft.put("grad_output", rows if call.shape("grad_output") else ())
+    draft.put("total_weight", ())
+    draft.ignore("self")
+    draft.result(0, [*rows, classes])
+    return draft
+
+
+def _class_rows(draft: Draft, *, reduction: str | None) -> tuple[list[Held], Held]:
+    shape = draft.call.shape("self")
+    rows = [draft.factor(f"row{d}", size, reduction=reduction) for d, size in enumerate(shape[:-1])]
+    return rows, draft.factor("classes", shape[-1], cut=False)
+
+
+def _reduction(call: Call) -> str:
+    value = call.attributes.get("reduction", 1)
+    return ("none", "mean", "sum")[value] if isinstance(value, int) else str(value)
+
+
+def convolution(call: Call, row: Row) -> Draft:
+    """``input[n, c, *space]`` by ``weight[o, c, *kernel]``: batch and output channels can be cut, input channels are summed.
+
+    Input channels are cut only without a bias (every device would add it), and channels only in one group.
+    """
+    del row
+    draft = Draft(call)
+    batch, outputs, inputs = _convolution(draft, "input")
+    joined = call.slot("bias") is not None
+    draft.restrict(inputs, reduction="sum", cut=False if joined or not _plain(call) else None)
+    draft.put("bias", [outputs])
+    draft.result(0, [batch, outputs, *draft.whole(call.results[0].shape[2:])])
+    for name in ("input", "weight"):
+        draft.linear((name, "bias") if joined else (name,), ("sum", "avg"))
+    draft.flops = _convolution_flops(call, call.results[0].shape)
+    draft.matmul = True
+    return draft
+
+
+def convolution_backward(call: Call, row: Row) -> Draft:
+    """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first."""
+    del row
+    draft = Draft(call)
+    made = call.present("output_mask", 3)
+    wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * 3))
+    batch, outputs, inputs = _convolution(draft, "input")
+    draft.restrict(batch, reduction="sum")
+    draft.restrict(outputs, reduction="sum")
+    if wanted[2]:
+        draft.restrict(inputs, cut=False)
+    shape = call.shape("grad_output")
+    draft.put("grad_output", [batch, outputs, *draft.whole(shape[2:])])
+    for index, argument in ((0, "input"), (1, "weight")):
+        slot = call.slot(argument)
+        if slot is not None and wanted[index]:
+            draft.result(made[index], draft.slots[slot] or ())
+    if wanted[2]:
+        draft.result(made[2], [outputs])
+    draft.alike.extend(index for index, on in zip(made, wanted, strict=True) if index is not None and not on)
+    draft.linear(("grad_output",), ("sum", "avg"))
+    draft.flops = sum(wanted[:2]) * _convolution_flops(call, shape)
+    draft.matmul = True
+    return draft
+
+
+def _plain(call: Call) -> bool:
+    return bool(call.attribute("groups", 1) == 1)
+
+
+def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
+    """Factors of batch, output and input channels, put on input and weight."""
+    call = draft.call
+    transposed = bool(call.attribute("transposed", False))
+    shape, kernel = call.shape(name), call.shape("weight")
+    if len(shape) != len(kernel):
+        raise RuleError(f"{call.name}: its rule expects a batch dim, got input {shape} and weight {kernel}")
+    batch = draft.factor("batch", shape[0])
+    cut = _plain(call)
+    if cut:
+        outputs = draft.factor("outputs", kernel[1 if transposed else 0])
+        inputs = draft.factor("inputs", shape[1])
+        pair = [inputs, outputs] if transposed else [outputs, inputs]
+        draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
+        draft.put("weight", [*pair, *draft.whole(kernel[2:])])
+        return batch, outputs, inputs
+    result = call.shape("grad_output") if call.slot("grad_output") is not None else call.results[0].shape
+    outputs = draft.factor("outputs", result[1], cut=False)
+    inputs = draft.factor("inputs", shape[1], cut=False)
+    draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
+    draft.put("weight", draft.whole(kernel))
+    return batch, outputs, inputs
+
+
+def _convolution_flops(call: Call, result: tuple[int, ...]) -> int:
+    """2 * output positions * kernel elements per output channel (a transposed one: per input position)."""
+    kernel = call.shape("weight")
+    positions = math.prod(call.shape("input")) if call.attribute("transposed", False) else math.prod(result)
+    return 2 * positions * math.prod(kernel[1:])
+
+
+def leading(call: Call, row: Row) -> Draft:
+    """Batch and channels (the first two dims of images ``[n, c, h, w]``) can be cut, space stays whole."""
+    draft = Draft(call)
+    shape = call.results[0].shape
+    first = [draft.factor(name, size) for name, size in zip(("batch", "channels"), shape[: len(shape) - 2], strict=False)]
+    for slot in range(len(call.slots)):
+        draft.put_slot(slot, [*first, *draft.whole(call.at(slot).shape[len(first) :])])
+    for index, result in enumerate(call.results):
+        draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
+    for name in row.names("unread"):
+        draft.ignore(name)
+    if row.get("linear"):
+        draft.linear(row.names("linear"), ("sum", "avg"))
+    draft.flops = max(t.numel for t in (*call.operands, *call.results))
+    return draft
+
+
+def grouped_mm(call: Call, row: Row) -> Draft:
+    """Matrix products per expert: ``[t, k] x [e, k, n]``, ``[k, t] x [t, n] -> [e, k, n]``, ``[e, m, k] x [e, k, n]``.
+
+    Rows that ``offs`` divides among the experts stay whole; contracted columns are summed; columns can be cut.
+    """
+    del row
+    draft = Draft(call)
+    left, right, result = call.shape("self"), call.shape("mat2"), call.results[0].shape
+    ragged = call.slot("offs") is not None
+    bias = call.slot("bias") is not None
+    experts = draft.factor("experts", max(len(left), len(right), len(result)) and _experts(left, right, result), cut=not ragged)
+    sum_rows = len(left) == len(right) == 2
+    m = draft.factor("m", left[-2], cut=sum_rows or not ragged or len(left) == 3)
+    n = draft.factor("n", right[-1], cut=sum_rows or not ragged or len(right) == 3)
+    k = draft.factor("k", left[-1], reduction="sum", cut=not sum_rows and not bias)
+    draft.put("self", ([experts] if len(left) == 3 else []) + [m, k])
+    draft.put("mat2", ([experts] if len(right) == 3 else []) + [k, n])
+    draft.put("offs", [experts])
+    if bias:
+        draft.put("bias", [experts, n] if len(call.shape("bias")) == 2 else [n])
+    draft.result(0, ([experts] if len(result) == 3 else []) + [m, n])
+    if not bias:
+        for name in ("self", "mat2"):
+            draft.linear((name,), ("sum", "avg"))
+    draft.flops = 2 * math.prod(left[-2:]) * right[-1] * (1 if ragged else (left[0] if len(left) == 3 else 1))
+    draft.matmul = True
+    return draft
+
+
+def _experts(*shapes: tuple[int, ...]) -> int:
+    return next((shape[0] for shape in shapes if len(shape) == 3), 1)
+
+
+FAMILIES = (
+    Family(name="layer_norm", build=layer_norm, keys={}),
+    Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
+    Family(name="batch_norm", build=batch_norm, keys={}),
+    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}),
+    Family(name="nll_sums", build=nll_sums, keys={}),
+    Family(name="nll_loss", build=nll_loss, keys={}),
+    Family(name="nll_loss_backward", build=nll_loss_backward, keys={}),
+    Family(name="convolution", build=convolution, keys={}),
+    Family(name="convolution_backward", build=convolution_backward, keys={}),
+    Family(name="leading", build=leading, keys={"linear": is_text, "unread": is_text}),
+    Family(name="grouped_mm", build=grouped_mm, keys={}),
+)
