@@ -15,7 +15,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value", bound=Hashable)
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9_])")
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:

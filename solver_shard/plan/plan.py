@@ -109,7 +109,7 @@ class Step:
     """One collective of a transition.
 
     Attributes:
-        kind: all_gather, reduce_scatter, all_reduce or all_to_all.
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all; slice moves nothing between devices.
         axes: names of the mesh axes that take part.
         nbytes: bytes per device: gathered output, input before a scatter, or the buffer.
         nanoseconds: time of this step alone, before any overlap.

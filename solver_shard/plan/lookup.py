@@ -1,0 +1,113 @@
+"""What a plan says about the tensors that a pattern matches: layouts, producers, and every reshard around them.
+
+>>> print(lookup(plan, "*.q_proj.weight"))
+model.layers.{0..31}.self_attn.q_proj.weight  bf16[4096, 4096]| S(0)S(1)  (parameter, 128 KiB per device) x32
+  forward   matmul: S(0)S(1) -> RS(1)  all_gather dp 4.00 MiB, 112 us
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from solver_shard.errors import InputError
+from solver_shard.modules import module_outputs
+from solver_shard.names import fold_items, matching, suggestion, template
+from solver_shard.plan.codec import encode
+from solver_shard.plan.plan import Plan, Reshard
+from solver_shard.plan.report import local_nbytes
+from solver_shard.units import format_bytes, format_ns
+
+
+def find(plan: Plan, pattern: str) -> list[int]:
+    """Positions of the tensors that a glob matches: by name, else by module (its parameters, buffers and outputs).
+
+    Raises:
+        InputError: nothing matches; the closest names are given.
+    """
+    names = [tensor.name for tensor in plan.tensors]
+    found = matching(pattern, names)
+    if found:
+        return found
+    outputs = module_outputs([op for op in plan.ops if op.phase == "forward"], plan.outputs)
+    held: dict[str, list[int]] = {}
+    for t, tensor in enumerate(plan.tensors):
+        if tensor.role in ("parameter", "buffer"):
+            parts = tensor.name.split(".")
+            for depth in range(1, len(parts)):
+                held.setdefault(".".join(parts[:depth]), []).append(t)
+    paths = sorted({*outputs, *held})
+    modules = [paths[i] for i in matching(pattern.removesuffix(":out"), paths)]
+    found = sorted({t for path in modules for t in (*outputs.get(path, ()), *(held.get(path, ()) if not pattern.endswith(":out") else ()))})
+    if not found:
+        raise InputError(f"no tensor or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths])}")
+    return found
+
+
+def lookup(plan: Plan, pattern: str) -> str:
+    """Text about the matching tensors; those that differ only in numbers share one entry."""
+    producers, around = _producers(plan), _around(plan)
+    entries = [(plan.tensors[t].name, _entry(plan, t, producers, around)) for t in find(plan, pattern)]
+    blocks = []
+    for name, lines, count in fold_items(entries):
+        head, *rest = lines
+        blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
+    return "\n".join(blocks)
+
+
+def lookup_json(plan: Plan, pattern: str) -> str:
+    """The same as JSON: one object per tensor, nothing folded."""
+    producers, around = _producers(plan), _around(plan)
+    found: list[dict[str, Any]] = []
+    for t in find(plan, pattern):
+        tensor = plan.tensors[t]
+        op = producers.get(t)
+        found.append(
+            {
+                **encode(tensor),
+                "local_shape": list(tensor.layout.local_shape(tensor.shape, plan.mesh.shape)),
+                "producer": None if op is None else {"op": op, "name": plan.ops[op].name, "module": plan.ops[op].module},
+                "reshards": [encode(reshard) for reshard in around.get(t, ())],
+            }
+        )
+    return json.dumps(found, indent=1)
+
+
+def _producers(plan: Plan) -> dict[int, int]:
+    return {t: i for i, op in enumerate(plan.ops) for t in op.results}
+
+
+def _around(plan: Plan) -> dict[int, list[Reshard]]:
+    around: dict[int, list[Reshard]] = {}
+    for reshard in plan.reshards:
+        around.setdefault(reshard.tensor, []).append(reshard)
+    return around
+
+
+def _entry(plan: Plan, t: int, producers: dict[int, int], around: dict[int, list[Reshard]]) -> tuple[str, ...]:
+    """Lines about one tensor without its name and without positions, so that copies of a layer can be folded."""
+    tensor = plan.tensors[t]
+    local = format_bytes(local_nbytes(plan, tensor.shape, tensor.dtype, tensor.layout))
+    lines = [f"{tensor.layout.format(tensor.shape, tensor.dtype)}  ({tensor.role}, {local} per device)"]
+    if t in producers:
+        op = plan.ops[producers[t]]
+        chosen = ", ".join(f"{axis}: {name}" for axis, name in zip(plan.mesh.names, op.strategy, strict=True))
+        lines.append(
+            f"  made by {op.name} in {template(op.module) or 'the model'} ({op.phase}), strategy {chosen}, {format_ns(op.nanoseconds)}"
+        )
+    for reshard in around.get(t, ()):
+        readers = sorted({f"{plan.ops[i].name} in {template(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
+        line = f"  {reshard.purpose:<9} {reshard.family}: {_move(reshard)}"
+        lines.append(
+            line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")
+        )
+    return tuple(lines)
+
+
+def _move(reshard: Reshard) -> str:
+    if not reshard.copy:
+        return f"{reshard.layout} as it is"
+    steps = ", ".join(
+        f"{step.kind} {','.join(step.axes)} {format_bytes(step.nbytes)}, {format_ns(step.nanoseconds)}" for step in reshard.steps
+    )
+    return f"{reshard.source} -> {reshard.layout}  {steps or 'local'} ({format_bytes(reshard.nbytes)} copy)"

@@ -1,0 +1,260 @@
+"""A plan as a report that a person reads in a minute. Repeated layers are folded by their names, for display only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from solver_shard.layout import Layout
+from solver_shard.modules import module_outputs
+from solver_shard.names import fold_items, fold_names
+from solver_shard.plan.plan import Plan, PlannedTensor, Reshard
+from solver_shard.plan.table import shorten, table
+from solver_shard.units import format_bytes, format_ns
+
+MAX_PARAMETERS = 24
+MAX_ACTIVATIONS = 20
+MAX_FALLBACKS = 8
+MAX_COLLECTIVES = 20
+
+PURPOSES = ("parameter gathers", "gradient reductions", "activations, forward", "activations, backward", "outputs")
+
+
+def report(plan: Plan) -> str:
+    """The whole report, about 60 to 90 lines of at most 140 or so characters."""
+    sections = [
+        _headline(plan),
+        _parameters(plan),
+        _sources(plan),
+        _activations(plan),
+        _collectives(plan),
+        _time(plan),
+        _memory(plan),
+        _fallbacks(plan),
+        _origin(plan),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def delivered(plan: Plan) -> dict[int, Layout]:
+    """Layout in which every output and gradient is handed over: after its reshard, if it has one."""
+    found = {t: plan.tensors[t].layout for t in (*plan.outputs, *plan.gradients.values())}
+    for reshard in plan.reshards:
+        if reshard.purpose in ("output", "optimizer"):
+            found[reshard.tensor] = reshard.layout
+    return found
+
+
+def purpose_of(plan: Plan, reshard: Reshard) -> str:
+    """Which row of ``PURPOSES`` a reshard belongs to."""
+    if reshard.purpose == "optimizer":
+        return "gradient reductions"
+    if reshard.purpose == "output":
+        return "outputs"
+    if plan.tensors[reshard.tensor].role == "parameter":
+        return "parameter gathers"
+    return f"activations, {reshard.purpose}"
+
+
+def problem_text(plan: Plan) -> str:
+    """What is proven, as one sentence."""
+    certificate = plan.certificate
+    kind = "tied plan (repeated layers alike)" if certificate.problem == "tied" else "plan"
+    show = format_bytes if plan.options.objective == "memory" else format_ns
+    unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
+    if certificate.status == "optimal" and certificate.gap == 0:
+        return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
+    return f"{certificate.status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {certificate.gap:.3%}"
+
+
+def _headline(plan: Plan) -> list[str]:
+    options, memory, costs = plan.options, plan.memory, plan.costs
+    step = format_ns(costs.total_ns)
+    tokens = options.batch * options.seq if options.batch and options.seq else None
+    if tokens and costs.total_ns:
+        rate = tokens * 1e9 / costs.total_ns
+        step += f"   {rate:,.0f} tokens/s, {rate / plan.mesh.size:,.0f} per device"
+    sizes = [f"{name} {value}" for name, value in (("batch", options.batch), ("seq", options.seq)) if value is not None]
+    asked = [*sizes, *([options.dtype] if options.dtype else []), "forward only" if options.forward_only else options.optimizer]
+    asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
+    rows = [
+        ("step time", step),
+        ("peak memory", f"{format_bytes(memory.peak)} of {format_bytes(memory.limit)} per device ({memory.peak / memory.limit:.0%})"),
+        ("proof", problem_text(plan)),
+        ("asked", ", ".join(asked)),
+        ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
+    ]
+    count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
+    title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh} ({plan.mesh.size} devices), {plan.cluster.title}"
+    return [title, "", *table(rows)]
+
+
+def _tensor_rows(plan: Plan, tensors: Iterable[tuple[str, PlannedTensor, Layout]]) -> list[tuple[str, str, str, str]]:
+    """Folded rows: name, layout text, bytes per device, how many."""
+    items = [(name, (tensor.shape, tensor.dtype, layout)) for name, tensor, layout in tensors]
+    rows = []
+    for name, (shape, dtype, layout), count in fold_items(items):
+        rows.append(
+            (name, layout.format(shape, dtype), format_bytes(local_nbytes(plan, shape, dtype, layout)), f"x{count}" if count > 1 else "")
+        )
+    return rows
+
+
+def local_nbytes(plan: Plan, shape: tuple[int, ...], dtype: str, layout: Layout) -> int:
+    """Bytes on the device that holds most."""
+    from solver_shard.program import DTYPE_BYTES
+
+    return math.prod(layout.local_shape(shape, plan.mesh.shape)) * DTYPE_BYTES[dtype]
+
+
+def _parameters(plan: Plan) -> list[str]:
+    chosen = [(tensor.name, tensor, tensor.layout) for tensor in plan.tensors if tensor.role == "parameter"]
+    rows = _tensor_rows(plan, chosen)
+    frozen = sum(not tensor.trainable for _, tensor, _ in chosen)
+    title = (
+        f"Parameters ({len(chosen)}{f', {frozen} not trained' if frozen and not plan.options.forward_only else ''}), bytes per device each"
+    )
+    lines = [title, *table(rows[:MAX_PARAMETERS], right=(2,))]
+    return [*lines, *_more(rows, MAX_PARAMETERS, "show PLAN '*' lists all")]
+
+
+def _sources(plan: Plan) -> list[str]:
+    handed = delivered(plan)
+    chosen = [(tensor.name, tensor, tensor.layout) for tensor in plan.tensors if tensor.role in ("input", "buffer")]
+    rows = [("in", *row) for row in _tensor_rows(plan, chosen)]
+    outs = [(plan.tensors[t].name, plan.tensors[t], handed[t]) for t in dict.fromkeys(plan.outputs)]
+    rows += [("out", *row) for row in _tensor_rows(plan, outs)]
+    return [
+        "Inputs, buffers and outputs",
+        *table(rows[:MAX_PARAMETERS], right=(3,)),
+        *_more(rows, MAX_PARAMETERS, "show PLAN PATTERN shows them"),
+    ]
+
+
+def _activations(plan: Plan) -> list[str]:
+    """The largest module outputs, with the layouts that their forward readers get where these differ."""
+    forward = [op for op in plan.ops if op.phase == "forward"]
+    copies: dict[int, list[Layout]] = {}
+    for reshard in plan.reshards:
+        if reshard.purpose in ("forward", "output") and reshard.copy and reshard.layout not in copies.setdefault(reshard.tensor, []):
+            copies[reshard.tensor].append(reshard.layout)
+    named: dict[int, str] = {}
+    for path, results in module_outputs(forward, plan.outputs).items():
+        for k, t in enumerate(results):
+            named.setdefault(t, path if len(results) == 1 else f"{path} #{k}")
+    items = [
+        (name, (plan.tensors[t].shape, plan.tensors[t].dtype, plan.tensors[t].layout, tuple(copies.get(t, ()))))
+        for t, name in named.items()
+    ]
+    folded = []
+    for name, (shape, dtype, layout, read), count in fold_items(items):
+        local = local_nbytes(plan, shape, dtype, layout)
+        text = layout.format(shape, dtype) + (f" -> {', '.join(map(str, read))}" if read else "")
+        folded.append((local * count, (name, text, format_bytes(local), f"x{count}" if count > 1 else "")))
+    if not folded:
+        return []
+    least = sorted((size for size, _ in folded), reverse=True)[:MAX_ACTIVATIONS][-1]
+    rows = [row for size, row in folded if size >= least][:MAX_ACTIVATIONS]
+    lines = ["Activations: what modules hand on, as produced -> as copied for forward readers", *table(rows, right=(2,))]
+    return [*lines, *_more(folded, MAX_ACTIVATIONS, "the smaller ones")]
+
+
+def _collectives(plan: Plan) -> list[str]:
+    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
+    found: dict[tuple[str, str, str], list[tuple[int, int, str]]] = {}
+    for reshard in plan.reshards:
+        tensor = plan.tensors[reshard.tensor]
+        purpose = purpose_of(plan, reshard)
+        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose in ("optimizer", "output")
+        where = tensor.name if stored else makers.get(reshard.tensor, tensor.name)
+        for step in reshard.steps:
+            if step.nbytes:
+                found.setdefault((purpose, step.kind, ",".join(step.axes)), []).append((step.nanoseconds, step.nbytes, where))
+    if not found:
+        return ["Collectives: none"]
+    order = {purpose: i for i, purpose in enumerate(PURPOSES)}
+    ranked = sorted(found.items(), key=lambda item: (order[item[0][0]], -sum(ns for ns, _, _ in item[1]), item[0]))
+    rows = [("purpose", "collective", "axes", "count", "bytes", "time", "where")]
+    for (purpose, kind, axes), steps in ranked[:MAX_COLLECTIVES]:
+        by_place: dict[str, int] = {}
+        for ns, _, where in steps:
+            by_place[where] = by_place.get(where, 0) + ns
+        places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
+        total_bytes, total_ns = sum(size for _, size, _ in steps), sum(ns for ns, _, _ in steps)
+        rows.append((purpose, kind, axes, str(len(steps)), format_bytes(total_bytes), format_ns(total_ns), shorten(places, 2)))
+    rows.append(
+        ("all", "", "", str(sum(map(len, found.values()))), "", format_ns(sum(ns for steps in found.values() for ns, _, _ in steps)), "")
+    )
+    return [
+        "Collectives per step, bytes and time summed, before overlap",
+        *table(rows, right=(3, 4, 5), header=True),
+        *_more(ranked, MAX_COLLECTIVES, "less time"),
+    ]
+
+
+def _time(plan: Plan) -> list[str]:
+    costs = plan.costs
+    overlap = f"overlap {plan.options.overlap:g}: {format_ns(costs.hidden_ns)} of gathers and reductions hidden"
+    if not plan.options.overlap:
+        overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
+    total = max(costs.total_ns, 1)
+    parts = (("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns))
+    rows = [(name, format_ns(ns), f"{ns / total:.1%}") for name, ns in parts]
+    lines = table(rows, right=(1, 2))
+    lines[-1] += f"   {overlap}"
+    return ["Time", *lines]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
+    rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
+    sizes = {(holder.name, holder.category): holder.nbytes for holder in memory.holders}
+    folded = [
+        (count * size, f"{name} ({category}) {format_bytes(count * size)}")
+        for name, (category, size), count in fold_items((n, (c, b)) for (n, c), b in sizes.items())
+    ]
+    largest = [text for _, text in sorted(folded, key=lambda item: -item[0])[:4]]
+    lines = [
+        f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; part of the limit",
+        *table(rows, right=(1, 2)),
+    ]
+    return [*lines, f"  largest: {'; '.join(largest)}"] if largest else lines
+
+
+def _fallbacks(plan: Plan) -> list[str]:
+    """Ops without a rule, all replicated, with the price of computing them and of gathering what they read."""
+    gathers: dict[int, int] = {}
+    for reshard in plan.reshards:
+        for op, _ in reshard.readers[:1]:
+            gathers[op] = gathers.get(op, 0) + reshard.nanoseconds
+    found: dict[str, list[int]] = {}
+    for i, op in enumerate(plan.ops):
+        if op.source == "fallback":
+            found.setdefault(op.name, []).append(i)
+    if not found:
+        return []
+    rows = [("op", "count", "compute", "collectives", "where")]
+    ranked = sorted(found.items(), key=lambda item: -sum(plan.ops[i].nanoseconds + gathers.get(i, 0) for i in item[1]))
+    for name, positions in ranked[:MAX_FALLBACKS]:
+        places = fold_names(plan.ops[i].module or "model" for i in positions)
+        compute, gather = sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
+        rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, 2)))
+    title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
+    return [title, *table(rows, right=(1, 2, 3), header=True), *_more(ranked, MAX_FALLBACKS, "less time")]
+
+
+def _origin(plan: Plan) -> list[str]:
+    stages = plan.certificate.stages
+    main = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.items() if ":" not in name)
+    inner = ", ".join(f"{name.partition(': ')[2]} {seconds:.1f} s" for name, seconds in stages.items() if ":" in name)
+    made = plan.provenance
+    versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
+    return [
+        f"Made by {made.tool} on {made.date}: {made.command}",
+        f"  {main}{f' ({inner})' if inner else ''}; seed {plan.certificate.seed}; {versions}",
+    ]
+
+
+def _more(rows: Sequence[object], limit: int, hint: str) -> list[str]:
+    return [f"  ... {len(rows) - limit} more ({hint})"] if len(rows) > limit else []

@@ -1,0 +1,35 @@
+"""Aligned plain-text tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2, header: bool = False) -> list[str]:
+    """Lines with aligned columns, two blanks apart.
+
+    >>> table([("kind", "count"), ("all_gather", "12")], right=(1,), header=True)
+    ['  kind        count', '  ----------  -----', '  all_gather     12']
+
+    Args:
+        rows: equally long rows of cells.
+        right: columns to align on the right.
+        indent: blanks before each line.
+        header: the first row is a header, to be underlined.
+    """
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for i, row in enumerate(rows):
+        cells = [cell.rjust(width) if k in right else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        lines.append((" " * indent + "  ".join(cells)).rstrip())
+        if header and i == 0:
+            lines.append(" " * indent + "  ".join("-" * width for width in widths))
+    return lines
+
+
+def shorten(names: Sequence[str], limit: int) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown}, +{len(names) - limit} more"
