@@ -4,7 +4,7 @@
 >>> from solver_shard.mesh import Mesh
 >>> times = Collectives(Mesh.parse("dp=32,tp=8"), load_cluster("h100"))
 >>> times.nanoseconds("all_reduce", (1,), 2**30)  # inside a node
-5252779
+5125472
 >>> times.nanoseconds("all_reduce", (0,), 2**30)  # one device of each of 32 nodes
 46485151
 >>> times.spans((0, 1))  # both axes as one group: 8 devices inside each node, then 32 nodes with an eighth of the bytes
@@ -25,9 +25,10 @@ double binary tree of Sanders, Speck and Träff (Parallel Computing 35(12), 2009
 logarithmic all-gather and reduce-scatter are NCCL's PAT (2.23). Trees pay B instead of B·(n-1)/n because their halves
 do not overlap perfectly. All-to-all in log2(n) rounds is Bruck et al. (IEEE TPDS 8(11), 1997).
 
-On a torus a level is a ring whose links carry both directions at once (that is the level's bandwidth): rings need
-n/2 hops, trees do not exist, and an all-to-all moves every byte n/4 hops on average, so it takes
-(n/2)·a + B·max((n-1)/n, n/4) / w ("How to Scale Your Model", Google DeepMind 2025, chapter 3: sharded matrices).
+On a torus every mesh axis is a ring whose links carry both directions at once (that is the level's bandwidth): rings
+need n/2 hops, trees do not exist, and an all-to-all moves every byte n/4 hops on average, so it takes
+(n/2)·a + B·max((n-1)/n, n/4) / w ("How to Scale Your Model", Google DeepMind 2025, chapter 3: sharded matrices). Several
+axes work one after the other, the rightmost as the innermost; that they could use their links at once is not counted.
 
 **Several levels.** A group that spans blocks works level by level, all devices of a block in parallel, each on its own
 links and on its own part of the data: with k peers inside a block, reduce_scatter runs inside (B bytes), then across (B/k);
@@ -41,6 +42,7 @@ gets slower. A group of one device takes no time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,15 +87,23 @@ class Collectives:
         """``nanoseconds`` for many sizes at once: int64, same shape as ``nbytes``."""
         if kind not in KINDS:
             raise InternalError(f"unknown collective {kind!r}; legal: {', '.join(KINDS)}")
-        active = [(span, level) for span, level in zip(self.spans(axes), self.cluster.levels, strict=True) if span.peers > 1]
+        levels = enumerate(zip(self.spans(axes), self.cluster.levels, strict=True))
+        active = [(number, span, level) for number, (span, level) in levels if span.peers > 1]
         if not active:
             return np.zeros(nbytes.shape, dtype=np.int64)
         total = np.full(nbytes.shape, self.cluster.launch_ns, dtype=np.float64)
         size = nbytes.astype(np.float64)
-        for span, level in active:
+        for number, span, level in active:
             part = 1 if kind == "all_to_all" else span.part
-            total += level_time(kind, span.peers, size / part, level)
+            for peers in self._rings(axes, number, span) if level.topology == "torus" else (span.peers,):
+                total += level_time(kind, peers, size / part, level)
+                part *= 1 if kind == "all_to_all" else peers
         return np.ceil(total).astype(np.int64)
+
+    def _rings(self, axes: Sequence[int], level: int, span: Span) -> tuple[int, ...]:
+        """Sizes of the rings of a group on a torus, innermost first; one flat ring where blocks cut the axes unevenly."""
+        rings = tuple(self.spans((axis,))[level].peers for axis in sorted(set(axes), reverse=True))
+        return tuple(ring for ring in rings if ring > 1) if math.prod(rings) == span.peers else (span.peers,)
 
     def spans(self, axes: Sequence[int]) -> tuple[Span, ...]:
         """The group's shape at every link level, innermost first; the worst group where blocks cut groups unevenly."""
