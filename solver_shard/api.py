@@ -136,11 +136,11 @@ def plan_program(
     clock: _Clock | None = None,
 ) -> Plan:
     """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
-    from solver_shard.choice.decode import decode
     from solver_shard.choice.lower import lower
     from solver_shard.costs.memory import optimizer_state
     from solver_shard.costs.model import CostModel
     from solver_shard.pins import parse_pin, resolve_pins
+    from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.rulebook.table import load_table
@@ -164,7 +164,15 @@ def plan_program(
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, ())
-        parts = decode(lowering, solution.assignment, costs, optimizer_state=state, limit=options.memory_limit)
+        parts = decode(
+            lowering,
+            solution.assignment,
+            costs,
+            state,
+            limit=options.memory_limit,
+            objective=options.objective,
+            memory_weight=options.memory_weight,
+        )
         if not solution.feasible:
             raise _infeasible(program, options, solution, parts.memory.holders)
     return Plan(

@@ -279,7 +279,9 @@ class _Lowerer:
         table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
         if self._discounted(t, group):
             table = np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
-        same = _equal_table(held, need) == 0
+        # a copy that needs no communication is the alias read through a free move, so it is left to the alias
+        aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
+        same = (_equal_table(held, need) == 0) | (free_moves(held, need) & aliased[:, None])
         return np.concatenate([_equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:

@@ -1,0 +1,80 @@
+"""Small programs written by hand, for tests that need no tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
+
+
+class Builder:
+    """Collects tensors and ops; each call returns the position of the new tensor."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+
+    def source(self, name: str, shape: tuple[int, ...], role: Role, dtype: str = "f32", trainable: bool = False) -> int:
+        self.tensors.append(Tensor(name=name, shape=shape, dtype=dtype, role=role, trainable=trainable))
+        return len(self.tensors) - 1
+
+    def weight(self, name: str, *shape: int, trainable: bool = False) -> int:
+        return self.source(name, shape, Role.PARAMETER, trainable=trainable)
+
+    def input(self, name: str, *shape: int) -> int:
+        return self.source(name, shape, Role.INPUT)
+
+    def call(
+        self,
+        name: str,
+        operands: tuple[int, ...],
+        attributes: Mapping[str, Any],
+        *shapes: tuple[int, ...],
+        role: Role = Role.ACTIVATION,
+        phase: Phase = Phase.FORWARD,
+        result: str | None = None,
+        module: str = "",
+    ) -> int:
+        first = len(self.tensors)
+        dtype = self.tensors[operands[0]].dtype if operands else "f32"
+        for j, shape in enumerate(shapes):
+            label = result if result is not None and not j else f"v{first + j}"
+            self.tensors.append(Tensor(name=label, shape=shape, dtype=dtype, role=role))
+        results = tuple(range(first, first + len(shapes)))
+        self.ops.append(Op(name=name, operands=operands, results=results, attributes=attributes, phase=phase, module=module))
+        return first
+
+    def einsum(self, equation: str, *operands: int, **options: Any) -> int:
+        left, right = equation.split("->")
+        sizes: dict[str, int] = {}
+        for letters, t in zip(left.split(","), operands, strict=True):
+            sizes.update(zip(letters, self.tensors[t].shape, strict=True))
+        attributes = {"equation": equation, "tensors": tuple(Ref(j) for j in range(len(operands)))}
+        return self.call("aten.einsum.default", operands, attributes, tuple(sizes[x] for x in right), **options)
+
+    def relu(self, x: int, **options: Any) -> int:
+        return self.call("aten.relu.default", (x,), {"self": Ref(0)}, self.tensors[x].shape, **options)
+
+    def add(self, x: int, y: int, **options: Any) -> int:
+        return self.call(
+            "aten.add.Tensor", (x, y), {"self": Ref(0), "other": Ref(1), "alpha": 1}, self.tensors[x].shape, **options
+        )
+
+    def program(self, *outputs: int, gradients: Mapping[int, int] | None = None, name: str = "hand") -> Program:
+        program = Program(
+            name=name, tensors=tuple(self.tensors), ops=tuple(self.ops), outputs=outputs, gradients=dict(gradients or {})
+        )
+        program.validate()
+        return program
+
+
+def mlp(tokens: int = 64, width: int = 1024, hidden: int = 4096, layers: int = 1) -> Program:
+    """``layers`` blocks of x -> relu(x A) B, forward only; tokens x width."""
+    b = Builder()
+    x = b.input("x", tokens, width)
+    for k in range(layers):
+        w1, w2 = b.weight(f"{k}.up", hidden, width), b.weight(f"{k}.down", width, hidden)
+        last = k == layers - 1
+        x = b.einsum("ac,bc->ab", b.relu(b.einsum("ac,bc->ab", x, w1)), w2, role=Role.OUTPUT if last else Role.ACTIVATION, result="output" if last else None)
+    return b.program(x, name="mlp")
