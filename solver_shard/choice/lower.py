@@ -101,6 +101,7 @@ class _Lowerer:
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.lives = lives(program, self.rules)
         self.made = {t for op in program.ops for t in op.results}
+        self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
         self.index: dict[tuple[Kind, int, int], int] = {}
         self.node_costs: list[Ints] = []
@@ -113,13 +114,11 @@ class _Lowerer:
     def run(self, limit: int | None) -> Lowering:
         for t in self.program.sources():
             self._source(t)
-        strategies = []
+        strategies = [self._strategies(i) for i in range(len(self.program.ops))]
         for i, op in enumerate(self.program.ops):
-            column = self._strategies(i)
-            strategies.append(column)
             for j, t in enumerate(op.operands):
                 self._reshard(t, self._group_of(t, i, j))
-            self._op(i, column)
+            self._op(i, strategies[i])
         for t in self.program.gradients.values():
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
@@ -204,11 +203,14 @@ class _Lowerer:
     def _strategies(self, i: int) -> OpStrategies:
         op = self.program.ops[i]
         tensors = [self.program.tensors[t] for t in (*op.operands, *op.results)]
-        key = ("strategies", id(self.rules[i]), tuple((t.shape, t.dtype) for t in tensors))
+        pending = tuple(self.pending.get(t, frozenset()) for t in op.operands)
+        key = ("strategies", id(self.rules[i]), tuple((t.shape, t.dtype) for t in tensors), pending)
         if key not in self.cache:
             n = len(op.operands)
-            self.cache[key] = op_strategies(self.rules[i], tensors[:n], tensors[n:], self.mesh_shape)
+            self.cache[key] = op_strategies(self.rules[i], tensors[:n], tensors[n:], self.mesh_shape, pending)
         found: OpStrategies = self.cache[key]
+        for j, t in enumerate(op.results):
+            self.pending[t] = frozenset(s.results[j].reduction for s in found.single if s.results[j].is_partial)
         return found
 
     def _op(self, i: int, column: OpStrategies) -> None:

@@ -56,9 +56,19 @@ def local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> in
     return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[tensor.dtype]
 
 
-def op_strategies(rule: Rule, operands: Sequence[Tensor], results: Sequence[Tensor], mesh_shape: Sequence[int]) -> OpStrategies:
-    """Expand a rule to the mesh; axes of size 1 only replicate, so that they change nothing."""
-    single = rule.strategies()
+def op_strategies(
+    rule: Rule,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    mesh_shape: Sequence[int],
+    pending: Sequence[frozenset[str]],
+) -> OpStrategies:
+    """Expand a rule to the mesh; axes of size 1 only replicate, so that they change nothing.
+
+    ``pending`` has the reductions that each operand's producer can leave open. A linear set is of use only where one of
+    its operands can be partial; the others may become so by a free move.
+    """
+    single = tuple(s for s in rule.strategies() if _reachable(s, pending))
     options = [range(len(single)) if size > 1 else range(1) for size in mesh_shape]
     choice = np.array(list(itertools.product(*options)), dtype=np.int64).reshape(-1, len(mesh_shape))
     sizes = np.array(mesh_shape, dtype=np.int64)
@@ -87,6 +97,11 @@ def op_strategies(rule: Rule, operands: Sequence[Tensor], results: Sequence[Tens
         results=tuple(made[len(operands) :]),
         work=work,
     )
+
+
+def _reachable(strategy: AxisStrategy, pending: Sequence[frozenset[str]]) -> bool:
+    partial = [(j, p.reduction) for j, p in enumerate(strategy.operands) if p.is_partial]
+    return not partial or any(reduction in pending[j] for j, reduction in partial)
 
 
 def _executable(codes: Ints, shape: Sequence[int], sizes: Ints) -> NDArray[np.bool_]:
