@@ -1,0 +1,157 @@
+"""A tensor as all devices of a mesh hold it: one local part per device, in device order.
+
+>>> mesh, full = Mesh.parse("2"), torch.arange(5)
+>>> parts = split(full, Layout.parse("S(0)"), mesh)
+>>> [part.tolist() for part in parts], join(parts, Layout.parse("S(0)"), full.shape, mesh).tolist()
+([[0, 1, 2], [3, 4]], [0, 1, 2, 3, 4])
+
+What a device holds of a cut tensor is a *box*: an offset and a length per dim, by torch.chunk's rule axis after axis, so
+the last boxes may be shorter, or empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from solver_shard.costs.layouts import free_move
+from solver_shard.errors import InternalError
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+
+Shape = tuple[int, ...]
+Parts = tuple[torch.Tensor, ...]
+"""Local tensors by device number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The part [start, start + length) of a tensor, per dim."""
+
+    start: Shape
+    length: Shape
+
+    def overlap(self, other: Box) -> Box:
+        """What both hold; lengths are 0 where they do not meet."""
+        start = tuple(map(max, self.start, other.start))
+        stop = [min(a + n, b + m) for a, n, b, m in zip(self.start, self.length, other.start, other.length, strict=True)]
+        return Box(start, tuple(max(0, e - s) for s, e in zip(start, stop, strict=True)))
+
+    def inside(self, outer: Box) -> tuple[slice, ...]:
+        """Where it lies in a local tensor that holds ``outer``."""
+        return tuple(slice(s - o, s - o + n) for s, n, o in zip(self.start, self.length, outer.start, strict=True))
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.length
+
+
+@functools.lru_cache(maxsize=65536)
+def boxes(layout: Layout, shape: Shape, mesh: Mesh) -> tuple[Box, ...]:
+    """What every device holds of a tensor of this global shape."""
+    return tuple(Box(layout.local_offset(shape, mesh.shape, at), layout.local_shape(shape, mesh.shape, at)) for at in coordinates(mesh))
+
+
+@functools.lru_cache(maxsize=64)
+def coordinates(mesh: Mesh) -> tuple[Shape, ...]:
+    """Coordinates of every device."""
+    return tuple(mesh.coordinates())
+
+
+def split(full: torch.Tensor, layout: Layout, mesh: Mesh) -> Parts:
+    """Distribute a whole tensor; nothing may be partial."""
+    if any(placement.is_partial for placement in layout):
+        raise InternalError(f"a whole tensor cannot be distributed as {layout}")
+    whole = Box((0,) * full.ndim, tuple(full.shape))
+    return tuple(full[box.inside(whole)].contiguous() for box in boxes(layout, tuple(full.shape), mesh))
+
+
+def join(parts: Parts, layout: Layout, shape: Sequence[int], mesh: Mesh, *, exact: bool = True) -> torch.Tensor:
+    """The whole tensor, pending reductions done.
+
+    Args:
+        exact: devices that should hold the same must hold exactly the same, else InternalError.
+    """
+    held = boxes(layout, tuple(shape), mesh)
+    pending = [axis for axis, placement in enumerate(layout) if placement.is_partial]
+    terms: dict[Shape, torch.Tensor] = {}
+    first: dict[tuple[Shape, Box], int] = {}
+    for device, at in enumerate(coordinates(mesh)):
+        term, part, box = tuple(at[axis] for axis in pending), parts[device], held[device]
+        if tuple(part.shape) != box.length:
+            raise InternalError(
+                f"device {device} holds {tuple(part.shape)} of a tensor {tuple(shape)} in layout {layout}, it should be {box.length}"
+            )
+        twin = first.setdefault((term, box), device)
+        if twin == device:
+            whole = terms.setdefault(term, part.new_empty(tuple(shape)))
+            whole[box.inside(Box((0,) * len(box.start), tuple(shape)))] = part
+        elif exact and not _same(part, parts[twin]):
+            raise InternalError(f"devices {twin} and {device} should hold the same of a tensor in layout {layout}, but differ")
+    for axis in reversed(pending):  # the last axis of the remaining key is reduced first
+        groups: dict[Shape, list[torch.Tensor]] = {}
+        for term, value in terms.items():
+            groups.setdefault(term[:-1], []).append(value)
+        terms = {term: reduce(values, layout[axis].reduction) for term, values in groups.items()}
+    return terms[()]
+
+
+def reduce(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """The sum, average, maximum or minimum of tensors of one shape."""
+    stacked = torch.stack(list(values))
+    if reduction in ("sum", "avg"):
+        total = stacked.sum(0, dtype=stacked.dtype)
+        return total if reduction == "sum" else total / len(values)
+    return stacked.amax(0) if reduction == "max" else stacked.amin(0)
+
+
+def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh: Mesh) -> Parts:
+    """Change the layout without communication: R → S(d) takes a slice; R → P(sum) keeps the value at coordinate 0.
+
+    Raises:
+        InternalError: some device would need what another holds.
+    """
+    if before == after:
+        return parts
+    if not free_move(before, after):
+        raise InternalError(f"{before} cannot become {after} without communication")
+    held, wanted = boxes(before, tuple(shape), mesh), boxes(after, tuple(shape), mesh)
+    zeroed = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b.is_partial]
+    moved = []
+    for device, at in enumerate(coordinates(mesh)):
+        part = parts[device][wanted[device].inside(held[device])]
+        if tuple(part.shape) != wanted[device].length:
+            raise InternalError(f"device {device} would have to take {wanted[device]} from {held[device]}: {before} → {after} is not local")
+        moved.append(torch.zeros_like(part) if any(at[axis] for axis in zeroed) else part.contiguous())
+    return tuple(moved)
+
+
+def groups(axes: Sequence[int], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Devices that talk to each other in a collective over these axes, flattened from left (major) to right."""
+    others = [axis for axis in range(len(mesh.axes)) if axis not in axes]
+    found: dict[Shape, list[int]] = {}
+    for device, at in enumerate(coordinates(mesh)):
+        found.setdefault(tuple(at[axis] for axis in others), []).append(device)
+    return tuple(map(tuple, found.values()))
+
+
+def covers(target: Box, found: Sequence[Box]) -> bool:
+    """Whether disjoint pieces make up the whole box."""
+    count = sum(_volume(piece) for piece in found)
+    apart = all(a.overlap(b).empty for a, b in itertools.combinations([p for p in found if not p.empty], 2))
+    return count == _volume(target) and apart
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+
+
+def _volume(box: Box) -> int:
+    total = 1
+    for length in box.length:
+        total *= length
+    return total

@@ -1,0 +1,216 @@
+"""Run a plan on all devices of its mesh, simulated in one process, and collect what the step returns.
+
+Every op runs on local shards, once per device; every reshard runs the collectives that the plan lists. What comes out
+must be what the unsharded model computes, whatever the plan:
+
+>>> values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
+>>> result = simulate(plan, program, values)
+>>> torch.testing.assert_close(result.outputs[0], run(program, values)[program.outputs[0]])
+>>> result.collectives
+{('all_reduce', ('tp',)): 4, ('all_gather', ('dp',)): 18, ...}
+
+Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
+(arange, full, ...) are computed whole and then cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from solver_shard.errors import InputError, InternalError
+from solver_shard.export.collectives import World
+from solver_shard.export.interpret import call
+from solver_shard.export.shards import Parts, boxes, join, move, split
+from solver_shard.layout import Layout
+from solver_shard.plan.plan import Plan, Reshard
+from solver_shard.program import Op, Program
+
+_IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """What a simulated step returned.
+
+    Attributes:
+        outputs: whole tensors, in the order of the program's outputs.
+        gradients: whole gradient by parameter name.
+        collectives: how many ran, by kind and names of the mesh axes.
+        nbytes: bytes that one device called them with, by kind.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    gradients: Mapping[str, torch.Tensor]
+    collectives: Mapping[tuple[str, tuple[str, ...]], int]
+    nbytes: Mapping[str, int]
+
+
+def simulate(
+    plan: Plan,
+    program: Program,
+    values: Mapping[int, torch.Tensor],
+    *,
+    reference: Mapping[int, torch.Tensor] | None = None,
+    tolerance: float = 1e-4,
+) -> SimulationResult:
+    """Run one step of a plan with all ranks in this process.
+
+    Args:
+        program: the one that the plan was made for.
+        values: whole tensors of the program's sources by position; shapes are the program's.
+        reference: whole values of other tensors, as ``run`` returns them; the first op whose result departs is an error.
+        tolerance: largest difference from the reference, relative to the reference's largest value.
+
+    Raises:
+        InputError: a source has no value or one of another shape, or this process has a process group.
+        InternalError: the plan is not executable, or a result departs from the reference.
+    """
+    for t in program.sources():
+        tensor = program.tensors[t]
+        if t not in values or tuple(values[t].shape) != tensor.shape:
+            got = "none" if t not in values else list(values[t].shape)
+            raise InputError(
+                f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
+            )
+    with World(plan.mesh) as world, torch.no_grad():
+        return _Simulation(plan, program, world, reference or {}, tolerance).run(values)
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, program: Program, world: World, reference: Mapping[int, torch.Tensor], tolerance: float) -> None:
+        self.plan, self.program, self.world = plan, program, world
+        self.reference, self.tolerance = reference, tolerance
+        self.mesh = plan.mesh
+        self.of_reader: dict[tuple[int, int], int] = {}
+        self.waiting: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        for position, reshard in enumerate(plan.reshards):
+            self.waiting[reshard.tensor] = self.waiting.get(reshard.tensor, 0) + 1
+            for reader in reshard.readers:
+                self.of_reader[reader] = position
+                self.last[position] = max(self.last.get(position, 0), reader[0])
+        self.produced: dict[int, tuple[Parts, Layout]] = {}
+        self.held: dict[int, Parts] = {}
+
+    def run(self, values: Mapping[int, torch.Tensor]) -> SimulationResult:
+        for t in self.program.sources():
+            layout = self.plan.tensors[t].layout
+            self.produced[t] = split(values[t], layout, self.mesh), layout
+        for i in range(len(self.program.ops)):
+            self._op(i)
+        made: dict[tuple[str, int], torch.Tensor] = {}
+        for position, reshard in enumerate(self.plan.reshards):
+            if reshard.purpose in ("optimizer", "output"):
+                parts = self._read(position)
+                made[reshard.purpose, reshard.tensor] = join(parts, reshard.layout, self.program.tensors[reshard.tensor].shape, self.mesh)
+        for t in (*self.program.outputs, *self.program.gradients.values()):
+            if ("output", t) not in made and ("optimizer", t) not in made:
+                raise InternalError(f"the plan brings {self.program.tensors[t].name!r} nowhere at the end of the step")
+        return SimulationResult(
+            outputs=tuple(made["output", t] for t in self.program.outputs),
+            gradients={self.program.tensors[p].name: made["optimizer", g] for p, g in self.program.gradients.items()},
+            collectives=dict(self.world.counts),
+            nbytes=dict(self.world.sent),
+        )
+
+    def _read(self, position: int) -> Parts:
+        """The buffer of a group of readers; the first of them brings it about."""
+        if position not in self.held:
+            reshard = self.plan.reshards[position]
+            t = reshard.tensor
+            self.held[position] = self._reshard(reshard)
+            self.waiting[t] -= 1
+            if not self.waiting[t]:
+                del self.produced[t]
+        return self.held[position]
+
+    def _reshard(self, reshard: Reshard) -> Parts:
+        parts, layout = self.produced[reshard.tensor]
+        tensor = self.program.tensors[reshard.tensor]
+        for step in reshard.steps:
+            if step.before != layout:
+                raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
+            parts, layout = self.world.run(parts, step, tensor.shape), step.after
+        if layout != reshard.layout:
+            raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
+        return parts
+
+    def _op(self, i: int) -> None:
+        op, planned = self.program.ops[i], self.plan.ops[i]
+        operands = []
+        for j, t in enumerate(op.operands):
+            position = self.of_reader[i, j]
+            parts = self._read(position)
+            operands.append(
+                move(parts, self.plan.reshards[position].layout, planned.operand_layouts[j], self.program.tensors[t].shape, self.mesh)
+            )
+        results = self._call(i, op, operands)
+        for j, t in enumerate(op.results):
+            tensor, layout = self.program.tensors[t], planned.result_layouts[j]
+            for device, box in enumerate(boxes(layout, tensor.shape, self.mesh)):
+                if tuple(results[j][device].shape) != box.length:
+                    raise InternalError(
+                        f"op {i} ({op.name}) made {tuple(results[j][device].shape)} of {tensor.name!r} on device {device}; "
+                        f"{layout.format(tensor.shape, tensor.dtype)} is {box.length} there"
+                    )
+            if t in self.reference and self.waiting.get(t):
+                self._compare(i, t, results[j], layout)
+            if self.waiting.get(t):
+                self.produced[t] = results[j], layout
+        for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
+            if self.last[position] == i:
+                del self.held[position]
+
+    def _call(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
+        """Results of an op, by result and device."""
+        layouts = self.plan.ops[i].result_layouts
+        shapes = [self.program.tensors[t].shape for t in op.results]
+        if not operands:
+            whole = call(op, [], tuple(shapes))
+            return [split(value, layout, self.mesh) for value, layout in zip(whole, layouts, strict=True)]
+        wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
+        by_device: list[tuple[torch.Tensor, ...]] = []
+        for device in range(self.mesh.size):
+            local = [parts[device] for parts in operands]
+            lengths = tuple(box[device].length for box in wanted)
+            idle = any(part.numel() == 0 and self.program.tensors[t].numel for part, t in zip(local, op.operands, strict=True))
+            by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
+        return [tuple(made[j] for made in by_device) for j in range(len(op.results))]
+
+    def _idle(self, i: int, lengths: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, ...]:
+        """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
+        op, made = self.program.ops[i], []
+        for t, layout, length in zip(op.results, self.plan.ops[i].result_layouts, lengths, strict=True):
+            reductions = {placement.reduction for placement in layout if placement.is_partial}
+            if 0 not in length and len(reductions) != 1:
+                raise InternalError(f"op {i} ({op.name}) has nothing to read on some device, but must make {length} of {layout} there")
+            fill = _IDENTITY[reductions.pop()] if reductions else 0.0
+            made.append(torch.full(length, fill, dtype=_DTYPES[self.program.tensors[t].dtype]))
+        return tuple(made)
+
+    def _compare(self, i: int, t: int, parts: Parts, layout: Layout) -> None:
+        expected, tensor = self.reference[t], self.program.tensors[t]
+        found = join(parts, layout, tensor.shape, self.mesh)
+        scale = expected.abs().max().item() if expected.numel() else 0
+        close = (
+            torch.allclose(found, expected, rtol=0, atol=self.tolerance * max(scale, 1e-30), equal_nan=True)
+            if expected.is_floating_point()
+            else torch.equal(found, expected)
+        )
+        if not close:
+            op, planned = self.program.ops[i], self.plan.ops[i]
+            error = (found - expected).abs().max().item() if expected.is_floating_point() else "integers"
+            raise InternalError(
+                f"op {i} ({op.name}, {op.module or 'model'}) with strategies {', '.join(planned.strategy)} makes another "
+                f"{layout.format(tensor.shape, tensor.dtype)} {tensor.name!r} than the unsharded step (difference {error}, largest value {scale})"
+            )
+
+
+_DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip

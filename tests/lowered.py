@@ -1,0 +1,140 @@
+"""Programs lowered on a mesh, plans from any assignment of their choice graph, and random assignments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.choice.lower import Lowering, Pins, lower
+from solver_shard.costs.cluster import load_cluster
+from solver_shard.costs.memory import OptimizerState, optimizer_state
+from solver_shard.costs.model import CostModel
+from solver_shard.mesh import Mesh
+from solver_shard.plan.decode import decode
+from solver_shard.plan.evaluate import Evaluation, evaluate
+from solver_shard.plan.plan import Certificate, Options, Plan, Provenance
+from solver_shard.program import Program
+from solver_shard.rulebook.build import Rulebook
+from solver_shard.rulebook.table import load_table
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lowered:
+    """A program on a mesh, and everything that made its choice graph."""
+
+    program: Program
+    rulebook: Rulebook
+    costs: CostModel
+    state: OptimizerState
+    lowering: Lowering
+    options: Options
+
+    @property
+    def graph(self) -> ChoiceGraph:
+        return self.lowering.graph
+
+    def plan(self, assignment: Sequence[int]) -> Plan:
+        options = self.options
+        parts = decode(
+            self.lowering,
+            assignment,
+            self.costs,
+            self.state,
+            limit=options.memory_limit,
+            objective=options.objective,
+            memory_weight=options.memory_weight,
+        )
+        return Plan(
+            name=self.program.name,
+            mesh=self.costs.mesh,
+            cluster=self.costs.cluster,
+            options=options,
+            tensors=parts.tensors,
+            ops=parts.ops,
+            outputs=self.program.outputs,
+            gradients={self.program.tensors[p].name: g for p, g in self.program.gradients.items()},
+            reshards=parts.reshards,
+            memory=parts.memory,
+            costs=parts.costs,
+            certificate=Certificate(objective=0, bound=0, gap=0.0, status="feasible", problem="free", seed=0, work=0),
+            provenance=Provenance(tool="tests", versions={}, command="", date="", source=""),
+        )
+
+    def evaluate(self, plan: Plan) -> Evaluation:
+        return evaluate(plan, self.program, self.rulebook, self.costs, self.state)
+
+
+def lowered(
+    program: Program,
+    mesh: str,
+    *,
+    cluster: str = "h100",
+    overlap: float = 0.0,
+    optimizer: str = "adamw",
+    objective: str = "time",
+    memory_weight: int = 0,
+    limit: int = 2**40,
+    pins: Pins | None = None,
+) -> Lowered:
+    rulebook, state = Rulebook(load_table()), optimizer_state(optimizer)
+    costs = CostModel(Mesh.parse(mesh), load_cluster(cluster), overlap=overlap)
+    return Lowered(
+        program=program,
+        rulebook=rulebook,
+        costs=costs,
+        state=state,
+        lowering=lower(program, rulebook, costs, optimizer_state=state, pins=pins, limit=limit),
+        options=Options(optimizer=optimizer, overlap=overlap, memory_limit=limit, objective=objective, memory_weight=memory_weight),  # type: ignore[arg-type]
+    )
+
+
+def random_assignment(graph: ChoiceGraph, seed: int) -> tuple[int, ...]:
+    """One strategy per node, drawn at random node after node; forbidden pairs are kept out by arc consistency."""
+    return _Draw(graph, seed).run()
+
+
+class _Draw:
+    def __init__(self, graph: ChoiceGraph, seed: int) -> None:
+        self.graph, self.random = graph, random.Random(seed)
+        self.tables = [table < FORBIDDEN for table in graph.tables]
+        self.turned = [table.T for table in self.tables]
+        self.arcs: list[list[tuple[int, NDArray[np.bool_]]]] = [[] for _ in range(graph.size)]
+        for (u, v), table in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
+            self.arcs[u].append((v, self.tables[table]))
+            self.arcs[v].append((u, self.turned[table]))
+
+    def run(self) -> tuple[int, ...]:
+        allowed = {v: self.graph.node_costs(v) < FORBIDDEN for v in range(self.graph.size)}
+        start = self._spread(allowed, list(allowed))
+        assert start is not None, "the graph has no assignment"
+        allowed = start
+        for v in range(self.graph.size):
+            options = np.flatnonzero(allowed[v]).tolist()
+            self.random.shuffle(options)
+            for option in options:
+                mask = np.zeros(len(allowed[v]), dtype=np.bool_)
+                mask[option] = True
+                changed = self._spread({**allowed, v: mask}, [v])
+                if changed is not None:
+                    allowed = changed
+                    break
+            else:
+                raise AssertionError(f"no consistent strategy for node {self.graph.names[v]}")
+        return tuple(int(np.flatnonzero(allowed[v])[0]) for v in range(self.graph.size))
+
+    def _spread(self, allowed: dict[int, NDArray[np.bool_]], queue: list[int]) -> dict[int, NDArray[np.bool_]] | None:
+        while queue:
+            u = queue.pop()
+            for v, table in self.arcs[u]:
+                kept = allowed[v] & table[allowed[u]].any(axis=0)
+                if not kept.any():
+                    return None
+                if (kept != allowed[v]).any():
+                    allowed[v] = kept
+                    queue.append(v)
+        return allowed
