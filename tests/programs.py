@@ -78,3 +78,34 @@ def mlp(tokens: int = 64, width: int = 1024, hidden: int = 4096, layers: int = 1
         last = k == layers - 1
         x = b.einsum("ac,bc->ab", b.relu(b.einsum("ac,bc->ab", x, w1)), w2, role=Role.OUTPUT if last else Role.ACTIVATION, result="output" if last else None)
     return b.program(x, name="mlp")
+
+
+def trained_mlp(tokens: int = 64, width: int = 32, hidden: int = 128, layers: int = 1) -> Program:
+    """The blocks of ``mlp``, then the sum of squares / 2 as loss, and the backward pass with weight gradients."""
+    b = Builder()
+    back: dict[str, Any] = {"phase": Phase.BACKWARD}
+    x = b.input("x", tokens, width)
+    weights = [(b.weight(f"{k}.up", hidden, width, trainable=True), b.weight(f"{k}.down", width, hidden, trainable=True)) for k in range(layers)]
+    saved = []
+    for up, down in weights:
+        h = b.einsum("ac,bc->ab", x, up)
+        r = b.relu(h)
+        saved.append((x, h, r))
+        x = b.einsum("ac,bc->ab", r, down)
+    half = b.call("aten.mul.Tensor", (x,), {"self": Ref(0), "other": 0.5}, (tokens, width))
+    square = b.call("aten.mul.Tensor", (half, x), {"self": Ref(0), "other": Ref(1)}, (tokens, width))
+    attributes = {"self": Ref(0), "dim": (0, 1), "keepdim": False, "dtype": None}
+    loss = b.call("aten.sum.dim_IntList", (square,), attributes, (), role=Role.OUTPUT, result="loss")
+    one = b.call("aten.full.default", (), {"size": (), "fill_value": 1.0, "dtype": "f32"}, (), **back)
+    wide = b.call("aten.expand.default", (one,), {"self": Ref(0), "size": (tokens, width), "implicit": False}, (tokens, width), **back)
+    grad = b.call("aten.mul.Tensor", (wide, x), {"self": Ref(0), "other": Ref(1)}, (tokens, width), **back)
+    gradients = {}
+    for k, ((up, down), (entry, h, r)) in reversed(list(enumerate(zip(weights, saved, strict=True)))):
+        gradients[down] = b.einsum("ab,ac->bc", grad, r, role=Role.GRADIENT, result=f"grad({k}.down)", **back)
+        inner = b.einsum("ab,bc->ac", grad, down, **back)
+        attributes = {"grad_output": Ref(0), "self": Ref(1), "threshold": 0}
+        inner = b.call("aten.threshold_backward.default", (inner, h), attributes, (tokens, hidden), **back)
+        gradients[up] = b.einsum("ab,ac->bc", inner, entry, role=Role.GRADIENT, result=f"grad({k}.up)", **back)
+        if k:
+            grad = b.einsum("ab,bc->ac", inner, up, **back)
+    return b.program(loss, gradients=gradients, name="trained mlp")

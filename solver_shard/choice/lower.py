@@ -238,7 +238,7 @@ class _Lowerer:
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
-        key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group))
+        key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group), bool(group.readers))
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
@@ -281,9 +281,11 @@ class _Lowerer:
         table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
         if self._discounted(t, group):
             table = np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
-        # a copy that needs no communication is the alias read through a free move, so it is left to the alias
-        aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
-        same = (_equal_table(held, need) == 0) | (free_moves(held, need) & aliased[:, None])
+        same = _equal_table(held, need) == 0
+        if group.readers:
+            # a copy that needs no communication is the alias read through a free move, so it is left to the alias
+            aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
+            same |= free_moves(held, need) & aliased[:, None]
         return np.concatenate([_equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:
