@@ -74,7 +74,7 @@ def pointwise(call: Call, row: Row) -> Draft:
     """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype."""
     draft = Draft(call)
     shape = call.results[0].shape
-    letters = draft.letters(shape)
+    letters = draft.letters(shape, even=row.get("even", False))
     for slot in range(len(call.slots)):
         draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
     for index, result in enumerate(call.results):
@@ -265,7 +265,7 @@ def is_reduce_map(value: Any) -> str | None:
 
 FAMILIES = (
     Family(name="einsum", build=einsum, keys={}),
-    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number}),
+    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "even": is_flag}),
     Family(name="cast", build=cast, keys={}),
     Family(
         name="along",

@@ -219,8 +219,8 @@ def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
     batch = draft.factor("batch", shape[0])
     cut = _plain(call)
     if cut:
-        outputs = draft.factor("outputs", kernel[1 if transposed else 0])
-        inputs = draft.factor("inputs", shape[1])
+        outputs = draft.factor("outputs", kernel[1 if transposed else 0], even=True)
+        inputs = draft.factor("inputs", shape[1], even=True)
         pair = [inputs, outputs] if transposed else [outputs, inputs]
         draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
         draft.put("weight", [*pair, *draft.whole(kernel[2:])])

@@ -1,0 +1,201 @@
+"""Prove a rule right on numbers: run an op on shards for every strategy of its rule and compare with the whole op.
+
+    failures = verify(op, [x, w], rule, execute, mesh_shape=(2,))
+    assert not failures, failures[0]
+
+Operands are distributed as each strategy asks (a pending sum is split into random parts), the op runs once per device,
+and the results are put together again by their placements. Whatever differs from the unsharded results is a failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from solver_shard.layout import Layout, Placement
+from solver_shard.program import Op
+from solver_shard.rulebook.rule import AxisStrategy, Rule
+
+Execute = Callable[[Op, list[torch.Tensor], tuple[tuple[int, ...], ...]], Sequence[torch.Tensor]]
+"""Runs an op on given tensors: ``execute(op, operands, result_shapes)``."""
+
+_EXACT = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A strategy whose numbers are wrong."""
+
+    op: str
+    strategy: str
+    mesh_shape: tuple[int, ...]
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.op}, strategy {self.strategy} on mesh {self.mesh_shape}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Outcome: how many strategies ran, and those that failed."""
+
+    strategies: int
+    failures: tuple[Failure, ...]
+
+
+def verify(
+    op: Op,
+    operands: Sequence[torch.Tensor],
+    rule: Rule,
+    execute: Execute,
+    *,
+    result_shapes: Sequence[tuple[int, ...]],
+    mesh_shape: Sequence[int] = (2,),
+    seed: int = 0,
+) -> Checked:
+    """Run every strategy of the rule on a mesh; one axis per entry of ``mesh_shape``."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = tuple(mesh_shape)
+    whole = tuple(execute(op, list(operands), tuple(result_shapes)))
+    count, failures = 0, []
+    shapes = [tuple(t.shape) for t in operands]
+    for combination in legal_strategies(rule, shapes, result_shapes, sizes):
+        count += 1
+        name = " x ".join(s.name for s in combination)
+        try:
+            what = _difference(op, operands, whole, rule, combination, sizes, execute, generator)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            what = f"the op does not run on its shards: {error}"
+        if what is not None:
+            failures.append(Failure(op=op.name, strategy=name, mesh_shape=sizes, what=what))
+    return Checked(strategies=count, failures=tuple(failures))
+
+
+def legal_strategies(
+    rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]], mesh_shape: Sequence[int]
+) -> Iterator[tuple[AxisStrategy, ...]]:
+    """Every choice of one strategy per axis that can be executed: factors and dims are large enough, reductions commute."""
+    for combination in itertools.product(rule.strategies(), repeat=len(mesh_shape)):
+        cuts: dict[int, int] = {}
+        for strategy, size in zip(combination, mesh_shape, strict=True):
+            if strategy.factor is not None:
+                cuts[strategy.factor] = cuts.get(strategy.factor, 1) * size
+        if not all(rule.factors[f].legal(shards) for f, shards in cuts.items()):
+            continue
+        layouts = [Layout(s.operands[i] for s in combination) for i in range(len(operands))]
+        layouts += [Layout(s.results[i] for s in combination) for i in range(len(results))]
+        if all(_executable(layout, shape, mesh_shape) for layout, shape in zip(layouts, (*operands, *results), strict=True)):
+            yield combination
+
+
+def _executable(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) -> bool:
+    reductions = {p.reduction for p in layout if p.is_partial}
+    if len(reductions) > 1 and not reductions <= {"sum", "avg"}:
+        return False
+    counts = [math.prod(n for p, n in zip(layout, mesh_shape, strict=True) if p == d) for d in range(len(shape))]
+    return all(n == 1 or size >= n for size, n in zip(shape, counts, strict=True))
+
+
+def _difference(
+    op: Op,
+    operands: Sequence[torch.Tensor],
+    whole: Sequence[torch.Tensor],
+    rule: Rule,
+    combination: Sequence[AxisStrategy],
+    sizes: tuple[int, ...],
+    execute: Execute,
+    generator: torch.Generator,
+) -> str | None:
+    parts = [distribute(t, [s.operands[i] for s in combination], sizes, generator) for i, t in enumerate(operands)]
+    layouts = [Layout(s.results[i] for s in combination) for i in range(len(whole))]
+    made: list[list[torch.Tensor]] = []
+    for device, coordinate in enumerate(itertools.product(*map(range, sizes))):
+        shapes = tuple(layout.local_shape(t.shape, sizes, coordinate) for layout, t in zip(layouts, whole, strict=True))
+        outs = list(execute(op, [p[device] for p in parts], shapes))
+        for index, (out, shape) in enumerate(zip(outs, shapes, strict=True)):
+            if tuple(out.shape) != shape:
+                return f"result {index} has local shape {tuple(out.shape)} on device {coordinate}, its layout {layouts[index]} says {shape}"
+        made.append(outs)
+    least = max(_TOLERANCE.get(t.dtype, 0.0) for t in (*operands, *whole))
+    for index, (layout, expected) in enumerate(zip(layouts, whole, strict=True)):
+        if index in rule.alike:
+            continue
+        found = assemble([outs[index] for outs in made], list(layout), sizes, least)
+        if found is None:
+            return f"result {index} is said to be replicated, but devices disagree"
+        if not _close(found, expected, least):
+            error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
+            return f"result {index} as {layout} differs from the unsharded one by up to {error:.3g}"
+    return None
+
+
+def distribute(
+    tensor: torch.Tensor, placements: Sequence[Placement], sizes: Sequence[int], generator: torch.Generator
+) -> list[torch.Tensor]:
+    """The local tensor of every device, in device order; uneven shards by torch.chunk's rule, later ones may be empty."""
+    if not placements:
+        return [tensor]
+    first, size = placements[0], sizes[0]
+    if first.is_shard:
+        chunk = -(-tensor.shape[first.dim] // size)
+        bounds = [min(chunk * r, tensor.shape[first.dim]) for r in range(size + 1)]
+        # contiguous: the CPU kernel of layer norm's backward reads strided statistics as if they were not
+        parts = [tensor.narrow(first.dim, a, b - a).contiguous() for a, b in itertools.pairwise(bounds)]
+    elif first.is_partial:
+        parts = _split(tensor, first.reduction, size, generator)
+    else:
+        parts = [tensor] * size
+    return [local for part in parts for local in distribute(part, placements[1:], sizes[1:], generator)]
+
+
+def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Parts whose reduction is the tensor."""
+    if reduction in ("max", "min"):
+        owner = torch.randint(size, tensor.shape, generator=generator)
+        if tensor.dtype == torch.bool:
+            fill = torch.full_like(tensor, reduction == "min")
+            return [torch.where(owner == r, tensor, fill) for r in range(size)]
+        noise = torch.randint(1, 5, tensor.shape, generator=generator).to(tensor.dtype)
+        worse = tensor - noise if reduction == "max" else tensor + noise
+        return [torch.where(owner == r, tensor, worse) for r in range(size)]
+    total = tensor * size if reduction == "avg" else tensor
+    if tensor.is_floating_point():
+        parts = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype) for _ in range(size - 1)]
+    else:
+        parts = [torch.randint(-3, 4, tensor.shape, generator=generator).to(tensor.dtype) for _ in range(size - 1)]
+    return [*parts, total - sum(parts, torch.zeros_like(total))]
+
+
+def assemble(
+    parts: Sequence[torch.Tensor], placements: Sequence[Placement], sizes: Sequence[int], tolerance: float = 1e-9
+) -> torch.Tensor | None:
+    """The tensor that the devices hold together; None when replicas differ by more than the tolerance."""
+    if not placements:
+        return parts[0]
+    inner = len(parts) // sizes[0]
+    held = [assemble(parts[r * inner : (r + 1) * inner], placements[1:], sizes[1:], tolerance) for r in range(sizes[0])]
+    tensors = [t for t in held if t is not None]
+    if len(tensors) < len(held):
+        return None
+    first = placements[0]
+    if first.is_shard:
+        return torch.cat(tensors, dim=first.dim)
+    if first.is_replicate:
+        return tensors[0] if all(_close(t, tensors[0], tolerance) for t in tensors[1:]) else None
+    stacked = torch.stack(tensors)
+    if first.reduction in ("max", "min"):
+        return stacked.amax(0) if first.reduction == "max" else stacked.amin(0)
+    return stacked.sum(0).to(tensors[0].dtype) if first.reduction == "sum" else stacked.mean(0)
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if found.dtype in _EXACT:
+        return bool(torch.equal(found, expected))
+    return bool(torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True))
