@@ -1,0 +1,256 @@
+"""Message passing (TRW-S, Kolmogorov 2006) on a problem without its memory limit: a lower bound and a reparametrisation.
+
+    messages = Messages(problem, scale)
+    bound = messages.sweep(theta)               # rises from call to call, at most min over x of theta(x) + tables(x)
+    parts = messages.reparametrise(theta)       # the same costs, all >= 0, plus parts.constant; parts.constant is the bound
+
+Costs are integers times ``scale`` (a power of two), kept in float64. Messages are rounded down to integers, so every sum is
+exact as long as it stays below 2**53 (``scale_of`` sees to that) and the bound is valid as computed: no tolerance anywhere.
+FORBIDDEN is infinite here. Messages are kept per row and column of an edge's core, not per strategy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.solution import MIB
+
+HEADROOM = 2.0**49
+"""Largest scaled objective; leaves sums of differences exact in float64."""
+
+CLASH = 2.0**50
+"""Stands for FORBIDDEN where an assignment that has some must still be compared."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A reparametrisation: cost(x) + penalties(x) = constant + sum of unary + sum of tables, every entry >= 0.
+
+    ``unary`` is float64 per node and strategy; ``tables[e]`` float64 over the rows and columns of the core of edge e.
+    """
+
+    constant: float
+    unary: list[Floats]
+    tables: list[Floats]
+
+
+class Grouping:
+    """Minimum over the strategies of each row of a core."""
+
+    __slots__ = ("count", "order", "starts")
+
+    def __init__(self, rows: Ints, count: int) -> None:
+        self.count = count
+        identity = len(rows) == count
+        order = np.argsort(rows, kind="stable")
+        if identity and (order == np.arange(count)).all():
+            self.order: Ints | None = None
+            self.starts: Ints | None = None
+        else:
+            self.order = order
+            self.starts = None if identity else np.searchsorted(rows[order], np.arange(count))
+
+    def __call__(self, values: Floats) -> Floats:
+        if self.order is None:
+            return values
+        if self.starts is None:
+            return values[self.order]
+        return np.minimum.reduceat(values[self.order], self.starts)
+
+
+class Messages:
+    """The state of message passing on one problem.
+
+    Attributes:
+        forward: per edge (a, b), the message to b over the columns of the core.
+        backward: per edge, the message to a over its rows.
+        work: seconds-like units of one sweep.
+    """
+
+    def __init__(self, problem: Problem, scale: float) -> None:
+        self.problem, self.scale = problem, scale
+        n = problem.size
+        self.edges = problem.edges
+        shared: dict[int, Floats] = {}
+        self.cores: list[Floats] = []
+        for edge in problem.edges:
+            key = id(edge.core)
+            if key not in shared:
+                shared[key] = scaled(edge.core, scale)
+            self.cores.append(shared[key])
+        self.finite = [np.isfinite(core) for core in self.cores]
+        self.group_rows = [Grouping(e.rows, e.core.shape[0]) for e in problem.edges]
+        self.group_cols = [Grouping(e.cols, e.core.shape[1]) for e in problem.edges]
+        self.forward = [np.zeros(e.core.shape[1]) for e in problem.edges]
+        self.backward = [np.zeros(e.core.shape[0]) for e in problem.edges]
+        self.upper: list[list[int]] = [[] for _ in range(n)]  # edges to later nodes
+        self.lower: list[list[int]] = [[] for _ in range(n)]  # edges to earlier nodes
+        for i, edge in enumerate(problem.edges):
+            self.upper[edge.a].append(i)
+            self.lower[edge.b].append(i)
+        self.share = [1.0 / max(1, len(self.upper[v]), len(self.lower[v])) for v in range(n)]
+        self.theta = [scaled(row, scale) for row in problem.unary]
+        self.constant = problem.constant * scale
+        cells = sum(e.core.size for e in problem.edges)
+        self.work = 2 * (1.2e-9 * cells + 1e-5 * len(problem.edges) + 5e-6 * n)
+        largest = max((e.core.size for e in problem.edges), default=1)
+        self._buffer = np.empty(largest)
+
+    def sweep(self, theta: list[Floats]) -> float:
+        """One pass forward and one back; the bound (without the constant)."""
+        for v in range(len(theta)):
+            upper = self.upper[v]
+            if not upper:
+                continue
+            part = np.floor(self.belief(theta, v) * self.share[v])
+            for e in upper:
+                message = self._min_plus(e, self.group_rows[e](part) - self.backward[e], 0)
+                message -= message.min()
+                self.forward[e] = message
+        bound = 0.0
+        for v in range(len(theta) - 1, -1, -1):
+            belief = self.belief(theta, v)
+            low = float(belief.min())
+            bound += low
+            lower = self.lower[v]
+            if not lower:
+                continue
+            belief -= low
+            part = np.floor(belief * self.share[v])
+            for e in lower:
+                message = self._min_plus(e, self.group_cols[e](part) - self.forward[e], 1)
+                low = float(message.min())
+                bound += low
+                message -= low
+                self.backward[e] = message
+        return bound
+
+    def belief(self, theta: list[Floats], v: int) -> Floats:
+        """theta plus all messages that come in."""
+        total = theta[v].copy()
+        edges = self.edges
+        for e in self.lower[v]:
+            total += self.forward[e][edges[e].cols]
+        for e in self.upper[v]:
+            total += self.backward[e][edges[e].rows]
+        return total
+
+    def _min_plus(self, e: int, values: Floats, axis: int) -> Floats:
+        core = self.cores[e]
+        buffer = self._buffer[: core.size].reshape(core.shape)
+        np.add(core, values[:, None] if axis == 0 else values[None, :], out=buffer)
+        result: Floats = np.minimum.reduce(buffer, axis=axis)
+        return result
+
+    def decode(self, theta: list[Floats]) -> Ints:
+        """An assignment: node by node, the best given the earlier ones and the messages of the later ones.
+
+        Call after a sweep. It may hold forbidden pairs where the messages do not see far enough.
+        """
+        chosen = np.zeros(len(theta), dtype=np.int64)
+        for v in range(len(theta)):
+            total = theta[v].copy()
+            for e in self.upper[v]:
+                total += self.backward[e][self.edges[e].rows]
+            for e in self.lower[v]:
+                edge = self.edges[e]
+                total += np.minimum(self.cores[e][edge.rows[chosen[edge.a]]], CLASH)[edge.cols]
+            chosen[v] = int(total.argmin())
+        return chosen
+
+    def decode_consistent(self, theta: list[Floats]) -> Ints | None:
+        """As ``decode``, but after each decision strategies without an allowed partner leave the later nodes' choices.
+
+        Slower, and rarely without an answer (None).
+        """
+        domain = [np.ones(len(row), dtype=bool) for row in theta]
+        chosen = np.zeros(len(theta), dtype=np.int64)
+        for v in range(len(theta)):
+            total = theta[v].copy()
+            for e in self.upper[v]:
+                total += self.backward[e][self.edges[e].rows]
+            for e in self.lower[v]:
+                edge = self.edges[e]
+                total += self.cores[e][edge.rows[chosen[edge.a]]][edge.cols]
+            total[~domain[v]] = np.inf
+            x = int(total.argmin())
+            if not np.isfinite(total[x]):
+                return None
+            chosen[v] = x
+            domain[v] = np.zeros(len(theta[v]), dtype=bool)
+            domain[v][x] = True
+            if not self._propagate(domain, v):
+                return None
+        return chosen
+
+    def _propagate(self, domain: list[NDArray[np.bool_]], start: int) -> bool:
+        """Arc consistency among the domains after a change at one node; false where one becomes empty."""
+        queue = [start]
+        while queue:
+            v = queue.pop()
+            for e in self.upper[v] + self.lower[v]:
+                edge, finite = self.edges[e], self.finite[e]
+                if edge.a == v:
+                    w, partner = edge.b, finite[edge.rows[domain[v]]].any(axis=0)[edge.cols]
+                else:
+                    w, partner = edge.a, finite[:, edge.cols[domain[v]]].any(axis=1)[edge.rows]
+                left = domain[w] & partner
+                if left.all() or (left == domain[w]).all():
+                    continue
+                if not left.any():
+                    return False
+                domain[w] = left
+                queue.append(w)
+        return True
+
+    def reparametrise(self, theta: list[Floats]) -> Parts:
+        """Exact reparametrisation from the current messages, by one more pass backward; ``constant`` includes the problem's."""
+        n = len(theta)
+        constant = self.constant
+        unary: list[Floats] = [np.zeros(0)] * n
+        tables: list[Floats] = [np.zeros((0, 0))] * len(self.edges)
+        for v in range(n - 1, -1, -1):
+            belief = self.belief(theta, v)
+            low = float(belief.min())
+            constant += low
+            belief -= low
+            part = np.floor(belief * self.share[v])
+            lower = self.lower[v]
+            unary[v] = belief - len(lower) * part
+            for e in lower:
+                # The share differs between strategies of one column: what exceeds the column's least stays with the node.
+                least = self.group_cols[e](part)
+                unary[v] += part - least[self.edges[e].cols]
+                table = self.cores[e] + (least - self.forward[e])[None, :]
+                message = table.min(axis=1)
+                table -= message[:, None]
+                low = float(message.min())
+                constant += low
+                self.backward[e] = message - low
+                tables[e] = table
+        return Parts(constant, unary, tables)
+
+
+def scaled(costs: Ints, scale: float) -> Floats:
+    """Integer costs as scaled floats, rounded down, FORBIDDEN as infinity."""
+    result = np.floor(costs * scale)
+    result[costs >= FORBIDDEN] = np.inf
+    return result
+
+
+def scale_of(problem: Problem) -> float:
+    """The power of two by which costs are multiplied: large, but no sum may come near 2**53."""
+    total = float(abs(problem.constant))
+    total += sum(float(np.where(row < FORBIDDEN, row, 0).max(initial=0)) for row in problem.unary)
+    total += sum(float(np.where(e.core < FORBIDDEN, e.core, 0).max(initial=0)) for e in problem.edges)
+    total += problem.weight * float(problem.ceiling()) / MIB
+    return float(2.0 ** min(20, int(np.floor(np.log2(HEADROOM / max(total, 1.0))))))
+
+
+def edge_cost(edge: Edge, core: Floats, assignment: Ints) -> float:
+    return float(core[edge.rows[assignment[edge.a]], edge.cols[assignment[edge.b]]])

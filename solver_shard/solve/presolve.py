@@ -1,0 +1,248 @@
+"""Exact presolve: a smaller problem with the same optimum, and the way back.
+
+    small, undo = presolve(problem)
+    problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
+
+What is done, until nothing changes:
+
+- *forbidden*: strategies of cost FORBIDDEN and strategies without an allowed partner across some edge go (arc consistency).
+- *fixed*: a node with one strategy becomes a cost of its neighbours and a constant use of memory.
+- *normal*: row and column minima of tables move into the nodes; a table that is constant, or a sum of a row and a column
+  term, becomes zero and goes. Parallel edges are one edge.
+- *followers*: where each strategy of a node allows just one of a neighbour (the result of an op, an alias), the neighbour
+  merges into the node by an index map. Exact: the neighbour had no other choice.
+- *free*: nodes without bytes and at most two neighbours are eliminated by min-plus products of bounded size. Exact: their best
+  strategy depends on those neighbours only.
+- *dominated*: strategy i dominates j when it costs no more, needs no more bytes, and no strategy of any neighbour makes it lose more
+  than the difference: exchanging j for i never hurts. Of equal strategies the first stays.
+- *loose times*: a time that cannot exceed the limit even if every node takes its largest bytes is dropped; a carrier that only lives
+  at such times goes too, which frees more nodes. Not done when the peak is part of the objective.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.solve.problem import Bools, Carrier, Edge, Problem, compact_edge
+from solver_shard.solve.reducer import NoAssignment, Reducer, Undo
+
+MAX_ELIMINATION_CELLS = 2_000_000
+"""Largest (cells of the new table) x (strategies of the node) of an elimination."""
+
+MAX_DOMINANCE_CELLS = 40_000_000
+"""Largest work of one dominance check of a node; larger ones are skipped."""
+
+__all__ = ["NoAssignment", "presolve"]
+
+
+def presolve(problem: Problem) -> tuple[Problem, Undo]:
+    """Reduce a problem; see the module.
+
+    Raises:
+        NoAssignment: forbidden entries leave no assignment at all.
+    """
+    reducer = Reducer(problem)
+    _forbidden(reducer, reducer.alive())
+    while True:
+        before = len(reducer.steps)
+        _settle(reducer)
+        for v in reducer.alive():
+            if reducer.unary[v] is not None:
+                _dominated(reducer, v)
+        if len(reducer.steps) == before:
+            break
+    return _reduced(reducer)
+
+
+def _settle(reducer: Reducer) -> None:
+    """All passes but dominance until nothing changes."""
+    reducer.touched.update(reducer.alive())
+    while reducer.touched:
+        if reducer.problem.weight == 0:
+            _loose_times(reducer)
+        while reducer.touched:
+            v = min(reducer.touched)
+            reducer.touched.discard(v)
+            if reducer.unary[v] is not None:
+                _simplify(reducer, v)
+
+
+def _simplify(reducer: Reducer, v: int) -> None:
+    """Whatever one node allows; marks what changed as touched."""
+    _forbidden(reducer, [v])
+    if reducer.size(v) == 1:
+        reducer.fix(v)
+        return
+    for w in sorted(reducer.adjacent[v]):
+        _normalise(reducer, v, w)
+    for w in sorted(reducer.adjacent[v]):
+        strategy_of = _follower(reducer, v, w)
+        if strategy_of is not None:
+            reducer.follow(w, v, strategy_of)
+            reducer.touched.add(v)
+            return
+    if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
+        reducer.eliminate(v)
+
+
+def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
+    """Arc consistency from the given nodes on."""
+    queue = list(nodes)
+    waiting = set(queue)
+    while queue:
+        v = queue.pop()
+        waiting.discard(v)
+        if reducer.unary[v] is None:
+            continue
+        keep: Bools = reducer.costs(v) < FORBIDDEN
+        for w in reducer.adjacent[v]:
+            core, rows, _, _ = reducer.adjacent[v][w].seen_from(v)
+            keep &= (core.min(axis=1) < FORBIDDEN)[rows]
+        if keep.all():
+            continue
+        reducer.restrict(v, keep)
+        for w in reducer.adjacent[v]:
+            if w not in waiting:
+                waiting.add(w)
+                queue.append(w)
+
+
+def _normalise(reducer: Reducer, v: int, w: int) -> None:
+    """Row and column minima of the table move to the nodes; a table of zeros goes."""
+    edge = reducer.adjacent[v][w]
+    core = edge.core
+    low = core.min(axis=1)
+    if low.any():
+        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low[:, None])
+        reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + low[edge.rows], FORBIDDEN)
+    low_columns = core.min(axis=0)
+    if low_columns.any():
+        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low_columns[None, :])
+        reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + low_columns[edge.cols], FORBIDDEN)
+    if not core.any():
+        reducer.drop_edge(edge.a, edge.b)
+    elif core is not edge.core:
+        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols))
+
+
+def _follower(reducer: Reducer, v: int, w: int) -> Ints | None:
+    """The only strategy of w for each of v, or None where some strategy of v leaves a choice."""
+    core, rows, cols, _ = reducer.adjacent[v][w].seen_from(v)
+    finite = core < FORBIDDEN
+    if not (finite.sum(axis=1) == 1).all():
+        return None
+    target = finite.argmax(axis=1)
+    if (np.bincount(cols, minlength=core.shape[1])[target] != 1).any():
+        return None
+    strategy = np.empty(core.shape[1], dtype=np.int64)
+    strategy[cols] = np.arange(len(cols))
+    return strategy[target][rows]
+
+
+def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
+    around = [reducer.adjacent[v][w].seen_from(w)[0].shape[0] for w in reducer.adjacent[v]]
+    return len(around) <= 2 and int(np.prod(around, dtype=np.int64)) * reducer.size(v) <= MAX_ELIMINATION_CELLS
+
+
+def _loose_times(reducer: Reducer) -> None:
+    """Drop times that no choice can fill, then carriers that live at no kept time."""
+    limit = reducer.problem.limit
+    if len(reducer.mult) == 0:
+        return
+    columns = [column for v in reducer.alive() for _, column in reducer.carriers[v]]
+    largest = [int(usage.max()) for v in reducer.alive() for usage, _ in reducer.carriers[v]]
+    most = reducer.base + reducer.mult[:, columns] @ np.array(largest, dtype=np.int64)
+    tight = np.zeros(len(most), dtype=bool) if limit is None else most > limit
+    if tight.all():
+        return
+    reducer.mult = reducer.mult[tight]
+    reducer.base = reducer.base[tight]
+    reducer.times = reducer.times[tight]
+    lives = reducer.mult.any(axis=0)
+    for v in reducer.alive():
+        kept = [(usage, column) for usage, column in reducer.carriers[v] if lives[column]]
+        if len(kept) < len(reducer.carriers[v]):
+            reducer.carriers[v] = kept
+            reducer.touched.add(v)
+
+
+def _dominated(reducer: Reducer, v: int) -> None:
+    """Drop strategies that another one of the node is never worse than."""
+    costs = reducer.costs(v)
+    k = len(costs)
+    if k == 1:
+        return
+    better = costs[:, None] <= costs[None, :]
+    np.fill_diagonal(better, False)
+    for usage, _ in reducer.carriers[v]:
+        better &= usage[:, None] <= usage[None, :]
+    if not better.any():
+        return
+    views = [reducer.adjacent[v][w].seen_from(v) for w in sorted(reducer.adjacent[v])]
+    for core, rows, _, _ in views:
+        finite = core < FORBIDDEN
+        misses = (~finite).astype(np.float32) @ finite.astype(np.float32).T  # [i, j]: partners of j that i may not have
+        better &= (misses == 0)[rows[:, None], rows[None, :]]
+    first, second = np.nonzero(better)
+    if len(first) == 0 or len(first) * sum(core.shape[1] for core, *_ in views) > MAX_DOMINANCE_CELLS:
+        return
+    margin = costs[first] - costs[second]
+    for core, rows, _, _ in views:
+        pairs, which = np.unique(rows[first] * len(core) + rows[second], return_inverse=True)
+        mine, other = core[pairs // len(core)], core[pairs % len(core)]
+        loss = np.where(other < FORBIDDEN, mine - other, -FORBIDDEN).max(axis=1)
+        margin = np.minimum(margin + loss[which], FORBIDDEN)
+    wins = margin <= 0
+    dead = np.zeros(k, dtype=bool)
+    beats = np.zeros((k, k), dtype=bool)
+    beats[first[wins], second[wins]] = True
+    for j in range(k):  # of strategies that dominate each other the first stays
+        rivals = np.flatnonzero(beats[:, j] & ~dead)
+        dead[j] = any(i < j or not beats[j, i] for i in rivals.tolist())
+    if dead.any():
+        reducer.restrict(v, ~dead)
+
+
+def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
+    nodes = reducer.alive()
+    index = {v: i for i, v in enumerate(nodes)}
+    unary = []
+    for v in nodes:
+        low = int(reducer.costs(v).min())
+        reducer.constant += low
+        unary.append(reducer.costs(v) - low)
+    edges = [
+        compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
+        for v in nodes
+        for w, edge in sorted(reducer.adjacent[v].items())
+        if v < w
+    ]
+    used = sorted({column for v in nodes for _, column in reducer.carriers[v]})
+    place = {column: i for i, column in enumerate(used)}
+    carriers = [Carrier(node=index[v], usage=usage, column=place[column]) for v in nodes for usage, column in reducer.carriers[v]]
+    mult, kept = reducer.mult[:, used], _uncovered_times(reducer.mult[:, used], reducer.base)
+    problem = Problem(
+        unary=tuple(unary),
+        edges=tuple(edges),
+        carriers=tuple(carriers),
+        mult=np.ascontiguousarray(mult[kept]),
+        base=reducer.base[kept],
+        times=reducer.times[kept],
+        constant=reducer.constant,
+        limit=reducer.problem.limit,
+        weight=reducer.problem.weight,
+    )
+    return problem, Undo(steps=tuple(reducer.steps), sizes=reducer.problem.sizes, nodes=np.array(nodes, dtype=np.int64))
+
+
+def _uncovered_times(mult: Ints, base: Ints) -> list[int]:
+    """Times at which more can be in use than at any other one."""
+    rows = np.concatenate([mult, base[:, None]], axis=1)
+    order = np.argsort(-rows.sum(axis=1), kind="stable")  # a time can only be covered by one of a larger or equal sum
+    kept: list[int] = []
+    for t in order.tolist():
+        if not kept or not (rows[kept] >= rows[t]).all(axis=1).any():
+            kept.append(t)
+    kept.sort()
+    return kept

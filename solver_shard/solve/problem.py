@@ -1,0 +1,265 @@
+"""The solver's own form of a choice graph: compact tables, memory as carriers times multiplicities.
+
+A **carrier** is a vector of bytes over the strategies of one node and a column of ``mult``: how many times those bytes are
+in use at each kept time. A node that stands for several tensors, or for several copies of a layer, has several carriers.
+
+An edge's table is ``core[rows[x], cols[y]]``: strategies that a neighbour cannot tell apart share a row. On sharding
+graphs cores are several times smaller than their tables, and shared between edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.solve.solution import MIB
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Edge:
+    """Table ``core[rows[x], cols[y]]`` between nodes a < b; every row and column of the core is used.
+
+    ``core`` is int64[p, q], FORBIDDEN where the pair may not be chosen; ``rows`` int64[strategies of a]; ``cols``
+    int64[strategies of b].
+    """
+
+    a: int
+    b: int
+    core: Ints
+    rows: Ints
+    cols: Ints
+
+    def seen_from(self, v: int) -> tuple[Ints, Ints, Ints, int]:
+        """(core, rows, cols, neighbour) with v on the first axis."""
+        if v == self.a:
+            return self.core, self.rows, self.cols, self.b
+        return self.core.T, self.cols, self.rows, self.a
+
+    def table(self) -> Ints:
+        """The full table, int64[strategies of a, strategies of b]."""
+        return self.core[self.rows[:, None], self.cols[None, :]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Carrier:
+    """Bytes per strategy of ``node`` (int64) and the column of ``Problem.mult`` that says when they count."""
+
+    node: int
+    usage: Ints
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """Minimise ``cost + weight * peak // 2**20``; cost = constant + unary + edges; peak = largest profile, at most ``limit``.
+
+    Attributes:
+        unary: int64 per strategy and node.
+        edges: no two between the same nodes after presolve.
+        carriers: see the module.
+        mult: int64[times, columns].
+        base: int64[times], bytes that are in use whatever is chosen.
+        times: int64[times], labels that survive presolve.
+        constant: added to every cost.
+        limit: bytes, or None.
+        weight: of the peak in the objective, per 2**20 bytes; 2**20 without costs is the objective "memory".
+    """
+
+    unary: tuple[Ints, ...]
+    edges: tuple[Edge, ...]
+    carriers: tuple[Carrier, ...]
+    mult: Ints
+    base: Ints
+    times: Ints
+    constant: int = 0
+    limit: int | None = None
+    weight: int = 0
+    sizes: Ints = field(init=False)
+    offsets: Ints = field(init=False)
+    columns: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = np.array([len(row) for row in self.unary], dtype=np.int64)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "offsets", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]).astype(np.int64))
+        object.__setattr__(self, "columns", np.array([c.column for c in self.carriers], dtype=np.int64))
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.unary)
+
+    def cost(self, assignment: Ints) -> int:
+        """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
+        chosen = assignment.tolist()
+        total = self.constant + sum(int(row[x]) for row, x in zip(self.unary, chosen, strict=True))
+        return total + sum(int(e.core[e.rows[chosen[e.a]], e.cols[chosen[e.b]]]) for e in self.edges)
+
+    def profile(self, assignment: Ints) -> Ints:
+        """Bytes in use at each kept time, int64[times]."""
+        if not self.carriers:
+            return self.base.copy()
+        used = np.array([c.usage[assignment[c.node]] for c in self.carriers], dtype=np.int64)
+        return self.base + self.mult[:, self.columns] @ used
+
+    def allowed(self, assignment: Ints) -> bool:
+        """Whether no forbidden strategy or pair is chosen."""
+        return self.cost(assignment) - self.constant < FORBIDDEN
+
+    def value(self, assignment: Ints) -> int | None:
+        """Exact objective, or None where the assignment is forbidden or above the limit."""
+        peak = int(self.profile(assignment).max(initial=0))
+        cost = self.cost(assignment)
+        if cost - self.constant >= FORBIDDEN or (self.limit is not None and peak > self.limit):
+            return None
+        return cost + self.weight * peak // MIB
+
+    def ceiling(self) -> int:
+        """The limit, or what no peak exceeds."""
+        if not len(self.base):
+            return 0 if self.limit is None else self.limit
+        largest = np.array([int(c.usage.max()) for c in self.carriers], dtype=np.int64)
+        most = int((self.base + self.mult[:, self.columns] @ largest).max())
+        return most if self.limit is None else min(most, self.limit)
+
+    def least(self) -> int:
+        """A simple lower bound on the peak: every node at its smallest usage."""
+        smallest = np.array([int(c.usage.min()) for c in self.carriers], dtype=np.int64)
+        return int((self.base + self.mult[:, self.columns] @ smallest).max(initial=0))
+
+
+def from_graph(graph: ChoiceGraph, *, limit: int | None, weight: int = 0, costs_count: bool = True) -> tuple[Problem, Ints]:
+    """The problem of a graph, strategy for strategy, and the graph's node behind each of its nodes.
+
+    Nodes are ordered by the time at which they first live: message passing along time needs several times fewer sweeps than in
+    other orders. Equal cores are shared; parallel edges are not yet summed.
+
+    Args:
+        graph: a valid graph.
+        limit: memory limit in bytes; replaces the graph's.
+        weight: of the peak, per MiB.
+        costs_count: if false, all costs but FORBIDDEN are taken as 0.
+    """
+    order = np.argsort(_starts(graph), kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(graph.size)
+    costs = graph.costs if costs_count else np.where(graph.costs >= FORBIDDEN, FORBIDDEN, 0)
+    unary = tuple(costs[graph.offsets[v] : graph.offsets[v + 1]] for v in order.tolist())
+    compact: dict[int, tuple[Ints, Ints, Ints]] = {}
+    edges = []
+    for (u, v), t in zip(rank[graph.edges].tolist(), graph.edge_tables.tolist(), strict=True):
+        turned = u > v
+        key = 2 * t + turned
+        if key not in compact:
+            table = graph.tables[t] if costs_count else np.where(graph.tables[t] >= FORBIDDEN, FORBIDDEN, 0)
+            compact[key] = compact_table(table.T if turned else table)
+        core, rows, cols = compact[key]
+        edges.append(Edge(a=min(u, v), b=max(u, v), core=core, rows=rows, cols=cols))
+    mult, times, columns = _multiplicities(graph)
+    carriers = tuple(
+        Carrier(node=i, usage=graph.node_usages(v), column=columns[v])
+        for i, v in enumerate(order.tolist())
+        if columns[v] >= 0 and graph.node_usages(v).any()
+    )
+    problem = Problem(
+        unary=unary,
+        edges=tuple(edges),
+        carriers=carriers,
+        mult=mult,
+        base=np.zeros(len(mult), dtype=np.int64),
+        times=times,
+        limit=limit,
+        weight=weight,
+    )
+    return problem, order
+
+
+def _starts(graph: ChoiceGraph) -> Floats:
+    """First live time of each node; one that never lives takes the earliest of its neighbours'."""
+    start = np.full(graph.size, np.inf)
+    np.minimum.at(start, np.repeat(np.arange(graph.size), np.diff(graph.interval_offsets)), graph.intervals[:, 0].astype(np.float64))
+    stop = np.zeros(graph.size)
+    np.maximum.at(stop, np.repeat(np.arange(graph.size), np.diff(graph.interval_offsets)), graph.intervals[:, 1].astype(np.float64))
+    known = np.isfinite(start)
+    while not known.all() and len(graph.edges):
+        found = start.copy()
+        for a, b in ((0, 1), (1, 0)):
+            np.minimum.at(found, graph.edges[:, a], start[graph.edges[:, b]])
+        found[known] = start[known]
+        if not (np.isfinite(found) & ~known).any():
+            break
+        start, known = found, np.isfinite(found)
+    return start + stop / (4 * max(float(stop.max(initial=0)), 1.0))
+
+
+def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:
+    """(core, rows, cols) with table == core[rows][:, cols] and no two equal rows or columns in the core."""
+    table = np.minimum(table, FORBIDDEN)
+    first, rows = _distinct(table)
+    core = table[first]
+    first, cols = _distinct(core.T)
+    return np.ascontiguousarray(core[:, first]), rows, cols
+
+
+def compact_edge(edge: Edge) -> Edge:
+    """The same edge with equal rows and columns of its core made one."""
+    core, rows, cols = compact_table(edge.core)
+    if core.shape == edge.core.shape:
+        return edge
+    return Edge(a=edge.a, b=edge.b, core=core, rows=rows[edge.rows], cols=cols[edge.cols])
+
+
+def _distinct(table: Ints) -> tuple[Ints, Ints]:
+    """First positions of the distinct rows (in order of first appearance) and the distinct row of each row."""
+    known: dict[bytes, int] = {}
+    first: list[int] = []
+    which = np.empty(len(table), dtype=np.int64)
+    for x, row in enumerate(np.ascontiguousarray(table)):
+        key = row.tobytes()
+        if key not in known:
+            known[key] = len(first)
+            first.append(x)
+        which[x] = known[key]
+    return np.array(first, dtype=np.int64), which
+
+
+def _multiplicities(graph: ChoiceGraph) -> tuple[Ints, Ints, list[int]]:
+    """(int64[times, columns], the times, column of each node or -1 where it never lives).
+
+    Use only grows where an interval starts, so the starts are all the times that can be a peak; of neighbours in time those
+    that another one covers are dropped as well.
+    """
+    live = graph.intervals[graph.intervals[:, 0] < graph.intervals[:, 1]]
+    times = np.unique(live[:, 0])
+    columns: list[int] = []
+    known: dict[bytes, int] = {}
+    distinct: list[Ints] = []
+    for v in range(graph.size):
+        spans = graph.node_intervals(v)
+        count = np.zeros(len(times) + 1, dtype=np.int64)
+        np.add.at(count, np.searchsorted(times, spans[:, 0]), 1)
+        np.subtract.at(count, np.searchsorted(times, spans[:, 1]), 1)
+        count = np.cumsum(count[:-1])
+        if not count.any():
+            columns.append(-1)
+            continue
+        key = count.tobytes()
+        if key not in known:
+            known[key] = len(distinct)
+            distinct.append(count)
+        columns.append(known[key])
+    mult = np.array(distinct, dtype=np.int64).reshape(len(distinct), len(times)).T
+    keep: list[int] = []
+    for t in range(len(times)):
+        if keep and (mult[keep[-1]] >= mult[t]).all():
+            continue
+        while keep and (mult[keep[-1]] <= mult[t]).all():
+            keep.pop()
+        keep.append(t)
+    return np.ascontiguousarray(mult[keep]), times[keep], columns
