@@ -93,12 +93,14 @@ def optimize(
         TraceError: the model cannot be traced.
         InfeasibleError: no plan fits the limit or the pins.
     """
+    from solver_shard.costs.memory import optimizer_state
     from solver_shard.plan.plan import Options
 
     clock = _Clock(progress=progress)
     axes = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     _check_numbers(overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit)
     where = _cluster(cluster)
+    optimizer_state(optimizer)
     limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
     _check_pins(pins, axes)
     options = Options(
@@ -196,6 +198,7 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
     import dataclasses
 
+    from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.fold import expand, fold
     from solver_shard.choice.structure import node_classes
     from solver_shard.solve.engine import solve
@@ -209,6 +212,7 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
+        warm_starts=warm_starts(lowering, folded),
         progress=clock.solver_event,
     )
     if folded and solution.assignment is not None:

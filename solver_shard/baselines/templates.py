@@ -1,0 +1,136 @@
+"""Layouts that experts write, as restrictions of the sources of a choice graph: warm starts for the solver.
+
+Each template says how parameters, buffers and inputs are laid out; the solver fills in the rest.
+
+- ``replicate``: everything whole on every device.
+- ``data-parallel``: inputs cut by batch on all axes, parameters whole.
+- ``fully-sharded``: inputs cut by batch on all axes, parameters cut on all axes (Rajbhandari et al., "ZeRO", stage 3).
+- ``megatron`` and ``megatron-fully-sharded``: on the innermost axis, matrices that feed a residual addition are cut by
+  rows, the others by columns (Shoeybi et al., "Megatron-LM"); the other axes as above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.fold import Folded
+from solver_shard.choice.lower import Kind, Lowering
+from solver_shard.layout import Layout, R
+from solver_shard.program import Phase, Program, Role
+from solver_shard.solve.solution import WarmStart
+
+Masks = Mapping[int, NDArray[np.bool_]]
+
+_THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
+
+
+def warm_starts(lowering: Lowering, folded: Folded | None = None) -> tuple[WarmStart, ...]:
+    """The templates as restrictions of the graph's nodes (of the folded graph's, when there is one)."""
+    found = []
+    for name, masks in _templates(lowering).items():
+        if folded is None:
+            allowed = dict(masks)
+        else:
+            allowed = {}
+            for v, mask in masks.items():
+                c = int(folded.member[v])
+                both = allowed[c] & mask if c in allowed else mask
+                allowed[c] = both if both.any() else allowed[c]
+        found.append(WarmStart(name=name, allowed=allowed))
+    return tuple(found)
+
+
+def _templates(lowering: Lowering) -> dict[str, Masks]:
+    program = lowering.program
+    rows = row_cut(program)
+    axes = len(next((n.layouts[0] for n in lowering.nodes if n.kind is Kind.SOURCE), ()))
+    inner = axes - 1
+
+    def shape_of(t: int) -> tuple[int, ...]:
+        return program.tensors[t].shape
+
+    def by_batch(layout: Layout, outer_only: bool) -> int:
+        """How well an input's layout is a cut of its batch dim."""
+        wanted = [0 if a < inner or not outer_only else -1 for a in range(axes)]
+        return sum(int(p) == w for p, w in zip(layout, wanted, strict=True)) if all(p in (R, 0) for p in layout) else -1
+
+    def whole(t: int, layout: Layout) -> int:
+        return sum(p == R for p in layout)
+
+    def sharded(t: int, layout: Layout) -> int:
+        return sum(2 * (p != R) + (p == 0) for p in layout)
+
+    def megatron(outer: Callable[[int, Layout], int]) -> Callable[[int, Layout], int]:
+        def score(t: int, layout: Layout) -> int:
+            wanted = rows.get(t, R)
+            return 100 * (int(layout[inner]) == int(wanted)) + outer(t, Layout((*layout[:inner], R)))
+
+        return score
+
+    wholly = {"replicate": (whole, None), "data-parallel": (whole, False), "fully-sharded": (sharded, False)}
+    split = {"megatron": (megatron(whole), True), "megatron-fully-sharded": (megatron(sharded), True)} if axes else {}
+    found: dict[str, Masks] = {}
+    for name, (score, outer_only) in {**wholly, **split}.items():
+        masks = {}
+        for v, node in enumerate(lowering.nodes):
+            if node.kind is not Kind.SOURCE:
+                continue
+            if program.tensors[node.item].role is Role.INPUT and outer_only is not None and shape_of(node.item):
+                scores = np.array([by_batch(layout, outer_only) for layout in node.layouts])
+            else:
+                scores = np.array([score(node.item, layout) for layout in node.layouts])
+            masks[v] = scores == scores.max()
+        found[name] = masks
+    return found
+
+
+def row_cut(program: Program) -> dict[int, int]:
+    """For every parameter that Megatron would cut: the dim, by what its product feeds.
+
+    A matrix whose product reaches an addition of two activations (the residual) is cut along the contracted dim, other
+    matrices along the output dim, and a bias like the output it is added to.
+    """
+    readers = program.readers()
+    cut: dict[int, int] = {}
+    for op in program.ops:
+        if op.phase is not Phase.FORWARD or op.name != "aten.einsum.default" or len(op.operands) != 2:
+            continue
+        x, w = op.operands
+        if program.tensors[w].role is not Role.PARAMETER or program.tensors[x].role is Role.PARAMETER:
+            continue
+        left, result = op.attributes["equation"].split("->")
+        letters = left.split(",")[1]
+        residual, biases = _follow(program, readers, op.results[0])
+        contracted = [d for d, letter in enumerate(letters) if letter not in result]
+        output = [d for d, letter in enumerate(letters) if letter in result]
+        chosen = contracted if residual else output
+        if chosen:
+            cut[w] = chosen[0]
+        if not residual:
+            cut.update(dict.fromkeys(biases, 0))
+    return cut
+
+
+def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int) -> tuple[bool, list[int]]:
+    """Whether a tensor reaches a residual addition through views, dropout and bias additions; and those biases."""
+    pending, seen, biases = [start], {start}, []
+    while pending:
+        t = pending.pop()
+        for i, j in readers.get(t, ()):
+            op = program.ops[i]
+            if op.phase is not Phase.FORWARD:
+                continue
+            if op.name == "aten.add.Tensor" and len(op.operands) == 2:
+                other = op.operands[1 - j]
+                if program.tensors[other].role is not Role.PARAMETER:
+                    return True, biases
+                biases.append(other)
+            elif op.name not in _THROUGH:
+                continue
+            if op.results[0] not in seen:
+                seen.add(op.results[0])
+                pending.append(op.results[0])
+    return False, biases
