@@ -17,6 +17,8 @@ Value = TypeVar("Value", bound=Hashable)
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9_])")
 
+_HOLE = "\0"
+
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
     """Positions of the names that a glob matches."""
@@ -49,12 +51,12 @@ def fold_items(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, int
     groups: dict[tuple[str, Value], dict[tuple[int, ...], None]] = {}
     for name, value in items:
         numbers = tuple(int(found) for found in _NUMBER.findall(name))
-        groups.setdefault((template(name), value), {})[numbers] = None
+        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = None
     folded = []
     for (form, value), found in groups.items():
         for block in _blocks(list(found)):
             ranges = iter([_range(values) for values in block])
-            name = re.sub("#", lambda _, ranges=ranges: next(ranges), form) if block else form  # type: ignore[misc]
+            name = re.sub(_HOLE, lambda _, ranges=ranges: next(ranges), form)  # type: ignore[misc]  # a default binds the loop variable
             folded.append((name, value, math.prod(len(values) for values in block)))
     return folded
 

@@ -32,7 +32,7 @@ def parse_bytes(text: str | int) -> int:
         )
     scale = _UNITS[found[2].upper()]
     whole, _, fraction = found[1].partition(".")
-    nbytes = (int(whole + fraction) * scale) // 10 ** len(fraction)
+    nbytes: int = (int(whole + fraction) * scale) // 10 ** len(fraction)
     if nbytes < 1:
         raise InputError(f"memory size {text!r} is less than one byte; write a positive size, as in '70GiB'")
     return nbytes

@@ -49,7 +49,7 @@ def example(layers: int = 3, source: str = "table") -> Plan:
                 shape=(64, 32),
                 dtype="bf16",
                 role="output" if last else "activation",
-                layout=layout("S(0)P(sum)"),
+                layout=layout("S(0)R" if last else "S(0)P(sum)"),
             ),
         ]
         n = len(ops)

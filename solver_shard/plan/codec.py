@@ -11,6 +11,7 @@ InputError: mesh.axes[0].size: expected a whole number, got '8'
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -93,10 +94,15 @@ def _decoder(kind: Any) -> Decoder:
     raise InternalError(f"a plan cannot hold the type {kind!r}")
 
 
-def _decode_plain(kind: type, data: Any, where: str) -> Any:
+def _decode_plain(kind: Any, data: Any, where: str) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         data = float(data) if abs(data) < MAX_INTEGER else data
-    if type(data) is not kind or (kind is float and not math.isfinite(data)) or (kind is int and abs(data) >= MAX_INTEGER):
+    fits = type(data) is kind
+    if fits and kind is float:
+        fits = math.isfinite(data)
+    if fits and kind is int:
+        fits = abs(data) < MAX_INTEGER
+    if not fits:
         raise InputError(f"{where}: expected {_name(kind)}, got {_short(data)}")
     return data
 
@@ -130,19 +136,16 @@ def _layout(text: str, where: str) -> Layout:
 
 
 def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
-    decoders = [_decoder(kind) for kind in kinds]
+    decoders = [_decoder(kind) for kind in kinds if kind is not type(None)]
+    optional = len(decoders) < len(kinds)
 
     def read(data: Any, where: str) -> Any:
-        for decoder in decoders[:-1]:
-            try:
-                return decoder(data, where)
-            except InputError as error:
-                problem = error
-        if decoders[-1] is not _decoder(type(None)):
-            return decoders[-1](data, where)
-        if data is None:
+        if data is None and optional:
             return None
-        raise problem
+        for decoder in decoders[:-1]:
+            with contextlib.suppress(InputError):
+                return decoder(data, where)
+        return decoders[-1](data, where)
 
     return read
 

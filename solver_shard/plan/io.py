@@ -17,9 +17,10 @@ from typing import Any
 from solver_shard.errors import InputError
 from solver_shard.plan.codec import decode, encode, json_schema
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
+from solver_shard.program import DTYPE_BYTES
 
 MAX_PLAN_BYTES = 256 * 2**20
-SCHEMA_ID = "https://solver-shard.dev/schema/plan-1.json"
+SCHEMA_ID = "urn:solver-shard:plan:1"
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -121,6 +122,10 @@ def check_plan(plan: Plan) -> None:
             all(p < dims for p in tensor.layout),
             f"tensors[{i}] ({tensor.name}): layout {tensor.layout} cuts a dim that {list(tensor.shape)} does not have",
         )
+        _check(
+            tensor.dtype in DTYPE_BYTES, f"tensors[{i}] ({tensor.name}): unknown dtype {tensor.dtype!r}; known are {', '.join(DTYPE_BYTES)}"
+        )
+        _check(all(size >= 0 for size in tensor.shape), f"tensors[{i}] ({tensor.name}): negative size in {list(tensor.shape)}")
     names = {tensor.name for tensor in plan.tensors}
     _check(len(names) == tensors, "tensors: two have one name")
     for i, op in enumerate(plan.ops):
@@ -151,6 +156,7 @@ def check_plan(plan: Plan) -> None:
         "outputs or gradients: refer to a tensor that is not there",
     )
     _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
+    _check(plan.memory.limit > 0, "memory.limit: expected at least one byte")
     for name, values in plan.memory.series.items():
         _check(len(values) == len(plan.memory.times), f"memory.series.{name}: {len(values)} values for {len(plan.memory.times)} times")
 

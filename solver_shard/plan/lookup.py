@@ -8,6 +8,7 @@ model.layers.{0..31}.self_attn.q_proj.weight  bf16[4096, 4096]| S(0)S(1)  (param
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from solver_shard.errors import InputError
@@ -47,10 +48,11 @@ def find(plan: Plan, pattern: str) -> list[int]:
 def lookup(plan: Plan, pattern: str) -> str:
     """Text about the matching tensors; those that differ only in numbers share one entry."""
     producers, around = _producers(plan), _around(plan)
-    entries = [(plan.tensors[t].name, _entry(plan, t, producers, around)) for t in find(plan, pattern)]
+    found = {plan.tensors[t].name: t for t in find(plan, pattern)}
+    entries = [(name, _entry(plan, t, producers, around, template)) for name, t in found.items()]
     blocks = []
     for name, lines, count in fold_items(entries):
-        head, *rest = lines
+        head, *rest = lines if count > 1 else _entry(plan, found[name], producers, around, str)
         blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
     return "\n".join(blocks)
 
@@ -84,8 +86,11 @@ def _around(plan: Plan) -> dict[int, list[Reshard]]:
     return around
 
 
-def _entry(plan: Plan, t: int, producers: dict[int, int], around: dict[int, list[Reshard]]) -> tuple[str, ...]:
-    """Lines about one tensor without its name and without positions, so that copies of a layer can be folded."""
+def _entry(plan: Plan, t: int, producers: dict[int, int], around: dict[int, list[Reshard]], show: Callable[[str], str]) -> tuple[str, ...]:
+    """Lines about one tensor without its name and without positions, so that copies of a layer can be folded.
+
+    ``show`` turns module paths into text: ``template`` where entries are to be folded.
+    """
     tensor = plan.tensors[t]
     local = format_bytes(local_nbytes(plan, tensor.shape, tensor.dtype, tensor.layout))
     lines = [f"{tensor.layout.format(tensor.shape, tensor.dtype)}  ({tensor.role}, {local} per device)"]
@@ -93,10 +98,10 @@ def _entry(plan: Plan, t: int, producers: dict[int, int], around: dict[int, list
         op = plan.ops[producers[t]]
         chosen = ", ".join(f"{axis}: {name}" for axis, name in zip(plan.mesh.names, op.strategy, strict=True))
         lines.append(
-            f"  made by {op.name} in {template(op.module) or 'the model'} ({op.phase}), strategy {chosen}, {format_ns(op.nanoseconds)}"
+            f"  made by {op.name} in {show(op.module) or 'the model'} ({op.phase}), strategy {chosen}, {format_ns(op.nanoseconds)}"
         )
     for reshard in around.get(t, ()):
-        readers = sorted({f"{plan.ops[i].name} in {template(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
+        readers = sorted({f"{plan.ops[i].name} in {show(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
         line = f"  {reshard.purpose:<9} {reshard.family}: {_move(reshard)}"
         lines.append(
             line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")

@@ -61,9 +61,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTensor:
-    """A tensor and the layout in which its producer leaves it (or in which it is stored).
+    """A tensor and its layout.
 
     Attributes:
+        layout: in which it is stored or its producer leaves it; for outputs and gradients of trained parameters, in which
+            the step hands them over (what the producer leaves is then the source of that reshard).
         name, shape, dtype, trainable: as in the program; shape is global.
         role: parameter, buffer, input, activation, gradient or output.
     """

@@ -36,15 +36,6 @@ def report(plan: Plan) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def delivered(plan: Plan) -> dict[int, Layout]:
-    """Layout in which every output and gradient is handed over: after its reshard, if it has one."""
-    found = {t: plan.tensors[t].layout for t in (*plan.outputs, *plan.gradients.values())}
-    for reshard in plan.reshards:
-        if reshard.purpose in ("output", "optimizer"):
-            found[reshard.tensor] = reshard.layout
-    return found
-
-
 def purpose_of(plan: Plan, reshard: Reshard) -> str:
     """Which row of ``PURPOSES`` a reshard belongs to."""
     if reshard.purpose == "optimizer":
@@ -119,10 +110,9 @@ def _parameters(plan: Plan) -> list[str]:
 
 
 def _sources(plan: Plan) -> list[str]:
-    handed = delivered(plan)
     chosen = [(tensor.name, tensor, tensor.layout) for tensor in plan.tensors if tensor.role in ("input", "buffer")]
     rows = [("in", *row) for row in _tensor_rows(plan, chosen)]
-    outs = [(plan.tensors[t].name, plan.tensors[t], handed[t]) for t in dict.fromkeys(plan.outputs)]
+    outs = [(plan.tensors[t].name, plan.tensors[t], plan.tensors[t].layout) for t in dict.fromkeys(plan.outputs)]
     rows += [("out", *row) for row in _tensor_rows(plan, outs)]
     return [
         "Inputs, buffers and outputs",
@@ -141,11 +131,9 @@ def _activations(plan: Plan) -> list[str]:
     named: dict[int, str] = {}
     for path, results in module_outputs(forward, plan.outputs).items():
         for k, t in enumerate(results):
-            named.setdefault(t, path if len(results) == 1 else f"{path} #{k}")
-    items = [
-        (name, (plan.tensors[t].shape, plan.tensors[t].dtype, plan.tensors[t].layout, tuple(copies.get(t, ()))))
-        for t, name in named.items()
-    ]
+            named.setdefault(t, path if len(results) == 1 else f"{path}:out.{k}")
+    produced = {t: layout for op in forward for t, layout in zip(op.results, op.result_layouts, strict=True)}
+    items = [(name, (plan.tensors[t].shape, plan.tensors[t].dtype, produced[t], tuple(copies.get(t, ())))) for t, name in named.items()]
     folded = []
     for name, (shape, dtype, layout, read), count in fold_items(items):
         local = local_nbytes(plan, shape, dtype, layout)
@@ -226,8 +214,8 @@ def _fallbacks(plan: Plan) -> list[str]:
     """Ops without a rule, all replicated, with the price of computing them and of gathering what they read."""
     gathers: dict[int, int] = {}
     for reshard in plan.reshards:
-        for op, _ in reshard.readers[:1]:
-            gathers[op] = gathers.get(op, 0) + reshard.nanoseconds
+        for reader, _ in reshard.readers[:1]:
+            gathers[reader] = gathers.get(reader, 0) + reshard.nanoseconds
     found: dict[str, list[int]] = {}
     for i, op in enumerate(plan.ops):
         if op.source == "fallback":

@@ -1,0 +1,139 @@
+"""The report: every number in it is the plan's, repeated layers are one line, and it fits a screen or two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from plan_examples import example
+
+from solver_shard.errors import InputError
+from solver_shard.plan.lookup import find, lookup, lookup_json
+from solver_shard.plan.plan import MemoryTimeline, Plan
+from solver_shard.plan.table import table
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deep mlp: 24,576 parameters, 6 ops on dp=4,tp=2 (8 devices), DGX H100",
+        "step time    78.0 us   820,513 tokens/s, 102,564 per device",
+        "peak memory  9.06 KiB of 19.5 KiB per device (46%)",
+        "proof        optimal: no tied plan (repeated layers alike) has less time than 78.0 us",
+        "asked        batch 64, seq 1, bf16, forward only, time objective",
+        "pins         x=S(0),R",
+        "layers.{0..2}.up.weight    bf16[128, 32]| S(1)S(0)  1.00 KiB  x3",
+        "in   x       bf16[64, 32]| S(0)R  1.00 KiB",
+        "out  output  bf16[64, 32]| S(0)R  1.00 KiB",
+        "layers.{0..2}.down  bf16[64, 32]| S(0)P(sum) -> S(0)R  1.00 KiB  x3",
+        "parameter gathers     all_gather  dp        6  24.0 KiB  42.0 us  layers.{0..2}.up.weight, layers.{0..2}.down.weight",
+        "activations, forward  all_reduce  tp        2  2.00 KiB  18.0 us  layers.{0,1}.down",
+        "outputs               all_reduce  tp        1  1.00 KiB  9.00 us  output",
+        "communication  48.0 us  61.5%   overlap 0.5: 21.0 us of gathers and reductions hidden",
+        "Memory at the peak: time 3 of 6, layers.1.down: aten.einsum.default (forward)",
+        "activations  2.06 KiB  10.6%",
+        "trace 0.1 s, solve 0.3 s (presolve 0.2 s); seed 0; torch 2.13.0",
+    ],
+)
+def test_the_report_has_this_line(line: str) -> None:
+    assert line in str(example())
+
+
+def test_a_deeper_plan_has_no_longer_report() -> None:
+    assert len(str(example(layers=100)).splitlines()) == len(str(example(layers=3)).splitlines()) <= 90
+    assert "layers.{0..99}.up.weight" in str(example(layers=100))
+
+
+def test_a_layer_that_differs_has_a_line_of_its_own() -> None:
+    plan = example(layers=4)
+    tensors = tuple(
+        dataclasses.replace(tensor, layout=plan.layouts["layers.0.down.weight"]) if tensor.name == "layers.2.up.weight" else tensor
+        for tensor in plan.tensors
+    )
+    text = str(dataclasses.replace(plan, tensors=tensors))
+    assert "layers.{0,1,3}.up.weight   bf16[128, 32]| S(1)S(0)" in text
+    assert "layers.2.up.weight         bf16[128, 32]| S(0)S(1)" in text
+
+
+def test_ops_without_a_rule_are_listed_with_their_price() -> None:
+    text = str(example(source="fallback"))
+    assert "Ops without a rule, replicated on every axis" in text
+    assert "aten.einsum.default      6  30.0 us      39.0 us  layers.{0..2}.up, layers.{0..2}.down" in text
+    assert "Ops without a rule" not in str(example())
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "gap", "objective", "text"),
+    [
+        ("optimal", "free", 0.0, "time", "optimal: no plan has less time than 78.0 us"),
+        ("gap", "tied", 0.00005, "time", "gap: no tied plan (repeated layers alike) has less time than 78.0 us, gap 0.005%"),
+        ("feasible", "free", 0.1, "memory", "feasible: no plan has less peak than 76.2 KiB, gap 10.000%"),
+    ],
+)
+def test_the_proof_is_said_in_a_sentence(status: str, problem: str, gap: float, objective: str, text: str) -> None:
+    plan = example()
+    certificate = dataclasses.replace(plan.certificate, status=status, problem=problem, gap=gap)
+    options = dataclasses.replace(plan.options, objective=objective)
+    assert text in str(dataclasses.replace(plan, certificate=certificate, options=options))
+
+
+def test_the_timeline_keeps_only_changes_and_finds_the_peak() -> None:
+    ops = example().ops
+    timeline = MemoryTimeline.build({"inputs": [5, 5, 5, 5, 5, 5, 5], "activations": [0, 0, 7, 7, 9, 9, 0]}, limit=20, ops=ops)
+    assert (timeline.peak, timeline.peak_time, timeline.at_peak) == (14, 4, {"inputs": 5, "activations": 9})
+    assert timeline.times == (0, 2, 4, 6)
+    assert timeline.series == {"inputs": (5, 5, 5, 5), "activations": (0, 7, 9, 0)}
+    assert MemoryTimeline.build({"optimizer": [0] * 6 + [1]}, limit=20, ops=ops).peak_op == "optimizer"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("layers.0.up.weight", ["layers.0.up.weight"]),
+        ("*.up.weight", [f"layers.{i}.up.weight" for i in range(3)]),
+        ("layers.1.up", ["layers.1.up.weight", "mid_1"]),
+        ("layers.1", ["layers.1.up.weight", "layers.1.down.weight", "out_1"]),
+        ("layers.*.down:out", ["out_0", "out_1", "output"]),
+    ],
+)
+def test_patterns_find_tensors_by_name_and_by_module(pattern: str, names: list[str]) -> None:
+    plan = example()
+    assert [plan.tensors[t].name for t in find(plan, pattern)] == names
+
+
+def test_a_pattern_that_finds_nothing_is_told_the_closest_names() -> None:
+    with pytest.raises(InputError, match=r"no tensor or module of this plan is called 'up.weight'; '\*up.weight' matches 3"):
+        find(example(), "up.weight")
+
+
+def test_lookup_shows_layout_producer_and_reshards_folded() -> None:
+    plan = example()
+    assert lookup(plan, "*.up.weight").splitlines() == [
+        "layers.{0..2}.up.weight  bf16[128, 32]| S(1)S(0)  (parameter, 1.00 KiB per device) x3",
+        "  forward   matmul: S(1)S(0) -> RS(0)  all_gather dp 4.00 KiB, 7.00 us (4.00 KiB copy); for aten.einsum.default in layers.#.up",
+    ]
+    assert lookup(plan, "out_0").splitlines() == [
+        "out_0  bf16[64, 32]| S(0)P(sum)  (activation, 1.00 KiB per device)",
+        "  made by aten.einsum.default in layers.0.down (forward), strategy dp: a, tp: b, 5.00 us",
+        "  forward   matmul: S(0)P(sum) -> S(0)R  all_reduce tp 1.00 KiB, 9.00 us (1.00 KiB copy); for aten.einsum.default in layers.1.up",
+    ]
+
+
+def test_lookup_as_json_names_every_tensor() -> None:
+    found = json.loads(lookup_json(example(), "*.up.weight"))
+    assert [entry["name"] for entry in found] == [f"layers.{i}.up.weight" for i in range(3)]
+    assert found[0]["layout"] == "S(1)S(0)"
+    assert found[0]["local_shape"] == [64, 8]
+    assert found[0]["reshards"][0]["steps"][0]["kind"] == "all_gather"
+
+
+def test_a_plan_without_collectives_or_modules_still_reads() -> None:
+    plan: Plan = example()
+    bare = dataclasses.replace(plan, reshards=(), ops=tuple(dataclasses.replace(op, module="") for op in plan.ops))
+    assert "Collectives: none" in str(bare)
+
+
+def test_tables_align() -> None:
+    assert table([("a", "1"), ("bbb", "22")], right=(1,), header=True) == ["  a     1", "  ---  --", "  bbb  22"]
+    assert table([]) == []

@@ -1,0 +1,36 @@
+"""Folding numbered names, and help for names that do not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from solver_shard.names import fold_items, fold_names, suggestion
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["l.0.w", "l.1.w", "l.2.w"], ["l.{0..2}.w"]),
+        (["l.0.w", "l.1.w"], ["l.{0,1}.w"]),
+        (["l.5.w"], ["l.5.w"]),
+        (["l.0.w", "l.2.w", "l.3.w", "l.4.w", "l.10.w"], ["l.{0,2..4,10}.w"]),
+        (["l.0.w", "l.0.b", "l.1.w", "l.1.b"], ["l.{0,1}.w", "l.{0,1}.b"]),
+        ([f"l.{i}.e.{j}.w" for i in range(3) for j in range(4)], ["l.{0..2}.e.{0..3}.w"]),
+        (["l.0.e.0", "l.1.e.0", "l.2.e.1"], ["l.{0,1}.e.0", "l.2.e.1"]),
+        (["add_1", "add_2", "conv2d"], ["add_{1,2}", "conv2d"]),
+        (["grad(l.0.w)", "grad(l.1.w)"], ["grad(l.{0,1}.w)"]),
+        ([f"l.{i}.w" for i in range(0, 20, 2)], ["l.{0,2,4,6,8,...,18}.w"]),
+    ],
+)
+def test_numbered_names_fold(names: list[str], folded: list[str]) -> None:
+    assert fold_names(names) == folded
+
+
+def test_only_equal_values_fold() -> None:
+    assert fold_items([("l.0", "a"), ("l.1", "b"), ("l.2", "a")]) == [("l.{0,2}", "a", 2), ("l.1", "b", 1)]
+
+
+def test_suggestions_try_stars_then_close_names() -> None:
+    names = ["model.layers.0.q_proj.weight", "model.layers.1.q_proj.weight", "lm_head.weight"]
+    assert suggestion("q_proj.weight", names) == "'*q_proj.weight' matches 2 of them"
+    assert "lm_head.weight" in suggestion("lm_haed.weight", names)

@@ -1,0 +1,152 @@
+"""Pins: what they say, what they match, and what every wrong one is told."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from solver_shard.errors import InputError
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+from solver_shard.pins import Pin, parse_pin, resolve_pins
+from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
+
+MESH = Mesh.parse("dp=4,tp=2")
+
+
+def program() -> Program:
+    """Two blocks of one product each, then the loss; ``h0`` and ``h1`` are what the blocks hand on."""
+
+    def product(left: int, right: int, result: int, module: str) -> Op:
+        return Op(
+            name="aten.einsum.default",
+            operands=(left, right),
+            results=(result,),
+            attributes={"equation": "ab,cb->ac", "tensors": (Ref(0), Ref(1))},
+            module=module,
+        )
+
+    tensors = (
+        Tensor(name="x", shape=(64, 32), dtype="f32", role=Role.INPUT),
+        Tensor(name="blocks.0.fc.weight", shape=(32, 32), dtype="f32", role=Role.PARAMETER, trainable=True),
+        Tensor(name="blocks.1.fc.weight", shape=(32, 32), dtype="f32", role=Role.PARAMETER, trainable=True),
+        Tensor(name="head.bias", shape=(3,), dtype="f32", role=Role.PARAMETER),
+        Tensor(name="h0", shape=(64, 32), dtype="f32"),
+        Tensor(name="h1", shape=(64, 32), dtype="f32"),
+        Tensor(name="loss", shape=(), dtype="f32", role=Role.OUTPUT),
+        Tensor(name="grad(blocks.1.fc.weight)", shape=(32, 32), dtype="f32", role=Role.GRADIENT),
+    )
+    total = Op(name="aten.sum.default", operands=(5,), results=(6,), attributes={"self": Ref(0)})
+    back = Op(
+        name="aten.einsum.default",
+        operands=(4, 5),
+        results=(7,),
+        attributes={"equation": "ab,ac->bc", "tensors": (Ref(0), Ref(1))},
+        phase=Phase.BACKWARD,
+        module="blocks.1.fc",
+    )
+    ops = (product(0, 1, 4, "blocks.0.fc"), product(4, 2, 5, "blocks.1.fc"), total, back)
+    built = Program(name="two blocks", tensors=tensors, ops=ops, outputs=(6,), gradients={2: 7})
+    built.validate()
+    return built
+
+
+def pinned(*texts: str, mesh: Mesh = MESH) -> dict[str, set[str]]:
+    """Tensor name to the printed layouts that the pins leave, among all with placements of that many dims."""
+    model = program()
+    left = {}
+    for position, allowed in resolve_pins([parse_pin(text, mesh) for text in texts], model, mesh).items():
+        dims = len(model.tensors[position].shape)
+        axis = [Layout.parse(p)[0] for p in ("R", "P(sum)", *(f"S({d})" for d in range(dims)))]
+        left[model.tensors[position].name] = {
+            str(Layout(x)) for x in itertools.product(axis, repeat=len(mesh.axes)) if allowed.allows(Layout(x))
+        }
+    return left
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "choices"),
+    [
+        ("w=S(0),R", "w", ("S(0)", "R")),
+        ("w=S(0)R", "w", ("S(0)", "R")),
+        (" w = S( 0 ) , R ", "w", ("S(0)", "R")),
+        ("w=tp=S(1)", "w", ("*", "S(1)")),
+        ("w=tp=S(1),dp=R", "w", ("R", "S(1)")),
+        ("w=tp=S(*)", "w", ("*", "S(*)")),
+        ("w=S(*)*", "w", ("S(*)", "*")),
+        ("w=*,R", "w", ("*", "R")),
+        ("y=P,P(max)", "y", ("P(sum)", "P(max)")),
+        ("grad(a.*.w)=R,S(0)", "grad(a.*.w)", ("R", "S(0)")),
+    ],
+)
+def test_pin_text_is_read(text: str, pattern: str, choices: tuple[str, ...]) -> None:
+    assert parse_pin(text, MESH) == Pin(pattern=pattern, choices=choices, text=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("w", r"cannot read pin 'w'; write PATTERN=LAYOUT, as in .*'lm_head.weight=tp=S\(0\)'"),
+        ("w=", "cannot read pin 'w='"),
+        ("=R,R", "cannot read pin '=R,R'"),
+        ("w=R", r"has 1 placement, mesh dp=4,tp=2 has 2 axes; .*as in 'w=tp=R'"),
+        ("w=R,R,R", "has 3 placements, mesh dp=4,tp=2 has 2 axes"),
+        ("w=S(x),R", r"at 'S\(x\),R'; write one of R, S\(dim\)"),
+        ("w=S(-1),R", r"at 'S\(-1\),R'"),
+        ("w=R,R,", "cannot read pin"),
+        ("w=P(mean),R", r"P\(mean\) is not a placement; legal reductions: sum, avg, max, min"),
+        ("w=pp=R", "unknown mesh axis 'pp'; this mesh has dp, tp"),
+        ("w=tp=R,tp=S(0)", "names axis 'tp' twice"),
+        ("w=tp=R,S(0)", r"at 'S\(0\)'; name every axis"),
+        ("w=tp=RR", "at 'tp=RR'"),
+    ],
+)
+def test_wrong_pin_text_says_what_is_legal(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_pin(text, MESH)
+
+
+@pytest.mark.parametrize(
+    ("texts", "left"),
+    [
+        (("x=S(0),R",), {"x": {"S(0)R"}}),
+        (("x=dp=S(0)",), {"x": {"S(0)R", "S(0)P(sum)", "S(0)S(0)", "S(0)S(1)"}}),
+        (("x=S(*),R",), {"x": {"S(0)R", "S(1)R"}}),
+        (("blocks.*.weight=R,S(1)",), {"blocks.0.fc.weight": {"RS(1)"}, "blocks.1.fc.weight": {"RS(1)"}}),
+        (("grad(*)=S(0),R",), {"grad(blocks.1.fc.weight)": {"S(0)R"}}),
+        (("x=dp=S(0)", "x=tp=S(1)"), {"x": {"S(0)S(1)"}}),
+        (("x=S(*),*", "x=S(0),R"), {"x": {"S(0)R"}}),
+        (("blocks.0:out=S(0),P(sum)",), {"h0": {"S(0)P(sum)"}}),
+        (("blocks.0.fc:out=S(0),R",), {"h0": {"S(0)R"}}),
+        (("blocks:out=R,R",), {"h1": {"RR"}}),
+        (("loss=R,R",), {"loss": {"RR"}}),
+    ],
+)
+def test_pins_leave_these_layouts(texts: tuple[str, ...], left: dict[str, set[str]]) -> None:
+    assert pinned(*texts) == left
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("fc.weight=R,R",), r"no tensor of two blocks is called 'fc.weight'; '\*fc.weight' matches 2 of them"),
+        (("blocks.0.fc.wieght=R,R",), "the closest names are blocks.0.fc.weight"),
+        (("blocks.7:out=R,R",), "no module of two blocks is called 'blocks.7'; the closest names are blocks.1, blocks.0, blocks"),
+        (("x=S(2),R",), r"x f32\[64, 32\] has dims 0 to 1; S\(2\) is not one of them"),
+        (("head.bias=S(1),R",), r"head.bias f32\[3\] has dim 0; S\(1\)"),
+        (("loss=S(0),R",), "loss f32.* has no dims: pin it R"),
+        (("loss=S(*),R",), "loss is a scalar and has no dim to cut"),
+        (("head.bias=S(0),R",), r"asks for 4 shards on dp=4, but head.bias f32\[3\] has too few elements"),
+        (("head.bias=tp=S(0)", "head.bias=dp=S(*)"), r"ask for 8 shards on dp=4, tp=2"),
+        (("x=P(sum),R",), r"input x is stored, not computed, so it cannot be P\(sum\)"),
+        (("x=S(0),R", "*=tp=S(*)"), "'x=S.0.,R' and '.=tp=S...' conflict on x, axis tp; drop one"),
+    ],
+)
+def test_pins_that_cannot_hold_say_why(texts: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pinned(*texts)
+
+
+def test_an_uneven_cut_is_legal_up_to_one_shard_per_element() -> None:
+    assert pinned("head.bias=tp=S(0),dp=R") == {"head.bias": {"RS(0)"}}
