@@ -1,0 +1,130 @@
+"""Legal layouts and free moves, by hand-written tables and by what they mean on real shards."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shard_simulator import WrongStepError, local_move, rebuild, scatter
+
+from solver_shard.costs.layouts import free_move, free_moves, is_legal, legal_layouts, local_numels
+from solver_shard.layout import Layout, P, R, S
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "reductions", "expected"),
+    [
+        ((4,), (2,), (), "R S(0)"),
+        ((4,), (2,), ("sum",), "R S(0) P(sum)"),
+        ((1,), (2,), (), "R"),
+        ((3,), (2, 2), (), "RR RS(0) S(0)R"),
+        ((), (2, 2), ("sum",), "RR RP(sum) P(sum)R P(sum)P(sum)"),
+        ((4, 4), (1, 2), (), "RR RS(0) RS(1)"),
+        ((0,), (2,), ("sum",), "R P(sum)"),
+        ((1,), (2,), ("max", "min"), "R P(max) P(min)"),
+        ((1,), (2, 2), ("sum", "max"), "RR RP(sum) RP(max) P(sum)R P(sum)P(sum) P(max)R P(max)P(max)"),
+    ],
+)
+def test_legal_layouts(shape: tuple[int, ...], mesh: tuple[int, ...], reductions: tuple[str, ...], expected: str) -> None:
+    assert " ".join(map(str, legal_layouts(shape, mesh, reductions))) == expected
+
+
+def test_sum_and_avg_may_stand_together() -> None:
+    found = set(legal_layouts((1,), (2, 2), ("sum", "avg", "max")))
+    assert Layout((P("sum"), P("avg"))) in found
+    assert Layout((P("sum"), P("max"))) not in found
+    assert Layout((P("max"), P("avg"))) not in found
+
+
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+
+
+@given(shape=shapes, mesh=meshes)
+@settings(deadline=None)
+def test_is_legal_says_the_same_as_legal_layouts(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
+    placements = [R, *(S(d) for d in range(3)), P("sum"), P("max")]
+    everything = [Layout(x) for x in itertools.product(placements, repeat=len(mesh))]
+    legal = legal_layouts(shape, mesh, ("sum", "max"))
+    assert legal[0] == Layout.replicated(len(mesh))
+    assert set(legal) == {layout for layout in everything if is_legal(layout, shape, mesh)}
+    assert len(set(legal)) == len(legal)
+
+
+@given(shape=shapes, mesh=meshes)
+@settings(deadline=None)
+def test_local_numels_are_those_of_device_zero(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
+    layouts = legal_layouts(shape, mesh)
+    expected = [np.prod(layout.local_shape(shape, mesh), dtype=np.int64) for layout in layouts]
+    assert local_numels(shape, mesh, layouts).tolist() == expected
+
+
+@given(shape=shapes, mesh=meshes, at=st.integers(0, 2))
+@settings(deadline=None)
+def test_an_axis_of_size_one_adds_no_layouts(shape: tuple[int, ...], mesh: tuple[int, ...], at: int) -> None:
+    at = min(at, len(mesh))
+    wider = (*mesh[:at], 1, *mesh[at:])
+    assert [Layout((*x[:at], *x[at + 1 :])) for x in legal_layouts(shape, wider)] == list(legal_layouts(shape, mesh))
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "free"),
+    [
+        ("S(0)R", "S(0)R", True),
+        ("RR", "S(0)R", True),
+        ("RR", "S(0)S(0)", True),
+        ("RR", "S(0)S(1)", True),
+        ("S(0)R", "S(0)S(0)", True),
+        ("RS(0)", "S(0)S(0)", False),
+        ("RS(1)", "S(0)S(1)", True),
+        ("S(0)R", "RR", False),
+        ("S(0)R", "S(1)R", False),
+        ("RR", "P(sum)R", True),
+        ("RR", "P(sum)S(0)", True),
+        ("RS(0)", "P(sum)S(0)", True),
+        ("RR", "P(max)R", False),
+        ("P(sum)R", "RR", False),
+        ("P(sum)R", "P(sum)S(0)", True),
+        ("P(max)R", "P(max)P(sum)", False),
+        ("P(avg)R", "P(avg)P(sum)", True),
+        ("RRS(0)", "S(0)RS(0)", False),
+        ("RRR", "S(0)RS(0)", True),
+    ],
+)
+def test_free_move(src: str, dst: str, free: bool) -> None:
+    assert free_move(Layout.parse(src), Layout.parse(dst)) is free
+
+
+@pytest.mark.parametrize(("shape", "mesh"), [((6, 4), (2, 2)), ((12, 7), (2, 3)), ((8, 8), (2, 2, 2)), ((5,), (2, 2)), ((7, 5), (3, 2))])
+def test_free_moves_are_exactly_those_that_every_device_can_make_alone(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.integers(-50, 50, shape).astype(np.float64)
+    layouts = legal_layouts(shape, mesh, ("sum",))
+    matrix = free_moves(layouts, layouts)
+    for i, src in enumerate(layouts):
+        shards = scatter(value, src, mesh, rng)
+        assert np.array_equal(rebuild(shards, src, shape, mesh), value)
+        for j, dst in enumerate(layouts):
+            assert matrix[i, j] == free_move(src, dst)
+            if any(a.is_partial and b != a for a, b in zip(src, dst, strict=True)):
+                assert not matrix[i, j]
+                continue
+            try:
+                moved = np.array_equal(rebuild(local_move(shards, src, dst, shape, mesh), dst, shape, mesh), value)
+            except WrongStepError:
+                moved = False
+            # uneven shards may fit by luck; even ones are free only by rule
+            even = all(n % np.prod(mesh) == 0 for n in shape)
+            assert moved if matrix[i, j] else not (moved and even), (src, dst)
+
+
+@given(mesh=meshes, data=st.data())
+@settings(deadline=None)
+def test_free_moves_as_a_matrix_and_one_by_one(mesh: tuple[int, ...], data: st.DataObject) -> None:
+    layouts = legal_layouts((64, 64), mesh, ("sum", "avg", "max"))
+    some = st.lists(st.sampled_from(layouts), min_size=1, max_size=8)
+    srcs, dsts = data.draw(some), data.draw(some)
+    assert free_moves(srcs, dsts).tolist() == [[free_move(s, d) for d in dsts] for s in srcs]
