@@ -1,0 +1,202 @@
+"""Cleaning of matrix products into einsum: transposes and flattened dims become letters.
+
+``view(x, [b*s, k]) @ t(w)`` viewed back to ``[b, s, n]`` is ``abc,dc->abd`` on x and w as they are.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from solver_shard.frontends import dims as D  # noqa: N812
+from solver_shard.frontends.context import Context, Result
+from solver_shard.frontends.draft import Draft, Value
+from solver_shard.frontends.raw import RawNode, Use
+from solver_shard.program import Ref
+
+Pair = tuple[int, int]
+
+
+def mm(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "self", "mat2")
+    return product(ctx, node, a, b, contracted=[(1, 0)], left=[0], right=[1])
+
+
+def bmm(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "self", "mat2")
+    return product(ctx, node, a, b, batch=[(0, 0)], contracted=[(2, 1)], left=[1], right=[2])
+
+
+def mv(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "self", "vec")
+    return product(ctx, node, a, b, contracted=[(1, 0)], left=[0])
+
+
+def dot(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "self", "tensor")
+    return product(ctx, node, a, b, contracted=[(0, 0)])
+
+
+def addmm(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "mat1", "mat2")
+    return _add(ctx, node, product(ctx, node, a, b, contracted=[(1, 0)], left=[0], right=[1]))
+
+
+def baddbmm(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "batch1", "batch2")
+    return _add(ctx, node, product(ctx, node, a, b, batch=[(0, 0)], contracted=[(2, 1)], left=[1], right=[2]))
+
+
+def linear(ctx: Context, node: RawNode) -> Result:
+    a, b = _two(ctx, node, "input", "weight")
+    last = len(a.dims) - 1
+    made = product(ctx, node, a, b, contracted=[(last, len(b.dims) - 1)], left=list(range(last)), right=list(range(len(b.dims) - 1)))
+    if not isinstance(node.arguments.get("bias"), Use):
+        return made
+    return ctx.binary(node, "aten.add.Tensor", made, ctx.value(node.arguments["bias"]), {"alpha": 1})
+
+
+def product(
+    ctx: Context,
+    node: RawNode,
+    a: Value,
+    b: Value,
+    *,
+    batch: Sequence[Pair] = (),
+    contracted: Sequence[Pair] = (),
+    left: Sequence[int] = (),
+    right: Sequence[int] = (),
+) -> Value:
+    """One einsum over the bases of both values; result dims are batch, left, right, merged as the raw result is.
+
+    Dims that both operands merged in the same way stay apart; other contracted dims are made whole first, and so are
+    free dims of which the operand already has a whole form, or whose parts do not lie side by side.
+    """
+    draft = ctx.draft
+    a, b, pieces = _pair_up(draft, a, b, [*batch, *contracted])
+    many = [any(len(D.solid(value.dims[pair[side]])) > 1 for pair in contracted) for side, value in enumerate((a, b))]
+    a = _settle_free(draft, a, left, many[0])
+    b = _settle_free(draft, b, right, many[1])
+    a, b = (v if _is_split(draft, v) else draft.settle(v) for v in (a, b))
+    a, b, pieces = _pair_up(draft, a, b, [*batch, *contracted])
+    letters = iter(string.ascii_letters)
+    names: tuple[dict[int, str], dict[int, str]] = ({}, {})
+    same: dict[Pair, Pair] = {}
+    for pair_pieces in pieces:
+        for one, two in pair_pieces:
+            if one is not None and two is not None:
+                same[0, one[0]] = (1, two[0])
+    for side, value in enumerate((a, b)):
+        for dim in range(len(draft.base_shape(value))):
+            if dim not in names[side]:
+                names[side][dim] = next(letters)
+                if side == 0 and (0, dim) in same:
+                    names[1][same[0, dim][1]] = names[0][dim]
+    out: list[str] = []
+    sizes: list[int] = []
+    dims: list[D.Group] = []
+
+    def give(letter: str, n: int) -> D.Atom:
+        out.append(letter)
+        sizes.append(n)
+        return (len(out) - 1, 1, n)
+
+    for index in range(len(batch)):
+        group: list[D.Atom] = []
+        for one, two in pieces[index]:
+            side, atom = (0, one) if one is not None else (1, two)
+            assert atom is not None
+            group.append(give(names[side][atom[0]], atom[2]))
+        dims.append(tuple(group))
+    for side, value, free in ((0, a, left), (1, b, right)):
+        for d in free:
+            dims.append(tuple(atom if atom[0] == D.BROADCAST else give(names[side][atom[0]], atom[2]) for atom in value.dims[d]))
+    equation = f"{''.join(names[0][i] for i in range(len(names[0])))},{''.join(names[1][i] for i in range(len(names[1])))}->{''.join(out)}"
+    operands = (a.base, b.base) if a.base != b.base else (a.base,)
+    attributes = {"equation": equation, "tensors": (Ref(0), Ref(len(operands) - 1))}
+    dtype = ctx.result(node)[1]
+    made = draft.emit("aten.einsum.default", operands, attributes, [(tuple(sizes), dtype)], raws=(*a.raws, *b.raws))
+    return Value(made[0], tuple(dims))
+
+
+Pieces = list[tuple[D.Atom | None, D.Atom | None]]
+
+
+def _pair_up(draft: Draft, a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list[Pieces]]:
+    """Match the atoms of shared dims one to one (None: expanded there), making dims whole where they were merged differently."""
+    result: list[Pieces] = []
+    for da, db in pairs:
+        found = _match(a.dims[da], b.dims[db])
+        if found is None:
+            if len(D.solid(a.dims[da])) > 1:
+                a = draft.settle(a, [da])
+            if len(D.solid(b.dims[db])) > 1:
+                b = draft.settle(b, [db])
+            return _pair_up(draft, a, b, pairs)
+        if any(one is None and two is None for one, two in found):
+            a = draft.settle(a, [da])
+            return _pair_up(draft, a, b, pairs)
+        result.append(found)
+    return a, b, result
+
+
+def _match(one: D.Group, two: D.Group) -> Pieces | None:
+    """Pairs of equal atoms; expanded atoms are cut as needed. Where a unit is all there is, it stays."""
+    first, second = list(reversed(D.solid(one))), list(reversed(D.solid(two)))
+    if not first and not second:
+        unit = next((atom for atom in one if atom[0] != D.BROADCAST), None)
+        return [(unit, None)] if unit else []
+    pairs: Pieces = []
+    while first and second:
+        x, y = first.pop(), second.pop()
+        if x[2] > y[2] and x[0] == D.BROADCAST and x[2] % y[2] == 0:
+            first.append((x[0], x[1], x[2] // y[2]))
+        elif y[2] > x[2] and y[0] == D.BROADCAST and y[2] % x[2] == 0:
+            second.append((y[0], y[1], y[2] // x[2]))
+        elif x[2] != y[2]:
+            return None
+        pairs.append((None if x[0] == D.BROADCAST else x, None if y[0] == D.BROADCAST else y))
+    return pairs if not first and not second else None
+
+
+def _settle_free(draft: Draft, value: Value, free: Sequence[int], features: bool) -> Value:
+    """Rows of an activation stay apart; the features of a weight gradient are one dim, as in the weight."""
+    merge = []
+    for d in free:
+        atoms = D.real(value.dims[d])
+        if len(atoms) > 1:
+            apart = any(not _neighbours(draft, value, x, y) for x, y in zip(atoms, atoms[1:], strict=False))
+            if features or apart or draft.merged(value, d):
+                merge.append(d)
+    return draft.settle(value, merge) if merge else value
+
+
+def _neighbours(draft: Draft, value: Value, x: D.Atom, y: D.Atom) -> bool:
+    """Whether two full dims of the base lie side by side, units aside."""
+    base = draft.base_shape(value)
+    return x[0] < y[0] and all(n == 1 for n in base[x[0] + 1 : y[0]]) and x[2] == base[x[0]] and y[2] == base[y[0]]
+
+
+def _is_split(draft: Draft, value: Value) -> bool:
+    """Whether every atom is a full dim of the base."""
+    base = draft.base_shape(value)
+    return all(atom[0] == D.BROADCAST or atom[2] == base[atom[0]] for group in value.dims for atom in group)
+
+
+def _two(ctx: Context, node: RawNode, one: str, two: str) -> tuple[Value, Value]:
+    return ctx.value(node.arguments[one]), ctx.value(node.arguments[two])
+
+
+def _add(ctx: Context, node: RawNode, made: Value) -> Result:
+    """beta * self + alpha * product, as einsum and add."""
+    a = node.arguments
+    if a.get("alpha", 1) != 1:
+        shape, dtype = ctx.draft.base_shape(made), ctx.draft.dtype(made)
+        scaled = ctx.draft.emit("aten.mul.Scalar", (made.base,), {"self": Ref(0), "other": a["alpha"]}, [(shape, dtype)])
+        made = Value(scaled[0], made.dims)
+    if a.get("beta", 1) == 0:
+        return made
+    return ctx.binary(node, "aten.add.Tensor", made, ctx.value(a["self"]), {"alpha": a.get("beta", 1)})
+
+
+MATMULS = {"mm": mm, "bmm": bmm, "mv": mv, "dot": dot, "addmm": addmm, "baddbmm": baddbmm, "linear": linear}

@@ -1,0 +1,217 @@
+"""AOTAutograd's joint graph as a RawGraph: arguments by name, module paths on every node, gradients by parameter."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import nn
+from torch._functorch._aot_autograd import descriptors as desc
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+from solver_shard.errors import TraceError
+from solver_shard.frontends.raw import RawGraph, RawNode, Use, uses
+from solver_shard.program import Phase, Role, Tensor
+
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint64: "u64", torch.uint32: "u32", torch.uint16: "u16", torch.uint8: "u8",
+    torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+_DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
+
+
+def export(
+    step: nn.Module, tensors: Sequence[torch.Tensor], inputs: Sequence[str], *, name: str, names: Mapping[str, str], forward_only: bool
+) -> RawGraph:
+    """Trace ``step`` (whose child ``model`` is the user's) on fake tensors.
+
+    Args:
+        inputs: name of every tensor argument.
+        names: parameter or buffer name to the first name of the same tensor.
+    """
+    gradient = torch.no_grad() if forward_only else torch.enable_grad()
+    with contextlib.ExitStack() as stack, gradient, fx_traceback.preserve_node_meta(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        joint = aot_export_joint_with_descriptors(stack, step, tuple(tensors))
+        return _Reader(joint.graph_module, inputs, names, step).read(name, forward_only)
+
+
+class _Reader:
+    """Turns fx nodes into raw nodes, one by one."""
+
+    def __init__(self, module: Any, inputs: Sequence[str], names: Mapping[str, str], step: nn.Module) -> None:
+        self._module, self._inputs, self._names, self._step = module, inputs, names, step
+        self._nodes: list[RawNode] = []
+        self._use: dict[Any, Use] = {}
+        self._sources: dict[str, int] = {}
+        self._module_of_sequence: dict[int, str] = {}
+        self._schemas: dict[Any, tuple[Any, ...]] = {}
+        self._backward = False
+
+    def read(self, name: str, forward_only: bool) -> RawGraph:
+        returned: list[tuple[Any, Any]] = []
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "output":
+                returned = list(zip(node.args[0], node.meta["desc"], strict=True))
+            elif node.target is operator.getitem:
+                source = self._use[node.args[0]]
+                self._use[node] = Use(source.node, node.args[1])
+            else:
+                self._call(node)
+        return self._finish(name, returned, forward_only)
+
+    def _add(self, node: Any, raw: RawNode) -> None:
+        self._use[node] = Use(len(self._nodes))
+        self._nodes.append(raw)
+
+    def _source(self, node: Any, name: str, role: Role, *, trainable: bool = False) -> None:
+        shape, dtype = _meta(node.meta["val"])
+        if name in self._sources:
+            self._use[node] = Use(self._sources[name])
+            return
+        self._sources[name] = len(self._nodes)
+        tensor = Tensor(name=name, shape=shape, dtype=dtype, role=role, trainable=trainable)
+        self._add(node, RawNode(name=node.name, op="", arguments={}, results=((shape, dtype),), source=tensor))
+
+    def _placeholder(self, node: Any) -> None:
+        found = node.meta["desc"]
+        if isinstance(found, desc.ParamAOTInput | desc.BufferAOTInput):
+            name = self._names[found.target.removeprefix("model.")]
+            trained = isinstance(found, desc.ParamAOTInput) and self._step.get_parameter(found.target).requires_grad
+            role = Role.PARAMETER if isinstance(found, desc.ParamAOTInput) else Role.BUFFER
+            self._source(node, name, role, trainable=trained)
+        elif isinstance(found, desc.PlainAOTInput):
+            name = self._inputs[found.idx]
+            self._source(node, name if name not in self._names else f"input.{name}", Role.INPUT)
+        elif isinstance(found, desc.TangentAOTInput):
+            shape, dtype = _meta(node.meta["val"])
+            arguments = {"size": shape, "fill_value": 1.0}
+            self._add(
+                node, RawNode(name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),), phase=Phase.BACKWARD)
+            )
+        else:
+            raise TraceError(
+                f"the trace has an input of kind {type(found).__name__}, which is not supported: {found}; use plain tensors only"
+            )
+
+    def _constant(self, node: Any) -> None:
+        """A tensor that the model made or captured: a buffer without a name."""
+        value = node.meta.get("val")
+        if value is None:
+            value = getattr(self._module, node.target)
+            node.meta["val"] = value
+        if not isinstance(value, torch.Tensor):
+            raise TraceError(
+                f"the trace calls a subgraph ({node.target}), which is not supported; remove control-flow operators from the model"
+            )
+        self._source(node, f"constant.{node.target.strip('_')}", Role.BUFFER)
+
+    def _call(self, node: Any) -> None:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise TraceError(f"the trace calls {target}, which is not an ATen op; supported are models that trace to ATen ops")
+        self._backward = self._backward or node.meta.get("partitioner_tag") == "is_backward"
+        value = node.meta["val"]
+        results = tuple(map(_result, value)) if isinstance(value, tuple | list) else (_result(value),)
+        arguments = self._arguments(node)
+        phase = Phase.BACKWARD if self._backward else Phase.FORWARD
+        raw = RawNode(
+            name=node.name,
+            op=str(target),
+            arguments=arguments,
+            results=results,
+            phase=phase,
+            module=self._path(node, arguments),
+            pointwise=torch.Tag.pointwise in target.tags,
+            random=torch.Tag.nondeterministic_seeded in target.tags,
+        )
+        self._add(node, raw)
+
+    def _arguments(self, node: Any) -> dict[str, Any]:
+        schema = self._schemas.get(node.target)
+        if schema is None:
+            schema = self._schemas[node.target] = tuple(
+                (a.name, a.default_value if a.has_default_value() else None) for a in node.target._schema.arguments
+            )
+        found: dict[str, Any] = {}
+        for i, (name, default) in enumerate(schema):
+            if name not in _DROPPED:
+                value = node.args[i] if i < len(node.args) else node.kwargs.get(name, default)
+                found[name] = self._plain(value)
+        return found
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self._use[value]
+        if isinstance(value, list | tuple):
+            return tuple(self._plain(item) for item in value)
+        if isinstance(value, torch.dtype):
+            return DTYPES[value]
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise TraceError("the trace has a size that depends on data; only models with sizes known beforehand are supported")
+        return value
+
+    def _path(self, node: Any, arguments: dict[str, Any]) -> str:
+        """The module that was running; in backward that of the forward op, or of the operand computed last."""
+        sequence = node.meta.get("seq_nr", -1)
+        path = node.meta.get("custom", {}).get("module")
+        if not self._backward:
+            path = path or ""
+            self._module_of_sequence.setdefault(sequence, path)
+            return str(path)
+        if path is None and "Gradient addition" not in (node.meta.get("stack_trace") or ""):
+            path = self._module_of_sequence.get(sequence)
+        if not path:
+            found = [use.node for use in uses(tuple(arguments.values())) if self._nodes[use.node].source is None]
+            path = self._nodes[max(found)].module if found else ""
+        return str(path)
+
+    def _finish(self, name: str, returned: list[tuple[Any, Any]], forward_only: bool) -> RawGraph:
+        outputs: list[tuple[str, Use]] = []
+        gradients: list[tuple[int, Use]] = []
+        labels: Sequence[str] = self._step.outputs  # type: ignore[assignment]
+        for node, found in returned:
+            if node is None:
+                continue
+            if isinstance(found, desc.PlainAOTOutput):
+                outputs.append((labels[found.idx], self._use[node]))
+            elif isinstance(found, desc.GradAOTOutput):
+                of = found.grad_of
+                if isinstance(of, desc.ParamAOTInput):
+                    gradients.append((self._sources[self._names[of.target.removeprefix("model.")]], self._use[node]))
+            elif isinstance(found, desc.InputMutationAOTOutput):
+                of = found.mutated_input
+                target = getattr(of, "target", None)
+                label = self._names[target.removeprefix("model.")] if target else self._inputs[of.idx]
+                outputs.append((f"updated({label})", self._use[node]))
+            else:
+                raise TraceError(f"the trace returns a value of kind {type(found).__name__}, which is not supported: {found}")
+        outputs.sort(key=lambda item: item[0].startswith("updated("))
+        if not forward_only and not gradients:
+            raise TraceError(
+                f"the backward of {name!r} is not in the trace: no trainable parameter gets a gradient from the loss; check that the loss "
+                "depends on the parameters and that the model does not run under no_grad or detach its output, or use --forward-only"
+            )
+        return RawGraph(name=name, nodes=tuple(self._nodes), outputs=tuple(outputs), gradients=tuple(gradients))
+
+
+def _meta(value: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    if value.dtype not in DTYPES:
+        raise TraceError(f"the trace has a tensor of dtype {value.dtype}; supported: {', '.join(map(str, DTYPES))}")
+    return tuple(int(n) for n in value.shape), DTYPES[value.dtype]
+
+
+def _result(value: Any) -> tuple[tuple[int, ...], str] | None:
+    return _meta(value) if isinstance(value, torch.Tensor) else None

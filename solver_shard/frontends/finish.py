@@ -1,0 +1,194 @@
+"""The last steps of cleaning: returned tensors, peepholes, dead ops, names, and the Program itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from solver_shard.frontends.context import Context
+from solver_shard.frontends.draft import Draft, DraftOp
+from solver_shard.frontends.raw import RawGraph
+from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
+
+
+def finish(context: Context, raw: RawGraph) -> Program:
+    """Return what the raw graph returns; drop what nothing needs."""
+    draft = context.draft
+    gradients: dict[int, int] = {}
+    for parameter, use in raw.gradients:
+        draft.node = raw.nodes[use.node]
+        tensor = draft.plain(context.value(use))
+        source = context.values[parameter][0]
+        assert source is not None
+        if source.base in gradients:
+            tensor = _accumulate(draft, gradients[source.base], tensor)
+        gradients[source.base] = tensor
+    sources = {v.base for node, values in zip(raw.nodes, context.values, strict=True) if node.source is not None for v in values if v}
+    taken = set(sources)
+    for parameter, tensor in gradients.items():
+        gradients[parameter] = tensor = _own(draft, tensor, taken)
+        taken.add(tensor)
+    outputs: list[tuple[str, int]] = []
+    for name, use in raw.outputs:
+        draft.node = raw.nodes[use.node]
+        tensor = _own(draft, draft.plain(context.value(use)), taken)
+        taken.add(tensor)
+        outputs.append((name, tensor))
+    kept = {t for _, t in outputs} | set(gradients.values())
+    ops = _in_order(draft.ops)
+    for _ in range(2):
+        ops = _needed(ops, kept)
+        _peephole(draft, ops, kept)
+    ops = _needed(ops, kept)
+    return _program(raw.name, draft, ops, outputs, gradients)
+
+
+def _own(draft: Draft, tensor: int, taken: set[int]) -> int:
+    """A tensor that is returned twice, or is a source, is returned as a copy."""
+    if tensor not in taken:
+        return tensor
+    found = draft.tensors[tensor]
+    return draft.emit("aten.clone.default", (tensor,), {"self": Ref(0)}, [(found.shape, found.dtype)], random=True)[0]
+
+
+def _accumulate(draft: Draft, one: int, two: int) -> int:
+    """The gradient of a tied parameter is the sum over its uses."""
+    if one == two:
+        return draft.emit("aten.mul.Scalar", (one,), {"self": Ref(0), "other": 2}, [(draft.tensors[one].shape, draft.tensors[one].dtype)])[
+            0
+        ]
+    attributes = {"self": Ref(0), "other": Ref(1), "alpha": 1}
+    return draft.emit("aten.add.Tensor", (one, two), attributes, [(draft.tensors[one].shape, draft.tensors[one].dtype)])[0]
+
+
+def _in_order(ops: list[DraftOp]) -> list[DraftOp]:
+    """Forward before backward; stable."""
+    forward = [op for op in ops if op.phase is Phase.FORWARD]
+    return forward + [op for op in ops if op.phase is Phase.BACKWARD]
+
+
+def _needed(ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
+    """Ops that something returned depends on."""
+    wanted, result = set(kept), []
+    for op in reversed(ops):
+        if any(t in wanted for t in op.results):
+            wanted.update(op.operands)
+            result.append(op)
+    result.reverse()
+    return result
+
+
+def _peephole(draft: Draft, ops: list[DraftOp], kept: set[int]) -> None:
+    """Views of views become one; a sole permute of an einsum moves into its equation."""
+    makers = {t: op for op in ops for t in op.results}
+    readers: dict[int, list[DraftOp]] = {}
+    for op in ops:
+        for t in op.operands:
+            readers.setdefault(t, []).append(op)
+    alias: dict[int, int] = {}
+    for op in ops:
+        if any(t in alias for t in op.operands):
+            _rename(op, alias)
+        if op.name not in ("aten.view.default", "aten.permute.default"):
+            continue
+        source, result = op.operands[0], op.results[0]
+        maker = makers.get(source)
+        if maker is None:
+            continue
+        if maker.name == op.name:
+            _compose(op, maker)
+            if len(readers[source]) == 1:
+                op.raw[:0] = maker.raw
+            source = op.operands[0]
+            if _is_identity(draft, op) and result not in kept:
+                alias[result] = source
+            continue
+        sole = len(readers[source]) == 1 and source not in kept and maker.phase is op.phase
+        if not sole:
+            continue
+        if op.name != "aten.permute.default" or maker.name != "aten.einsum.default":
+            continue
+        inputs, out = maker.attributes["equation"].split("->")
+        maker.attributes["equation"] = inputs + "->" + "".join(out[i] for i in op.attributes["dims"])
+        maker.raw.extend(op.raw)
+        maker.results = [result]
+        makers[result] = maker
+        op.results = []
+
+
+def _compose(op: DraftOp, maker: DraftOp) -> None:
+    """op(maker(x)) as op(x)."""
+    if op.name == "aten.permute.default":
+        first = maker.attributes["dims"]
+        op.attributes["dims"] = tuple(first[i] for i in op.attributes["dims"])
+    op.operands = list(maker.operands)
+
+
+def _is_identity(draft: Draft, op: DraftOp) -> bool:
+    if op.name == "aten.permute.default":
+        return op.attributes["dims"] == tuple(range(len(op.attributes["dims"])))
+    return draft.tensors[op.operands[0]].shape == draft.tensors[op.results[0]].shape
+
+
+def _rename(op: DraftOp, alias: dict[int, int]) -> None:
+    """Read other tensors; operands that become equal stay apart."""
+    op.operands = [alias.get(t, t) for t in op.operands]
+
+
+def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]) -> Program:
+    sources = [t for t, tensor in enumerate(draft.tensors) if tensor.name]
+    tensors: list[Tensor] = [draft.tensors[t] for t in sources]
+    position = {t: i for i, t in enumerate(sources)}
+    used = {t.name for t in tensors}
+    special: dict[int, tuple[str, Role]] = {}
+    for parameter, gradient in gradients.items():
+        special[gradient] = (f"grad({draft.tensors[parameter].name})", Role.GRADIENT)
+    for label, tensor in outputs:
+        special[tensor] = (label, Role.OUTPUT)
+    used.update(label for label, _ in special.values())
+    counts: dict[str, int] = {}
+    final: list[Op] = []
+    for op in ops:
+        for j, t in enumerate(op.results):
+            label, role = special.get(t) or (_name(op, j, counts, used), Role.ACTIVATION)
+            position[t] = len(tensors)
+            tensors.append(replace(draft.tensors[t], name=label, role=role))
+        final.append(
+            Op(
+                name=op.name,
+                operands=tuple(position[t] for t in op.operands),
+                results=tuple(position[t] for t in op.results),
+                attributes=op.attributes,
+                phase=op.phase,
+                module=op.module,
+                raw=tuple(op.raw),
+            )
+        )
+    program = Program(
+        name=name,
+        tensors=tuple(tensors),
+        ops=tuple(final),
+        outputs=tuple(position[t] for _, t in outputs),
+        gradients={position[p]: position[g] for p, g in gradients.items()},
+    )
+    program.validate()
+    return program
+
+
+def _name(op: DraftOp, result: int, counts: dict[str, int], used: set[str]) -> str:
+    """``model.layers.0.mlp.mul``, in backward ``model.layers.0.mlp.backward.mul``; repeats are numbered from 1."""
+    parts = [op.module] if op.module else []
+    if op.phase is Phase.BACKWARD:
+        parts.append("backward")
+    parts.append(op.name.split(".")[1])
+    stem = ".".join(parts)
+    if result == 0:
+        counts[stem] = counts.get(stem, -1) + 1
+    while True:
+        number = counts[stem]
+        label = f"{stem}.{number}" if number else stem
+        if len(op.results) > 1:
+            label = f"{label}[{result}]"
+        if label not in used:
+            used.add(label)
+            return label
+        counts[stem] += 1

@@ -1,0 +1,70 @@
+"""The raw trace: what AOTAutograd returned, as plain values without torch objects, every argument under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from solver_shard.program import Phase, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """In a raw node's arguments: result ``result`` of node ``node``."""
+
+    node: int
+    result: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawNode:
+    """One call of the trace.
+
+    Attributes:
+        name: node name in the traced graph.
+        op: ``aten.mm.default`` style overload name; empty for sources.
+        arguments: every schema argument by name, defaults filled in; tensors as ``Use``, dtypes by short name.
+        results: (shape, dtype) of every result; None for a result that is not a tensor.
+        pointwise: every result element depends on the operand elements at its own place only.
+        random: draws from a generator.
+        source: the tensor, for sources.
+        constant: for a factory, the value that fills it, if there is one.
+    """
+
+    name: str
+    op: str
+    arguments: dict[str, Any]
+    results: tuple[tuple[tuple[int, ...], str] | None, ...]
+    phase: Phase = Phase.FORWARD
+    module: str = ""
+    pointwise: bool = False
+    random: bool = False
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawGraph:
+    """Nodes in order of execution, what they return, and which tensor is the gradient of which parameter.
+
+    Attributes:
+        outputs: (name, value) of everything returned but gradients.
+        gradients: (position of the parameter's source node, value); a tied parameter has one entry per use.
+    """
+
+    name: str
+    nodes: tuple[RawNode, ...]
+    outputs: tuple[tuple[str, Use], ...]
+    gradients: tuple[tuple[int, Use], ...]
+
+
+def uses(value: Any) -> Iterator[Use]:
+    """Every Use inside an argument value, in order."""
+    if isinstance(value, Use):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from uses(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from uses(item)

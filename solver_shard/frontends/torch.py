@@ -1,0 +1,210 @@
+"""Trace an ``nn.Module`` to a Program: forward, or forward and backward of its loss, without weights or a GPU.
+
+>>> import torch
+>>> program = trace(torch.nn.Linear(4, 2, device="meta"), (torch.empty(8, 4, device="meta"),), name="one", forward_only=True)
+>>> [op.name for op in program.ops], program.tensors[program.outputs[0]].name
+(['aten.einsum.default', 'aten.add.Tensor'], 'output')
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from solver_shard.errors import InputError, SolverShardError, TraceError
+from solver_shard.frontends.clean import clean
+from solver_shard.frontends.export import DTYPES, export
+from solver_shard.frontends.fake import borrowed, fake_like, paths
+from solver_shard.program import Program
+
+Inputs = Mapping[str, Any] | tuple[Any, ...]
+
+
+def trace(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    forward_only: bool = False,
+) -> Program:
+    """The cleaned program of one step of ``model``.
+
+    Args:
+        model: any module, on any device, meta included; it is left as it was. Training mode (dropout) is the model's own.
+        inputs: keyword arguments by name, or positional arguments; tensors may be real, meta or fake, only their sizes are used.
+        name: what the program is called.
+        loss_fn: called as ``loss_fn(outputs)`` or ``loss_fn(outputs, inputs)``; returns a scalar. Without it the loss is the
+            output's ``loss`` (Hugging Face models given labels) or the output itself if it is a scalar.
+        forward_only: no loss and no backward; everything the model returns is an output.
+
+    Raises:
+        InputError: the inputs do not fit, or there is no scalar loss.
+        TraceError: the model could not be traced, or its backward is not there.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model of type {type(model).__name__} was given; give a torch.nn.Module")
+    trainable = any(p.requires_grad for p in model.parameters())
+    if not forward_only and not trainable:
+        raise InputError(f"model {name!r} has no trainable parameter, so it has no backward; set requires_grad, or use --forward-only")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    flat = _Flat(model, inputs, mode)
+    with borrowed(model, mode, trainable=not forward_only) as names:
+        step = _Step(model, flat, loss_fn, name, forward_only)
+        with _compiling(), paths(model), _failure(name, step):
+            raw = export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
+    return clean(raw)
+
+
+class _Flat:
+    """The tensors among nested inputs, with a name for each."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> None:
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        if isinstance(inputs, Mapping):
+            self.args: tuple[Any, ...] = ()
+            self.kwargs: dict[str, Any] = dict(inputs)
+        elif isinstance(inputs, tuple | list):
+            self.args, self.kwargs = tuple(inputs), {}
+        else:
+            raise InputError(
+                f"inputs of type {type(inputs).__name__} were given; give a dict of keyword arguments or a tuple of positional ones"
+            )
+        positional = _argument_names(model, len(self.args))
+        leaves, self.spec = pytree.tree_flatten_with_path((self.args, self.kwargs))
+        self.leaves: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []
+        for path, leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                self.leaves.append(leaf)
+                continue
+            keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path[1:]]
+            if getattr(path[0], "idx", 1) == 0:
+                keys[0] = positional[int(keys[0])]
+            if leaf.dtype not in DTYPES:
+                raise InputError(f"input {'.'.join(keys)!r} has dtype {leaf.dtype}; legal: {', '.join(map(str, DTYPES))}")
+            self.leaves.append(_Slot(len(self.tensors)))
+            self.tensors.append(fake_like(leaf, mode))
+            self.names.append(".".join(keys))
+
+    def rebuild(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments with these tensors in place."""
+        leaves = [tensors[leaf.index] if isinstance(leaf, _Slot) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+class _Slot:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Step(nn.Module):
+    """What is traced: flat tensors in; the loss, or the flat outputs, out."""
+
+    def __init__(self, model: nn.Module, flat: _Flat, loss_fn: Callable[..., Any] | None, name: str, forward_only: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+        self._flat, self._loss_fn, self._name, self._forward_only = flat, loss_fn, name, forward_only
+        self.outputs: list[str] = []
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = self._flat.rebuild(tensors)
+        result = self.model(*args, **kwargs)
+        if self._forward_only:
+            leaves, _ = pytree.tree_flatten_with_path(result)
+            found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+            self.outputs = [".".join(["output", *(_key(key) for key in path)]) for path, _ in found]
+            if not found:
+                raise InputError(f"model {self._name!r} returns no tensor; return the tensors that the step computes")
+            return tuple(leaf for _, leaf in found)
+        loss = self._loss(result, kwargs or args)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise InputError(
+                f"the loss of {self._name!r} must be one floating-point number, got {what}; give the labels with the inputs, give a "
+                "loss function of the outputs, return a scalar loss from the model, or use --forward-only"
+            )
+        self.outputs = ["loss"]
+        return (loss.reshape(()),)
+
+    def _loss(self, result: Any, inputs: Any) -> Any:
+        if self._loss_fn is not None:
+            return self._loss_fn(result, inputs) if _takes_two(self._loss_fn) else self._loss_fn(result)
+        loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+        if loss is not None:
+            return loss
+        if isinstance(result, torch.Tensor):
+            return result
+        raise InputError(
+            f"model {self._name!r} returns {type(result).__name__} without a loss; give the labels with the inputs, give a loss function "
+            "of the outputs, return a scalar loss from the model, or use --forward-only"
+        )
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))))
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _argument_names(model: nn.Module, count: int) -> list[str]:
+    """Names of the positional arguments of forward; ``arg3`` where it takes any number."""
+    found = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [*found[:count], *(f"arg{i}" for i in range(len(found), count))]
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Tell the model that it is being compiled: libraries then do not look into mask values."""
+    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
+def _failure(name: str, step: _Step) -> Iterator[None]:
+    """Whatever the model raises becomes a TraceError that says where and what to do."""
+    try:
+        yield
+    except SolverShardError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model may raise anything
+        cause = " ".join(str(error).split())[:500] or type(error).__name__
+        where = _where(error, step.model)
+        raise TraceError(
+            f"tracing {name!r} failed{where}: {type(error).__name__}: {cause}. Supported are modules whose forward (and loss) runs on "
+            "fake CPU tensors: sizes, dtypes and control flow known without looking at values, no .item(), no boolean-mask indexing, no "
+            "device= set to an accelerator. Check that the inputs fit forward, and replace what depends on values"
+        ) from error
+
+
+def _where(error: BaseException, model: nn.Module) -> str:
+    """The innermost module whose forward was running."""
+    paths_of = {id(child): path for path, child in model.named_modules()}
+    found, step = "", error.__traceback__
+    while step is not None:
+        owner = step.tb_frame.f_locals.get("self")
+        if id(owner) in paths_of:
+            found = paths_of[id(owner)] or type(owner).__name__
+        step = step.tb_next
+    return f" in module {found!r}" if found else ""
