@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from solver_shard.costs.cluster import Device
+from solver_shard.costs.collectives import MAX_NANOSECONDS
 
 
 def roofline_ns(device: Device, flops: ArrayLike, nbytes: ArrayLike, dtype: str, *, matmul: bool) -> NDArray[np.int64]:
     """Nanoseconds, rounded up, of ``flops`` operations on ``dtype`` operands that move ``nbytes`` bytes of device memory.
 
-    Arguments broadcast; the result is int64 of the common shape.
+    Arguments broadcast; the result is int64 of the common shape, at most ``MAX_NANOSECONDS`` (13 days).
     """
     arithmetic = np.asarray(flops, dtype=np.float64) * (1e9 / device.flops(dtype, matmul))
     memory = np.asarray(nbytes, dtype=np.float64) * (1e9 / device.memory_bandwidth)
-    return np.asarray(np.ceil(np.maximum(arithmetic, memory)), dtype=np.int64)
+    return np.asarray(np.minimum(np.ceil(np.maximum(arithmetic, memory)), MAX_NANOSECONDS), dtype=np.int64)

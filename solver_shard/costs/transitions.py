@@ -82,16 +82,15 @@ class TransitionTable:
         layouts: n legal layouts, in the order of ``legal_layouts``.
         index: position of a layout in ``layouts``.
         costs: int64[n, n], nanoseconds from row to column; ``FORBIDDEN`` where there is no path; 0 on the diagonal.
-        bytes: int64[n], what the fullest device holds.
+        nbytes: int64[n], what the fullest device holds.
     """
 
-    __slots__ = ("_ranked", "_steps", "bytes", "codes", "costs", "index", "layouts")
+    __slots__ = ("_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
-    def __init__(self, layouts: tuple[Layout, ...], codes: Ints, nbytes: Ints, steps: _Steps) -> None:
+    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _Steps) -> None:
         self.layouts = layouts
         self.index = {layout: i for i, layout in enumerate(layouts)}
-        self.codes = codes
-        self.bytes = nbytes
+        self.nbytes = nbytes
         self._steps = steps
         self._ranked = _shortest(len(layouts), steps)
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
@@ -150,7 +149,7 @@ def build_table(shape: Sequence[int], itemsize: int, reductions: Sequence[str], 
     codes = codes_of(layouts)
     sizes = local_sizes(shape, mesh_shape, codes)
     steps = _find_steps(codes, sizes, itemsize, collectives)
-    return TransitionTable(layouts, codes, sizes.prod(axis=1) * itemsize, steps)
+    return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps)
 
 
 _KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -191,7 +190,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     for number, axes in enumerate(axis_sets):
         columns = codes[:, axes]
         uniform = np.flatnonzero((columns == columns[:, :1]).all(axis=1))
-        fixed = ordered_cuts(codes, axes, dims)
+        fixed = _cut_to_the_right(codes, axes, dims)
         shift = int(radix[list(axes)].sum())
         group = int(np.prod([mesh_shape[a] for a in axes]))
         own = columns[uniform, 0]
@@ -233,7 +232,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     return _Steps(axis_sets=axis_sets, rows=rows, before=before, after=after, kinds=kinds, sets=sets, nbytes=nbytes, weights=weights)
 
 
-def ordered_cuts(codes: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
+def _cut_to_the_right(codes: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
     """Per layout and dim: whether an axis right of the first of ``axes``, but not one of them, cuts the dim."""
     fixed = np.zeros((len(codes), dims), dtype=np.bool_)
     for right in range(axes[0] + 1, codes.shape[1]):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver_shard.costs.cluster import PRESETS, Cluster, Device, Level, load_cluster
-from solver_shard.costs.collectives import KINDS, Collectives, Span
+from solver_shard.costs.collectives import KINDS, MAX_NANOSECONDS, Collectives, Span
 from solver_shard.errors import InternalError
 from solver_shard.mesh import Mesh
 
@@ -208,3 +208,8 @@ def test_the_rightmost_axis_is_never_slower(name: str) -> None:
     for kind in KINDS:
         for nbytes in (8, 2**20, 2**30):
             assert times.nanoseconds(kind, (1,), nbytes) <= times.nanoseconds(kind, (0,), nbytes)
+
+
+def test_absurd_sizes_stay_within_integers() -> None:
+    slow = cluster((None, 1e-5, 1e9), launch=1e9)
+    assert Collectives(Mesh.parse("1000,1000"), slow).nanoseconds("all_to_all", (0, 1), 2**62) == MAX_NANOSECONDS
