@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
 from solver_shard.rulebook.draft import Call, Draft
 from solver_shard.rulebook.rule import Rule
@@ -28,7 +29,14 @@ def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], ta
     row = table.get(op.name)
     if row is None:
         return Draft(call).rule(family=FALLBACK, source=FALLBACK)
-    return table.family(row).build(call, row).rule(family=row.family, source="table")
+    try:
+        return table.family(row).build(call, row).rule(family=row.family, source="table")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        shapes = ", ".join(str(t.shape) for t in operands)
+        raise RuleError(
+            f"{op.name}: rules file {row.file} gives it family {row.family!r}, which does not fit its arguments "
+            f"({', '.join(op.attributes) or 'none'}; operand shapes {shapes or 'none'}): {type(error).__name__}: {error}; correct the row"
+        ) from error
 
 
 class Rulebook:

@@ -66,6 +66,12 @@ class Call:
         value = self.attributes.get(name)
         return default if value is None else value
 
+    def known(self, name: str) -> tuple[int, ...]:
+        """The slots of an argument; RuleError when the op has no argument of this name."""
+        if name not in self.names:
+            raise RuleError(f"{self.name}: its row names an argument {name!r}; legal: {', '.join(self.names) or 'none'}; correct the row")
+        return self.names[name]
+
     def slot(self, name: str) -> int | None:
         """The slot of a tensor argument; None where it is absent, None or a number."""
         found = self.names.get(name, ())
@@ -178,7 +184,7 @@ class Draft:
 
     def linear(self, arguments: Iterable[str], reductions: Iterable[str]) -> None:
         """Tensor arguments that may be partial together; dropped when one of them is not a tensor here."""
-        slots = [self.call.names.get(name, ()) for name in arguments]
+        slots = [self.call.known(name) for name in arguments]
         if slots and all(slots):
             self.linear_slots((s for found in slots for s in found), reductions)
 
@@ -195,7 +201,7 @@ class Draft:
 
     def ignore(self, argument: str) -> None:
         """The argument's bytes are not read: only its shape or dtype matters."""
-        self.unread.update(self.call.names.get(argument, ()))
+        self.unread.update(self.call.known(argument))
 
     def rule(self, *, family: str, source: str) -> Rule:
         """The finished rule, checked against the tensors; RuleError says where they disagree."""

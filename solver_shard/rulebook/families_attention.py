@@ -63,8 +63,7 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
             draft.restrict((*parts.batch, *parts.heads), reduction="sum")
         else:
             draft.alike.append(made[3])
-    for name in _GRADIENTS:
-        draft.linear((name,), ("sum", "avg"))
+    draft.linear((name for name in _GRADIENTS if name in call.names), ("sum", "avg"))
     draft.flops = 5 * _flops(call) // 2
     draft.matmul = True
     return draft
@@ -78,8 +77,6 @@ def _parts(draft: Draft) -> _Parts:
             f"{call.name}: its rule expects query [b, h, q, d], key [b, kv, s, d], value [b, kv, s, e] with h a multiple of kv, "
             f"got {query}, {key}, {value}"
         )
-    dropped = bool(call.attribute("dropout_p", 0.0))
-    del dropped
     return _Parts(
         batch=draft.factor("batch", query[0]),
         heads=draft.factor("heads", key[1], even=True),

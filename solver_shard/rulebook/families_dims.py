@@ -116,6 +116,8 @@ def along(call: Call, row: Row) -> Draft:
     shapes = [call.at(slot).shape for slot in range(len(call.slots))] + [result.shape for result in call.results]
     rank = max(len(shape) for shape in shapes)
     whole = row.get("whole")
+    if isinstance(whole, str):
+        call.known(whole)
     dims = call.dims(whole, rank) if isinstance(whole, str) else tuple(call.dim(d, rank) for d in whole if -rank <= d < rank)
     kept = [d for d in range(rank) if d not in dims]
     passing: dict[int, Held] = {}
@@ -211,7 +213,7 @@ def notation(call: Call, row: Row) -> Draft:
         names = term
         if names[:1] == ["..."]:
             lead = len(tensor.shape) - len(names) + 1
-            names = [f"...{i - lead}" for i in range(max(lead, 0))] + names[1:]
+            names = [f"...{lead - i}" for i in range(max(lead, 0))] + names[1:]
         if len(names) != len(tensor.shape):
             raise RuleError(
                 f"{call.name}: rules file {row.file} gives {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
@@ -263,6 +265,18 @@ def is_reduce_map(value: Any) -> str | None:
     return f'must map factors to reductions, as in {{ k = "sum" }}; legal: {", ".join(REDUCTIONS)}'
 
 
+def check_notation(settings: Mapping[str, Any]) -> str | None:
+    """``reduce``, ``whole`` and ``even`` name factors of ``dims``; a summed factor is missing in some result."""
+    inputs, outputs = notation_terms(settings["dims"])
+    known = {name for term in (*inputs, *outputs) for name in term} - {"...", "1"}
+    for key in ("reduce", "whole", "even"):
+        value = settings.get(key, ())
+        for name in value.split() if isinstance(value, str) else value:
+            if name not in known:
+                return f"{key} names factor {name!r}, which is in none of the dims; legal: {', '.join(sorted(known)) or 'none'}"
+    return None
+
+
 FAMILIES = (
     Family(name="einsum", build=einsum, keys={}),
     Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "even": is_flag}),
@@ -288,5 +302,6 @@ FAMILIES = (
             "unread": is_text,
         },
         required=("dims",),
+        check=check_notation,
     ),
 )

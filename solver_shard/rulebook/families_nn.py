@@ -37,7 +37,8 @@ def layer_norm_backward(call: Call, row: Row) -> Draft:
         draft.put(name, [*rows, *(() for _ in normal)])
     draft.put("weight", normal)
     draft.put("bias", normal)
-    draft.ignore("bias")
+    if "bias" in call.names:
+        draft.ignore("bias")
     draft.result(made[0], [*rows, *normal])
     for index in made[1:]:
         draft.result(index, normal)

@@ -77,12 +77,16 @@ Check = Callable[[Any], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have."""
+    """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have.
+
+    ``check`` says what is wrong with settings that are fine each alone, or None.
+    """
 
     name: str
     build: Callable[[Call, Row], Draft]
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
+    check: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
 def is_text(value: Any) -> str | None:
@@ -204,6 +208,9 @@ def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
         wrong = family.keys[key](item)
         if wrong is not None:
             raise fault(f"{key} = {item!r} {wrong}")
+    wrong = family.check(settings) if family.check else None
+    if wrong is not None:
+        raise fault(wrong)
     return Row(op=op, family=family.name, settings=settings, file=file)
 
 

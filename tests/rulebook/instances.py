@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-
-from tests.rulebook.cases import Case, case, flags, ints, pos, t
+from rulebook.cases import Case, case, flags, ints, pos, t
 
 
 def einsums() -> list[Case]:

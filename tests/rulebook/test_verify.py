@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.rulebook.execute import execute
-from tests.rulebook.instances import FAMILIES
+from rulebook.execute import execute
+from rulebook.instances import FAMILIES
 
 from solver_shard.rulebook import build_rule, load_table
 from solver_shard.rulebook.verify import verify
