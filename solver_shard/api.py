@@ -226,9 +226,10 @@ def _infeasible(program: Program, options: Options, solution: Solution, holders:
 
     limit = format_bytes(options.memory_limit)
     proven = solution.status is Status.INFEASIBLE
-    if solution.assignment is None:
+    if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.memory_limit:
+        pins = ", ".join(map(repr, options.pins))
         return InfeasibleError(
-            f"no plan of {program.name} keeps the pins: {', '.join(map(repr, options.pins)) or 'none were given'}; drop or loosen one",
+            f"no plan of {program.name} keeps the pins {pins} within {limit} per device; drop or loosen one, or give more --memory",
             peak_bound=solution.peak_bound or None,
         )
     details = tuple(f"{holder.name}  {holder.category}  {format_bytes(holder.nbytes)}" for holder in holders[:8])

@@ -177,7 +177,7 @@ class _Reader:
                     if start < stop:
                         change[category][start] += part
                         change[category][stop] -= part
-                        held.append((start, stop, part, self.graph.names[v], category))
+                        held.append((start, stop, part, self.program.tensors[node.item].name, category))
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))

@@ -197,11 +197,11 @@ def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
     rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
-    sizes = {(holder.name, holder.category): holder.nbytes for holder in memory.holders}
-    folded = [
-        (count * size, f"{name} ({category}) {format_bytes(count * size)}")
-        for name, (category, size), count in fold_items((n, (c, b)) for (n, c), b in sizes.items())
-    ]
+    sizes: dict[tuple[str, str], int] = {}
+    for holder in memory.holders:
+        sizes[holder.name, holder.category] = sizes.get((holder.name, holder.category), 0) + holder.nbytes
+    items = [(name, (category, size)) for (name, category), size in sizes.items()]
+    folded = [(count * size, f"{name} ({category}) {format_bytes(count * size)}") for name, (category, size), count in fold_items(items)]
     largest = [text for _, text in sorted(folded, key=lambda item: -item[0])[:4]]
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; part of the limit",
