@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from solver_shard.frontends import dims as D  # noqa: N812
+from solver_shard.frontends import dims as D
 from solver_shard.frontends.draft import Draft, Shape, Value
 
 Slot = tuple[int, int]

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Sequence
 
-from solver_shard.frontends import dims as D  # noqa: N812
+from solver_shard.frontends import dims as D
 from solver_shard.frontends.context import Context, Result
 from solver_shard.frontends.draft import Draft, Value
 from solver_shard.frontends.raw import RawNode, Use
@@ -165,7 +166,7 @@ def _settle_free(draft: Draft, value: Value, free: Sequence[int], features: bool
     for d in free:
         atoms = D.real(value.dims[d])
         if len(atoms) > 1:
-            apart = any(not _neighbours(draft, value, x, y) for x, y in zip(atoms, atoms[1:], strict=False))
+            apart = any(not _neighbours(draft, value, x, y) for x, y in itertools.pairwise(atoms))
             if features or apart or draft.merged(value, d):
                 merge.append(d)
     return draft.settle(value, merge) if merge else value

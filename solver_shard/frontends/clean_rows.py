@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from solver_shard.frontends import dims as D  # noqa: N812
+from solver_shard.frontends import dims as D
 from solver_shard.frontends.align import align
 from solver_shard.frontends.context import Context, Result, refer, uses_of
 from solver_shard.frontends.draft import Value

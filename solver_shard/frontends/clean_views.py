@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from solver_shard.frontends import dims as D  # noqa: N812
+from solver_shard.frontends import dims as D
 from solver_shard.frontends.context import Context, Result
 from solver_shard.frontends.draft import Value
 from solver_shard.frontends.raw import RawNode, Use

@@ -6,11 +6,12 @@ Every raw value is a ``Value``: a tensor that exists plus a lazy view of it. Ops
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from solver_shard.frontends import dims as D  # noqa: N812 - read as the maths of dims
+from solver_shard.frontends import dims as D
 from solver_shard.frontends.raw import RawNode
 from solver_shard.program import Phase, Ref, Tensor
 
@@ -123,7 +124,7 @@ class Draft:
         atoms = [atom for group in groups for atom in group]
         inner = [atom for atom in atoms if atom[0] != D.BROADCAST]
         moved = [atom for atom in inner if atom[2] != 1]
-        straight = all(D.place(a) < D.place(b) for a, b in zip(moved, moved[1:], strict=False))
+        straight = all(D.place(a) < D.place(b) for a, b in itertools.pairwise(moved))
         if straight and len(inner) == len(atoms):
             if target == base:
                 return value.base

@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from solver_shard.errors import InputError, SolverShardError, TraceError
+from solver_shard.frontends.attention import FusedAttention
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.export import DTYPES, export
 from solver_shard.frontends.fake import borrowed, fake_like, paths
@@ -58,7 +59,7 @@ def trace(
     flat = _Flat(model, inputs, mode)
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
-        with _compiling(), paths(model), _failure(name, step):
+        with _failure(name, step), _compiling(), paths(model), FusedAttention():
             raw = export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
     return clean(raw)
 
@@ -188,7 +189,7 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
         yield
     except SolverShardError:
         raise
-    except Exception as error:  # noqa: BLE001 - a model may raise anything
+    except Exception as error:
         cause = " ".join(str(error).split())[:500] or type(error).__name__
         where = _where(error, step.model)
         raise TraceError(

@@ -1,0 +1,224 @@
+"""A Hugging Face model from its config.json or a preset name, on the meta device, with the inputs of one training step.
+
+>>> model, inputs, name = load("gpt2", batch=16, seq=1024, dtype="f32")
+>>> type(model).__name__, sorted(inputs), tuple(inputs["labels"].shape)
+('GPT2LMHeadModel', ['input_ids', 'labels'], (16, 1024))
+
+Nothing is downloaded: a config names its architecture, and the library holds the code of all it knows.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from solver_shard.errors import InputError
+
+PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
+"""Names of the configs that ship with this package."""
+
+MAX_CONFIG_BYTES = 1 << 20
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_INSTALL = "pip install 'solver-shard[hf]'"
+_ATTENTION = "solver_shard_sdpa"
+
+
+def load(
+    source: str | Path, *, batch: int, seq: int | None = None, dtype: str = "f32", labels: bool = True
+) -> tuple[nn.Module, dict[str, torch.Tensor], str]:
+    """Model (in training mode, on the meta device), inputs by argument name (meta tensors) and a name.
+
+    Args:
+        source: one of ``PRESETS``, a config.json, or a directory that holds one.
+        batch: sequences or images in the whole step, over all devices.
+        seq: tokens per sequence; text models need it, image models take their size from the config.
+        dtype: f32, bf16 or f16, of parameters and images.
+        labels: add labels, so that the model returns a loss.
+
+    Raises:
+        InputError: no such preset or file, not a config, an unknown model type, sizes that do not fit, transformers missing.
+    """
+    raw, name = _read(source)
+    if dtype not in _DTYPES:
+        raise InputError(f"dtype {dtype!r} was asked; legal: {', '.join(_DTYPES)}")
+    for label, number in (("batch", batch), ("seq", seq)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise InputError(f"{label} {number!r} was asked; give a whole number of at least 1")
+    transformers = _transformers()
+    with _quiet():
+        config = _config(transformers, raw, name)
+        model = _model(transformers, config, raw, name, _DTYPES[dtype])
+        model.train()
+    return model, _inputs(model, name, batch, seq, _DTYPES[dtype], labels), name
+
+
+def is_preset(source: str) -> bool:
+    """Whether ``source`` is a preset's name."""
+    return source in PRESETS
+
+
+def _read(source: str | Path) -> tuple[dict[str, Any], str]:
+    """The config as a dict, and what to call the model."""
+    text = str(source)
+    if text in PRESETS:
+        content = importlib.resources.files("solver_shard.frontends").joinpath("presets", f"{text}.json").read_text(encoding="utf-8")
+        found: dict[str, Any] = json.loads(content)
+        return found, text
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        raise InputError(f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json")
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"config {text!r} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read; give a model's config.json")
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"config {text!r} cannot be read: {error.strerror}; give the path of a readable config.json") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"config {text!r} is not JSON: {error}; give a model's config.json") from None
+    if not isinstance(parsed, dict):
+        raise InputError(f"config {text!r} holds a {type(parsed).__name__}; a config.json is one JSON object with a 'model_type'")
+    return parsed, path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _transformers() -> ModuleType:
+    try:
+        import transformers
+    except ImportError:
+        raise InputError(f"models from a Hugging Face config need the transformers library, which is not installed; run: {_INSTALL}") from None
+    return transformers
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Advice that transformers prints about token ids and losses does not concern a plan."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
+    kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError(f"config of {name!r} has no 'model_type'; give the config.json of a Hugging Face model")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if kind not in CONFIG_MAPPING_NAMES:
+        close = [known for known in CONFIG_MAPPING_NAMES if known[:3] == kind[:3]][:8]
+        hint = f"; similar ones: {', '.join(close)}" if close else ""
+        raise InputError(
+            f"config of {name!r} has model_type {kind!r}, which transformers {transformers.__version__} does not know{hint}; code that "
+            "ships with a checkpoint is not run; give a config of a known type, or your own model as package.module:function"
+        )
+    try:
+        config = transformers.AutoConfig.for_model(**raw)
+    except Exception as error:
+        raise InputError(f"config of {name!r} is not a valid {kind!r} config: {type(error).__name__}: {error}; correct it") from None
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return config
+
+
+_AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForImageClassification")
+
+
+def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype) -> nn.Module:
+    """The class that the config names, else the first of the usual heads that its type has."""
+    named = raw.get("architectures") or []
+    cls = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
+        for auto in _AUTO:
+            mapping = getattr(transformers, auto)._model_mapping
+            if type(config) in mapping:
+                cls = mapping[type(config)]
+                break
+        else:
+            raise InputError(
+                f"config of {name!r} names no architecture with a loss (architectures: {named!r}); give one of its classes in "
+                "'architectures', for instance a ...ForCausalLM, or your own model as package.module:function"
+            )
+    try:
+        with torch.device("meta"), _no_init():
+            model = cls._from_config(config, dtype=dtype)
+    except Exception as error:
+        raise InputError(f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it") from None
+    model.tie_weights()
+    _plain_attention(transformers, model.config)
+    getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
+    found: nn.Module = model
+    return found
+
+
+@contextmanager
+def _no_init() -> Iterator[None]:
+    """Weights on the meta device have no values to set."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # moved between releases
+        yield
+        return
+    with no_init_weights():
+        yield
+
+
+def _plain_attention(transformers: ModuleType, config: Any) -> None:
+    """No mask tensor where none is needed: every token of a step is real, so causal attention is the fused op's own flag.
+
+    While compiling, transformers builds a mask of [batch, 1, query, key] elements for each step because it may not look
+    at the values of one; training on full sequences never makes it. Windows and chunks need their mask and keep it.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    if getattr(config, "_attn_implementation", None) != "sdpa" or kinds or window or getattr(config, "attention_chunk_size", None):
+        return
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    transformers.AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    config._attn_implementation_internal = _ATTENTION
+
+
+def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, torch.Tensor]:
+    """One step's inputs, by what the model's class computes."""
+    config, kind = model.config, type(model).__name__
+    arguments = inspect.signature(model.forward).parameters
+    if model.main_input_name == "pixel_values":
+        size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+        if size is None:
+            raise InputError(f"config of {name!r} does not say its image_size; add it")
+        height, width = (size, size) if isinstance(size, int) else (size[0], size[1])
+        found = {"pixel_values": torch.empty(batch, channels, height, width, dtype=dtype, device="meta")}
+    elif model.main_input_name == "input_ids":
+        if seq is None:
+            raise InputError(f"{name!r} reads text; give the tokens per sequence with --seq")
+        limit = getattr(config, "max_position_embeddings", None)
+        learned = not any(hasattr(config, key) for key in ("rope_theta", "rope_parameters", "rope_scaling", "relative_attention_num_buckets"))
+        if learned and isinstance(limit, int) and seq > limit:
+            raise InputError(f"--seq {seq} was asked, {name!r} has {limit} learned positions; give at most {limit}")
+        found = {"input_ids": torch.empty(batch, seq, dtype=torch.int64, device="meta")}
+    else:
+        raise InputError(f"{kind} reads {model.main_input_name!r}, which is not supported; give your own model as package.module:function")
+    if labels:
+        if "labels" not in arguments:
+            raise InputError(
+                f"{kind} (config of {name!r}) computes no loss from labels; name a class with a head in 'architectures', or use --forward-only"
+            )
+        per_sequence = found.keys() == {"pixel_values"} or "SequenceClassification" in kind or "MultipleChoice" in kind
+        real = per_sequence and getattr(config, "num_labels", 2) == 1
+        shape = (batch,) if per_sequence else (batch, seq or 1)
+        found["labels"] = torch.empty(shape, dtype=dtype if real else torch.int64, device="meta")
+    return found
