@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from solver_shard.choice.lower import Lowering
     from solver_shard.costs.cluster import Cluster
-    from solver_shard.plan.plan import Certificate, Holder, Options, Plan, Provenance
+    from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.solve.solution import Solution
 
 Progress = Callable[[str], None]
@@ -165,7 +165,7 @@ def plan_program(
         solution, problem = _solve(lowering, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
-            raise _infeasible(program, options, solution, ())
+            raise _infeasible(program, options, solution, None)
         parts = decode(
             lowering,
             solution.assignment,
@@ -176,7 +176,7 @@ def plan_program(
             memory_weight=options.memory_weight,
         )
         if not solution.feasible:
-            raise _infeasible(program, options, solution, parts.memory.holders)
+            raise _infeasible(program, options, solution, parts.memory)
     return Plan(
         name=program.name,
         mesh=mesh,
@@ -220,7 +220,7 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
     return solution, "tied" if folded else "free"
 
 
-def _infeasible(program: Program, options: Options, solution: Solution, holders: Sequence[Holder]) -> InfeasibleError:
+def _infeasible(program: Program, options: Options, solution: Solution, memory: MemoryTimeline | None) -> InfeasibleError:
     """The error for a limit that cannot be kept, or was not within the time given."""
     from solver_shard.solve.solution import Status
 
@@ -232,7 +232,11 @@ def _infeasible(program: Program, options: Options, solution: Solution, holders:
             f"no plan of {program.name} keeps the pins {pins} within {limit} per device; drop or loosen one, or give more --memory",
             peak_bound=solution.peak_bound or None,
         )
-    details = tuple(f"{holder.name}  {holder.category}  {format_bytes(holder.nbytes)}" for holder in holders[:8])
+    details: tuple[str, ...] = ()
+    if memory is not None:
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.at_peak.items() if size)
+        largest = [f"  {holder.name} ({holder.category}) {format_bytes(holder.nbytes)}" for holder in memory.holders[:8]]
+        details = (f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are", *largest)
     found = f"the smallest peak found is {format_bytes(solution.peak)}" if solution.peak is not None else "no peak was reached"
     bound = (
         f", and no {'tied ' if options.tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
