@@ -11,6 +11,7 @@ step alone, so a step that is not what it says (rows that would come from a devi
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -66,12 +67,14 @@ class World:
             raise InputError(
                 "a plan is simulated in a process without a process group; call torch.distributed.destroy_process_group() first"
             )
+        self._excepthook = sys.excepthook  # init_process_group puts one of its own in front, and leaves it there
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.mesh.size)  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._groups.clear()
         dist.destroy_process_group()
+        sys.excepthook = self._excepthook
 
     def run(self, parts: Parts, step: StepLike, shape: Sequence[int]) -> Parts:
         """Take a tensor of this global shape through one step.
@@ -101,6 +104,7 @@ class World:
             self._groups[axes] = dist.new_group(members).group_name  # type: ignore[no-untyped-call]
         with LocalTensorMode(self.mesh.size):
             result = op(LocalTensor(dict(enumerate(buffers))), *arguments, self._groups[axes])
+            result = torch.ops._c10d_functional.wait_tensor(result)
         return [result._local_tensors[device] for device in range(self.mesh.size)]
 
     def _all_gather(self, parts: Parts, step: StepLike, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Parts, int]:

@@ -15,7 +15,6 @@ Random ops are not seeded per shard, so that a step with dropout is only reprodu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -205,8 +204,8 @@ class _Simulation:
             op, planned = self.program.ops[i], self.plan.ops[i]
             error = (found - expected).abs().max().item() if expected.is_floating_point() else "integers"
             raise InternalError(
-                f"op {i} ({op.name}, {op.module or 'model'}) with strategies {', '.join(planned.strategy)} makes another "
-                f"{layout.format(tensor.shape, tensor.dtype)} {tensor.name!r} than the unsharded step (difference {error}, largest value {scale})"
+                f"op {i} ({op.name}, {op.module or 'model'}) with strategies {', '.join(planned.strategy)} does not make {tensor.name!r}, "
+                f"{layout.format(tensor.shape, tensor.dtype)}, as the unsharded step does (difference {error}, largest value {scale})"
             )
 
 

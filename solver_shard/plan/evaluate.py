@@ -246,11 +246,11 @@ class _Walk:
         tensor, produced = self.program.tensors[t], self.produced[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
         self._executable(t, reshard.layout, where)
-        self._kept(where, key, reshard)
         if reshard.source != produced:
             _illegal(f"{where} starts from {reshard.source}, but the tensor is produced as {produced}")
         if reshard.copy == (reshard.layout == produced):
             _illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the producer's layout {produced}")
+        self._kept(where, key, reshard)
         category = self._category(t) if not reshard.copy else "gradients" if purpose == "optimizer" else "copies"
         self._hold(category, first if reshard.copy else self.base_stop[t], stop, self._bytes(t, reshard.layout))
         if not reshard.copy:

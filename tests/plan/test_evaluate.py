@@ -1,0 +1,187 @@
+"""The evaluator agrees with the choice graph to the integer on every plan, and refuses plans that are not legal."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from solver_shard.costs.memory import optimizer_state
+from solver_shard.costs.model import CostModel
+from solver_shard.errors import InputError, InternalError
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+from solver_shard.plan import evaluate as module
+from solver_shard.plan.evaluate import evaluate
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program
+from solver_shard.solve.engine import solve
+from tests.lowered import Lowered, lowered, random_assignment
+from tests.programs import mlp, trained_mlp
+
+PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23, 1)]
+
+
+def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
+    plan, graph = case.plan(assignment), case.graph
+    found = case.evaluate(plan)
+    assert graph.allowed(assignment)
+    assert found.total_ns == graph.cost(assignment) == plan.costs.total_ns
+    assert (found.compute_ns, found.update_ns, found.communication_ns) == (
+        plan.costs.compute_ns,
+        plan.costs.update_ns,
+        plan.costs.communication_ns,
+    )
+    assert found.objective == plan.costs.objective
+    assert found.peak == graph.peak(assignment) == plan.memory.peak
+    assert list(found.totals) == graph.profile(assignment).tolist()
+    assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
+    assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
+    for category, series in plan.memory.series.items():
+        assert [found.profile[category][t] for t in plan.memory.times] == list(series), category
+    assert found.profile.keys() == plan.memory.series.keys()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: f"{p.name} {len(p.ops)}")
+@pytest.mark.parametrize("mesh", ["2", "2,2", "4,2", "2,1,3"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"overlap": 0.37, "memory_weight": 1000}, {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"}],
+    ids=["time", "weighted", "memory"],
+)
+def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
+    case = lowered(program, mesh, **options)
+    for seed in range(4):
+        _agrees(case, random_assignment(case.graph, seed))
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("share", [None, 0.9, 0.6])
+def test_solved_plans_cost_what_the_certificate_says(objective: str, share: float | None) -> None:
+    program = trained_mlp(64, 32, 64, 1)
+    least = solve(lowered(program, "2,2").graph, objective="memory", time_limit=20)
+    loose = solve(lowered(program, "2,2").graph, time_limit=20)
+    assert least.peak is not None
+    assert loose.peak is not None
+    limit = 2**40 if share is None else int(least.peak + (1 - share) * (loose.peak - least.peak))
+    case = lowered(program, "2,2", objective=objective, limit=limit)
+    solution = solve(case.graph, objective=objective, time_limit=20)
+    assert solution.assignment is not None
+    _agrees(case, solution.assignment)
+    found = case.evaluate(case.plan(solution.assignment))
+    assert (found.objective, found.peak) == (solution.objective, solution.peak)
+    assert found.peak <= limit
+
+
+def _with_op(plan: Plan, i: int, **changes: Any) -> Plan:
+    ops = list(plan.ops)
+    ops[i] = dataclasses.replace(ops[i], **changes)
+    return dataclasses.replace(plan, ops=tuple(ops))
+
+
+def _with_reshard(plan: Plan, purpose: str, **changes: Any) -> Plan:
+    reshards = list(plan.reshards)
+    k = next(k for k, r in enumerate(reshards) if r.purpose == purpose)
+    reshards[k] = dataclasses.replace(reshards[k], **changes)
+    return dataclasses.replace(plan, reshards=tuple(reshards))
+
+
+def _with_source(plan: Plan, layout: str) -> Plan:
+    tensors = list(plan.tensors)
+    k = next(k for k, t in enumerate(tensors) if t.role == "parameter")
+    tensors[k] = dataclasses.replace(tensors[k], layout=Layout.parse(layout))
+    return dataclasses.replace(plan, tensors=tuple(tensors))
+
+
+def _laid(text: str) -> Layout:
+    return Layout.parse(text)
+
+
+ILLEGAL: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "unknown strategy": (
+        lambda p: _with_op(p, 0, strategy=("z", "R")),
+        r"op 0 \(aten.einsum.default\) has strategy 'z' on axis 'd0'; its rule knows R, ",
+    ),
+    "operand layout": (
+        lambda p: _with_op(p, 0, operand_layouts=(_laid("S(0)R"), _laid("RR"))),
+        r"operand 0 has layout S\(0\)R, but its strategies R, R give RR",
+    ),
+    "result layout": (
+        lambda p: _with_op(p, 0, result_layouts=(_laid("S(0)R"),)),
+        r"result 0 has layout S\(0\)R, but its strategies R, R give RR",
+    ),
+    "partial source": (lambda p: _with_source(p, "P(sum)R"), "stored with a pending reduction"),
+    "source cut too often": (lambda p: _with_source(p, "S(3)R"), r"cannot have layout S\(3\)R on mesh"),
+    "reshard from elsewhere": (lambda p: _with_source(p, "S(0)R"), "starts from RR, but the tensor is produced as S"),
+    "no reshard": (lambda p: dataclasses.replace(p, reshards=p.reshards[1:]), "has no reshard for its readers"),
+    "two reshards": (lambda p: dataclasses.replace(p, reshards=(*p.reshards, p.reshards[0])), "reshard 0 already serves this group"),
+    "other readers": (lambda p: _with_reshard(p, "forward", readers=((0, 0), (1, 0))), "the group has"),
+    "other group": (lambda p: _with_reshard(p, "forward", family="all"), "no such group of readers"),
+    "gradient unlike its parameter": (
+        lambda p: _with_reshard(p, "optimizer", layout=_laid("S(0)R"), copy=True),
+        "its parameter .* is stored as RR",
+    ),
+    "copy of nothing": (lambda p: _with_reshard(p, "forward", copy=True), "a copy in the producer's layout RR"),
+    "alias that moves": (
+        lambda p: _with_reshard(p, "optimizer", layout=_laid("S(0)R")),
+        "an alias that differs from the producer's layout RR",
+    ),
+    "other source": (lambda p: _with_reshard(p, "output", source=_laid("RP(sum)")), r"starts from RP\(sum\)"),
+    "partial output": (lambda p: _with_reshard(p, "output", layout=_laid("P(sum)R"), copy=True), "leaves a pending reduction"),
+    "reader that needs more": (
+        lambda p: _with_reshard(p, "forward", layout=_laid("S(0)R"), copy=True),
+        r"op 0 .* asks operand 0 as RR, but gets 'x' as S\(0\)R",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), ILLEGAL.values(), ids=ILLEGAL.keys())
+def test_a_plan_that_is_not_legal_is_refused(change: Callable[[Plan], Plan], message: str) -> None:
+    replicated = _laid("RR")
+    program = trained_mlp(12, 8, 20, 1)
+    case = lowered(program, "2,2", pins={t: lambda layout: layout == replicated for t in range(len(program.tensors))})
+    plans = (case.plan(random_assignment(case.graph, seed)) for seed in range(500))
+    plan = next(plan for plan in plans if all(set(op.strategy) == {"R"} for op in plan.ops))
+    case.evaluate(plan)
+    with pytest.raises(InternalError, match=message):
+        case.evaluate(change(plan))
+
+
+def test_a_cut_below_the_granularity_of_a_rule_is_refused() -> None:
+    case = lowered(mlp(3, 8, 16), "2,2")
+    assignment = random_assignment(case.graph, 0)
+    plan = case.plan(assignment)
+    rule = case.lowering.strategies[0].rule
+    strategy = next(s for s in rule.strategies() if s.factor is not None and s.operands[0] == 0)
+    cut = Layout((strategy.operands[0],) * 2), Layout((strategy.operands[1],) * 2)
+    broken = _with_op(plan, 0, strategy=(strategy.name,) * 2, operand_layouts=cut, result_layouts=(Layout((strategy.results[0],) * 2),))
+    with pytest.raises(InternalError, match=r"cannot have layout S\(0\)S\(0\)"):
+        case.evaluate(broken)
+
+
+def test_another_program_mesh_cluster_or_overlap_is_an_input_error() -> None:
+    case = lowered(trained_mlp(12, 8, 20, 1), "2,2", overlap=0.5)
+    plan = case.plan(random_assignment(case.graph, 1))
+
+    def check(message: str, *, program: Program = case.program, costs: CostModel = case.costs) -> None:
+        with pytest.raises(InputError, match=message):
+            evaluate(plan, program, case.rulebook, costs, optimizer_state("adamw"))
+
+    cluster = case.costs.cluster
+    check("it has 16 tensors and 13 ops, the program 26 and 21", program=trained_mlp(12, 8, 20, 2))
+    check("tensor 'x' f32", program=trained_mlp(24, 8, 20, 1))
+    check(
+        "the plan is for mesh d0=2,d1=2, the cost model for d0=4",
+        costs=CostModel(Mesh.parse("4"), cluster),
+    )
+    check("the plan is for overlap 0.5, the cost model for 0", costs=CostModel(case.costs.mesh, cluster))
+    check("the plan is for cluster 'h100', the cost model for 'a100'", costs=lowered(mlp(), "2,2", cluster="a100", overlap=0.5).costs)
+
+
+def test_the_evaluator_sees_no_choice_graph() -> None:
+    names = [node.module or "" for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in names if name.startswith(("solver_shard.choice", "solver_shard.solve", "solver_shard.plan.decode"))]
