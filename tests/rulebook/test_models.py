@@ -1,0 +1,78 @@
+"""Every op of small GPT-2, Llama, BERT and ViT steps has a row, and all its strategies give the unsharded numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from rulebook.execute import execute
+
+from solver_shard.frontends.torch import trace
+from solver_shard.program import Program
+from solver_shard.rulebook import Rulebook
+from solver_shard.rulebook.build import signature
+from solver_shard.rulebook.verify import verify
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS = {"input_ids": torch.zeros(4, 8, dtype=torch.long), "labels": torch.zeros(4, 8, dtype=torch.long)}
+IMAGES = {"pixel_values": torch.zeros(4, 3, 16, 16), "labels": torch.zeros(4, dtype=torch.long)}
+
+
+def step(family: str) -> Program:
+    """A cleaned joint step of two layers (one for ViT), traced on the meta device."""
+    tf = transformers
+    rest = {"num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 24}
+    with torch.device("meta"):
+        if family == "llama":
+            model = tf.LlamaForCausalLM(tf.LlamaConfig(**rest, num_hidden_layers=2, num_key_value_heads=2, vocab_size=32))
+        elif family == "gpt2":
+            config = tf.GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
+            model = tf.GPT2LMHeadModel(config)
+        elif family == "bert":
+            model = tf.BertForMaskedLM(tf.BertConfig(**rest, num_hidden_layers=1, vocab_size=32, max_position_embeddings=16))
+        else:
+            config = tf.ViTConfig(**rest, num_hidden_layers=1, image_size=16, patch_size=4, num_labels=6)
+            model = tf.ViTForImageClassification(config)
+    return trace(model.eval(), TOKENS if family != "vit" else IMAGES, name=family)
+
+
+def values(program: Program) -> list[torch.Tensor]:
+    """A value for every tensor, by running the program unsharded; op by op, so that each sees what it would in a step."""
+    generator = torch.Generator().manual_seed(3)
+    made: list[torch.Tensor | None] = [None] * len(program.tensors)
+    for t in program.sources():
+        tensor = program.tensors[t]
+        if tensor.dtype == "i64":
+            made[t] = torch.arange(tensor.numel).reshape(tensor.shape) % (2 if "type" in tensor.name else 6)
+        else:
+            made[t] = torch.randn(tensor.shape, generator=generator)
+    for op in program.ops:
+        operands = [made[t] for t in op.operands]
+        for t, value in zip(op.results, execute(op, operands, None), strict=True):
+            assert tuple(value.shape) == program.tensors[t].shape, op
+            made[t] = value
+    return made
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
+def test_every_op_of_a_step_is_sharded_soundly(family: str) -> None:
+    program = step(family)
+    book = Rulebook()
+    assert not book.fallbacks(program)
+    made = values(program)
+    seen, failures, strategies = set(), [], 0
+    for i, op in enumerate(program.ops):
+        key = signature(op, program.tensors)
+        if key in seen:
+            continue
+        seen.add(key)
+        local = dataclasses.replace(op, operands=tuple(range(len(op.operands))))
+        shapes = [program.tensors[t].shape for t in op.results]
+        for mesh in ((2,), (3,)):
+            checked = verify(local, [made[t] for t in op.operands], book.rule(program, i), execute, result_shapes=shapes, mesh_shape=mesh)
+            strategies += checked.strategies
+            failures += map(str, checked.failures)
+    assert not failures, "\n".join(failures)
+    assert strategies > len(seen)
