@@ -21,6 +21,7 @@ from solver_shard import __version__
 from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program
+from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
 from solver_shard.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def optimize(
         cluster: a preset name, a TOML file, or a Cluster.
         memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
         batch, seq: global batch, and tokens per sequence.
-        dtype: of parameters and compute, as ``"bf16"``; default: what the config says.
+        dtype: of parameters and compute, as ``"bf16"``; default bf16 for presets and configs.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
         forward_only: plan inference: no backward pass, no update.
         optimizer: adamw, sgd or none.
@@ -99,6 +100,8 @@ def optimize(
     clock = _Clock(progress=progress)
     axes = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     _check_numbers(overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit)
+    if dtype is None and isinstance(model, str) and not is_entry_point(model):
+        dtype = DEFAULT_DTYPE
     where = _cluster(cluster)
     optimizer_state(optimizer)
     limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
@@ -121,8 +124,6 @@ def optimize(
         seed=seed,
     )
     with clock.stage("trace", "tracing the model"):
-        from solver_shard.source import program_of
-
         program, source = program_of(model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only)
     return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
 

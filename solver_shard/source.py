@@ -2,7 +2,7 @@
 
 >>> program, source = program_of("gpt2", batch=16, seq=1024)
 >>> source
-'gpt2, batch 16, seq 1024'
+'gpt2, batch 16, seq 1024, bf16'
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from solver_shard.program import Program
 
 if TYPE_CHECKING:
     import torch
+
+DEFAULT_DTYPE = "bf16"
+"""Of presets and configs."""
 
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z")
 
@@ -50,8 +53,8 @@ def program_of(
             raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
         from solver_shard.frontends import huggingface
 
-        module, inputs, name = huggingface.load(model, batch=batch, seq=seq, dtype=dtype)
-        source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), *([dtype] if dtype else [])])
+        module, inputs, name = huggingface.load(model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only)
+        source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE])
         return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):
         _refuse("an entry point, which makes its own inputs,", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)

@@ -48,7 +48,7 @@ def solve(
         str | None, typer.Option(help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).", show_default=False)
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: the config's).", show_default=False)
+        str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
     ] = None,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,

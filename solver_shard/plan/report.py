@@ -17,6 +17,8 @@ MAX_ACTIVATIONS = 20
 MAX_FALLBACKS = 8
 MAX_COLLECTIVES = 20
 
+PLACE_WIDTH = 60
+
 PURPOSES = ("parameter gathers", "gradient reductions", "activations, forward", "activations, backward", "outputs")
 
 
@@ -111,9 +113,9 @@ def _parameters(plan: Plan) -> list[str]:
 
 def _sources(plan: Plan) -> list[str]:
     chosen = [(tensor.name, tensor, tensor.layout) for tensor in plan.tensors if tensor.role in ("input", "buffer")]
-    rows = [("in", *row) for row in _tensor_rows(plan, chosen)]
+    rows = [(role, *row) for role in ("input", "buffer") for row in _tensor_rows(plan, [c for c in chosen if c[1].role == role])]
     outs = [(plan.tensors[t].name, plan.tensors[t], plan.tensors[t].layout) for t in dict.fromkeys(plan.outputs)]
-    rows += [("out", *row) for row in _tensor_rows(plan, outs)]
+    rows += [("output", *row) for row in _tensor_rows(plan, outs)]
     return [
         "Inputs, buffers and outputs",
         *table(rows[:MAX_PARAMETERS], right=(3,)),
@@ -148,13 +150,14 @@ def _activations(plan: Plan) -> list[str]:
 
 
 def _collectives(plan: Plan) -> list[str]:
+    parameters = {gradient: name for name, gradient in plan.gradients.items()}
     makers = {t: op.module or op.name for op in plan.ops for t in op.results}
     found: dict[tuple[str, str, str], list[tuple[int, int, str]]] = {}
     for reshard in plan.reshards:
         tensor = plan.tensors[reshard.tensor]
         purpose = purpose_of(plan, reshard)
-        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose in ("optimizer", "output")
-        where = tensor.name if stored else makers.get(reshard.tensor, tensor.name)
+        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
+        where = parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
         for step in reshard.steps:
             if step.nbytes:
                 found.setdefault((purpose, step.kind, ",".join(step.axes)), []).append((step.nanoseconds, step.nbytes, where))
@@ -169,7 +172,7 @@ def _collectives(plan: Plan) -> list[str]:
             by_place[where] = by_place.get(where, 0) + ns
         places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
         total_bytes, total_ns = sum(size for _, size, _ in steps), sum(ns for ns, _, _ in steps)
-        rows.append((purpose, kind, axes, str(len(steps)), format_bytes(total_bytes), format_ns(total_ns), shorten(places, 2)))
+        rows.append((purpose, kind, axes, str(len(steps)), format_bytes(total_bytes), format_ns(total_ns), shorten(places, PLACE_WIDTH)))
     rows.append(
         ("all", "", "", str(sum(map(len, found.values()))), "", format_ns(sum(ns for steps in found.values() for ns, _, _ in steps)), "")
     )
@@ -227,7 +230,7 @@ def _fallbacks(plan: Plan) -> list[str]:
     for name, positions in ranked[:MAX_FALLBACKS]:
         places = fold_names(plan.ops[i].module or "model" for i in positions)
         compute, gather = sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
-        rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, 2)))
+        rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, PLACE_WIDTH)))
     title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
     return [title, *table(rows, right=(1, 2, 3), header=True), *_more(ranked, MAX_FALLBACKS, "less time")]
 

@@ -29,7 +29,9 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: i
     return lines
 
 
-def shorten(names: Sequence[str], limit: int) -> str:
-    """The first names, and how many more there are."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown}, +{len(names) - limit} more"
+def shorten(names: Sequence[str], width: int) -> str:
+    """As many of the names as fit into the width, at least one, and how many more there are."""
+    shown = 1
+    while shown < len(names) and len(", ".join(names[: shown + 1])) <= width:
+        shown += 1
+    return ", ".join(names[:shown]) + (f", +{len(names) - shown} more" if len(names) > shown else "")

@@ -1,0 +1,118 @@
+"""The main job in one call, on a model small enough to check by eye."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import solver_shard
+from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
+from solver_shard.plan.plan import Plan
+from solver_shard.source import program_of
+
+
+def mlp() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(256, 1024, bias=False), torch.nn.ReLU(), torch.nn.Linear(1024, 256, bias=False))
+        return model, (torch.empty(64, 256),)
+
+
+def plan_of(**options: Any) -> Plan:
+    model, inputs = mlp()
+    options = {"mesh": "dp=2,tp=2", "loss_fn": lambda output: output.pow(2).mean(), "time_limit": 30.0, **options}
+    return solver_shard.optimize(model, inputs, **options)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of(progress=lambda line: None)
+
+
+def test_the_plan_is_complete_and_agrees_with_itself(plan: Plan) -> None:
+    check_plan(plan)
+    assert plan_from_json(plan_to_json(plan)) == plan
+    jsonschema.Draft202012Validator(plan_schema()).validate(json.loads(plan_to_json(plan)))
+    assert set(plan.gradients) == {"0.weight", "2.weight"}
+    assert plan.certificate.objective == plan.costs.objective == plan.costs.total_ns
+    assert plan.certificate.bound <= plan.certificate.objective
+    assert plan.costs.total_ns == plan.costs.compute_ns + plan.costs.update_ns + plan.costs.communication_ns
+    assert plan.costs.compute_ns == sum(op.nanoseconds for op in plan.ops)
+    assert plan.costs.communication_ns == sum(reshard.nanoseconds for reshard in plan.reshards)
+    assert plan.memory.peak == sum(plan.memory.at_peak.values()) <= plan.memory.limit
+    assert "Sequential" in str(plan)
+    assert {"trace", "lower", "solve", "plan"} <= set(plan.certificate.stages)
+
+
+def test_the_default_limit_is_nine_tenths_of_the_device(plan: Plan) -> None:
+    assert plan.memory.limit == plan.options.memory_limit == int(plan.cluster.device.memory * 0.9)
+
+
+def test_pins_are_kept_and_written_down() -> None:
+    pins = ["input=R,R", "*.weight=tp=S(0)", "*.weight=dp=R"]
+    plan = plan_of(pins=pins)
+    assert {name: str(plan.layouts[name]) for name in ("input", "0.weight", "2.weight")} == {
+        "input": "RR",
+        "0.weight": "RS(0)",
+        "2.weight": "RS(0)",
+    }
+    assert plan.options.pins == tuple(pins)
+
+
+def test_a_free_search_is_said_in_the_certificate() -> None:
+    assert plan_of(tied=False).certificate.problem == "free"
+
+
+def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None:
+    with pytest.raises(InfeasibleError, match=r"no plan of Sequential .*fits into 64\.0 KiB per device"):
+        plan_of(memory="64KiB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "dp=0"}, "size 0"),
+        ({"cluster": "h1000"}, "unknown cluster 'h1000'"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
+        ({"memory": "much"}, "cannot read memory size 'much'"),
+        ({"objective": "beauty"}, "objective 'beauty' is not known; legal: time, memory"),
+        ({"pins": "0.weight=R,R"}, "pins must be a list of texts"),
+        ({"pins": ["0.weight=R"]}, "has 1 placement, mesh dp=2,tp=2 has 2 axes"),
+        ({"pins": ["weight=R,R"]}, r"'\*weight' matches"),
+        ({"memory_weight": -1}, "memory weight -1 is not legal"),
+        ({"memory_weight": 0.5}, "memory weight 0.5 is not legal"),
+        ({"batch": 4}, "batch cannot be given with a module"),
+    ],
+)
+def test_wrong_arguments_are_told_what_is_legal(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_of(**options)
+
+
+def test_a_model_is_asked_for_what_it_needs(tmp_path: Path) -> None:
+    model, inputs = mlp()
+    with pytest.raises(InputError, match="example inputs for Sequential are missing"):
+        program_of(model)
+    with pytest.raises(InputError, match="the batch size for 'gpt2' is missing"):
+        program_of("gpt2", seq=8)
+    with pytest.raises(InputError, match="inputs cannot be given with a preset"):
+        program_of("gpt2", inputs, batch=4)
+    with pytest.raises(InputError, match="batch, seq cannot be given with an entry point"):
+        program_of("some.package:build", batch=4, seq=8)
+    with pytest.raises(InputError, match=r"neither a preset nor a config file; presets: .*gpt2"):
+        program_of("gpt7", batch=4, seq=8)
+
+
+def test_a_traced_program_can_be_given_again() -> None:
+    model, inputs = mlp()
+    program, source = program_of(model, inputs, forward_only=True)
+    assert source == "module torch.nn.modules.container.Sequential"
+    plan = solver_shard.optimize(program, mesh="2", forward_only=True)
+    assert plan.name == "Sequential"
+    assert plan.costs.update_ns == 0
+    assert plan.gradients == {}
