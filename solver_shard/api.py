@@ -42,7 +42,7 @@ def optimize(
     model: str | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     *,
-    mesh: str | Mesh,
+    mesh: str | int | Mesh,
     cluster: str | os.PathLike[str] | Cluster = "h100",
     memory: str | int | None = None,
     batch: int | None = None,
@@ -69,7 +69,7 @@ def optimize(
         model: a preset name, a Hugging Face ``config.json``, an entry point ``package.module:function``, a module, or a
             Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
         inputs: example tensors with the global sizes of one step; fake and meta tensors are fine.
-        mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``.
+        mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``; a number of devices is one axis.
         cluster: a preset name, a TOML file, or a Cluster.
         memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
         batch, seq: global batch, and tokens per sequence.
@@ -98,7 +98,7 @@ def optimize(
     from solver_shard.plan.plan import Options
 
     clock = _Clock(progress=progress)
-    axes = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     _check_numbers(overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit)
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE

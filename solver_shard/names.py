@@ -21,8 +21,9 @@ _HOLE = "\0"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
-    """Positions of the names that a glob matches."""
-    return [i for i, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+    """Positions of the names that a glob matches: ``*`` any text, ``?`` any character, all else itself (``split[0]``)."""
+    glob = pattern.replace("[", "[[]")
+    return [i for i, name in enumerate(names) if fnmatch.fnmatchcase(name, glob)]
 
 
 def suggestion(pattern: str, names: Sequence[str]) -> str:
@@ -34,6 +35,11 @@ def suggestion(pattern: str, names: Sequence[str]) -> str:
     plain = pattern.replace("*", "0")
     close = difflib.get_close_matches(plain, names, n=3, cutoff=0.5) or difflib.get_close_matches(plain, names, n=3, cutoff=0.2)
     return f"the closest names are {', '.join(close)}" if close else f"names look like {', '.join(names[:3])}"
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that a name from a file cannot steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
 def template(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from solver_shard.names import fold_items, fold_names, suggestion
+from solver_shard.names import fold_items, fold_names, matching, suggestion
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,10 @@ def test_suggestions_try_stars_then_close_names() -> None:
     names = ["model.layers.0.q_proj.weight", "model.layers.1.q_proj.weight", "lm_head.weight"]
     assert suggestion("q_proj.weight", names) == "'*q_proj.weight' matches 2 of them"
     assert "lm_head.weight" in suggestion("lm_haed.weight", names)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"), [("*.split[0]", [0]), ("a.split[?]", [0, 1]), ("a.*", [0, 1, 2]), ("a.split0", [2]), ("A.*", [])]
+)
+def test_globs_know_stars_and_question_marks_only(pattern: str, found: list[int]) -> None:
+    assert matching(pattern, ["a.split[0]", "a.split[1]", "a.split0"]) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -79,8 +80,8 @@ def solve(
     """
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists", param_hint="--output")
+    if output is not None and (output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
     from solver_shard.api import optimize
     from solver_shard.plan.io import plan_to_json, save_plan
 

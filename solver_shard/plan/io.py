@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +86,18 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
-    path = Path(path)
     text = plan_to_json(plan)
-    temporary = None
+    path = Path(path).resolve()
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
-        if path.is_dir():
-            raise IsADirectoryError(21, "is a folder")
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot write plan {str(path)!r}: it is not a regular file; give the path of a file, or print with --json")
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write plan {str(path)!r}: {error.strerror or error}; give a file in a folder that exists") from None
 
 
@@ -168,12 +165,6 @@ def _check(holds: bool, problem: str) -> None:
 
 def _dump(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def main() -> None:

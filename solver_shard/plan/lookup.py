@@ -13,7 +13,7 @@ from typing import Any
 
 from solver_shard.errors import InputError
 from solver_shard.modules import module_outputs
-from solver_shard.names import fold_items, matching, suggestion, template
+from solver_shard.names import fold_items, matching, printable, suggestion, template
 from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.plan.report import local_nbytes
@@ -54,7 +54,7 @@ def lookup(plan: Plan, pattern: str) -> str:
     for name, lines, count in fold_items(entries):
         head, *rest = lines if count > 1 else _entry(plan, found[name], producers, around, str)
         blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
-    return "\n".join(blocks)
+    return printable("\n".join(blocks))
 
 
 def lookup_json(plan: Plan, pattern: str) -> str:

@@ -10,6 +10,7 @@ read, shown and executed without the model. ``str(plan)`` is a report; :mod:`sol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -314,7 +315,7 @@ class Plan:
         """Layout by tensor name."""
         return {tensor.name: tensor.layout for tensor in self.tensors}
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file is complete or absent."""
         from solver_shard.plan.io import save_plan
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
-from solver_shard.names import fold_items, fold_names
+from solver_shard.names import fold_items, fold_names, printable
 from solver_shard.plan.plan import Plan, PlannedTensor, Reshard
 from solver_shard.plan.table import shorten, table
 from solver_shard.units import format_bytes, format_ns
@@ -35,7 +35,7 @@ def report(plan: Plan) -> str:
         _fallbacks(plan),
         _origin(plan),
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    return printable("\n\n".join("\n".join(lines) for lines in sections if lines))
 
 
 def purpose_of(plan: Plan, reshard: Reshard) -> str:
@@ -57,7 +57,8 @@ def problem_text(plan: Plan) -> str:
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
-    return f"{certificate.status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {certificate.gap:.3%}"
+    status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
+    return f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {certificate.gap:.3%}"
 
 
 def _headline(plan: Plan) -> list[str]:

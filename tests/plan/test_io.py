@@ -59,7 +59,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
 def test_saving_where_there_is_no_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write plan .*give a file in a folder that exists"):
         save_plan(example(), tmp_path / "none" / "plan.json")
-    with pytest.raises(InputError, match=r"cannot write plan .*is a folder"):
+    with pytest.raises(InputError, match=r"cannot write plan .*not a regular file"):
         save_plan(example(), tmp_path)
 
 

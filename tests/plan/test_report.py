@@ -67,7 +67,13 @@ def test_ops_without_a_rule_are_listed_with_their_price() -> None:
     ("status", "problem", "gap", "objective", "text"),
     [
         ("optimal", "free", 0.0, "time", "optimal: no plan has less time than 78.0 us"),
-        ("gap", "tied", 0.00005, "time", "gap: no tied plan (repeated layers alike) has less time than 78.0 us, gap 0.005%"),
+        (
+            "gap",
+            "tied",
+            0.00005,
+            "time",
+            "optimal within the gap asked for: no tied plan (repeated layers alike) has less time than 78.0 us, gap 0.005%",
+        ),
         ("feasible", "free", 0.1, "memory", "feasible: no plan has less peak than 76.2 KiB, gap 10.000%"),
     ],
 )
@@ -132,6 +138,11 @@ def test_a_plan_without_collectives_or_modules_still_reads() -> None:
     plan: Plan = example()
     bare = dataclasses.replace(plan, reshards=(), ops=tuple(dataclasses.replace(op, module="") for op in plan.ops))
     assert "Collectives: none" in str(bare)
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
+    text = str(dataclasses.replace(example(), name="evil\x1b[2Jname"))
+    assert text.startswith("evil\\x1b[2Jname: ")
 
 
 def test_tables_align() -> None:
