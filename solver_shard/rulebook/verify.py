@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
+from solver_shard.errors import SolverShardError
 from solver_shard.layout import Layout, Placement
 from solver_shard.program import Op
 from solver_shard.rulebook.rule import AxisStrategy, Rule
 
-Execute = Callable[[Op, list[torch.Tensor], tuple[tuple[int, ...], ...]], Sequence[torch.Tensor]]
+Execute = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequence[torch.Tensor]]
 """Runs an op on given tensors: ``execute(op, operands, result_shapes)``."""
 
 _EXACT = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -69,7 +70,7 @@ def verify(
         name = " x ".join(s.name for s in combination)
         try:
             what = _difference(op, operands, whole, rule, combination, sizes, execute, generator)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except (RuntimeError, IndexError, ValueError, TypeError, SolverShardError) as error:
             what = f"the op does not run on its shards: {error}"
         if what is not None:
             failures.append(Failure(op=op.name, strategy=name, mesh_shape=sizes, what=what))

@@ -302,11 +302,11 @@ def convolutions() -> list[Case]:
 def factories() -> list[Case]:
     x = t(4, 6)
     return [
-        case("aten.full.default", size=(4, 6), fill_value=2.0),
+        case("aten.full.default", size=(4, 6), fill_value=2.0, dtype="f64"),
         case("aten.zeros.default", size=(4, 6)),
         case("aten.ones.default", size=(4,)),
         case("aten.arange.default", end=6),
-        case("aten.arange.start_step", start=1, end=13, step=2),
+        case("aten.arange.start_step", start=1, end=13, step=2, dtype="i64"),
         case("aten.scalar_tensor.default", s=2.0, dtype="f64"),
         case("aten.zeros_like.default", self=x),
         case("aten.full_like.default", self=x, fill_value=3.0),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 import torch
-from rulebook.execute import execute
 
+from solver_shard.export.interpret import call, run
 from solver_shard.frontends.torch import trace
 from solver_shard.program import Program
 from solver_shard.rulebook import Rulebook
@@ -38,22 +39,17 @@ def step(family: str) -> Program:
     return trace(model.eval(), TOKENS if family != "vit" else IMAGES, name=family)
 
 
-def values(program: Program) -> list[torch.Tensor]:
-    """A value for every tensor, by running the program unsharded; op by op, so that each sees what it would in a step."""
+def values(program: Program) -> Mapping[int, torch.Tensor]:
+    """A value for every tensor, as in an unsharded step."""
     generator = torch.Generator().manual_seed(3)
-    made: list[torch.Tensor | None] = [None] * len(program.tensors)
+    sources = {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.dtype == "i64":
-            made[t] = torch.arange(tensor.numel).reshape(tensor.shape) % (2 if "type" in tensor.name else 6)
+            sources[t] = torch.arange(tensor.numel).reshape(tensor.shape) % (2 if "type" in tensor.name else 6)
         else:
-            made[t] = torch.randn(tensor.shape, generator=generator)
-    for op in program.ops:
-        operands = [made[t] for t in op.operands]
-        for t, value in zip(op.results, execute(op, operands, None), strict=True):
-            assert tuple(value.shape) == program.tensors[t].shape, op
-            made[t] = value
-    return made
+            sources[t] = torch.randn(tensor.shape, generator=generator)
+    return run(program, sources)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
@@ -71,7 +67,7 @@ def test_every_op_of_a_step_is_sharded_soundly(family: str) -> None:
         local = dataclasses.replace(op, operands=tuple(range(len(op.operands))))
         shapes = [program.tensors[t].shape for t in op.results]
         for mesh in ((2,), (3,)):
-            checked = verify(local, [made[t] for t in op.operands], book.rule(program, i), execute, result_shapes=shapes, mesh_shape=mesh)
+            checked = verify(local, [made[t] for t in op.operands], book.rule(program, i), call, result_shapes=shapes, mesh_shape=mesh)
             strategies += checked.strategies
             failures += map(str, checked.failures)
     assert not failures, "\n".join(failures)
