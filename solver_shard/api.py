@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from solver_shard.choice.lower import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
-    from solver_shard.solve.solution import Solution
+    from solver_shard.solve.solution import Event, Solution
 
 Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
@@ -336,6 +336,7 @@ class _Clock:
 
     progress: Progress | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    last_event: float = 0.0
 
     @contextmanager
     def stage(self, name: str, line: str) -> Iterator[None]:
@@ -350,8 +351,12 @@ class _Clock:
         if self.progress is not None:
             self.progress(line)
 
-    def solver_event(self, event: Any) -> None:
-        """A line for a better plan or bound."""
-        if event.objective is not None and event.bound is not None and event.objective > 0:
-            gap = (event.objective - event.bound) / event.objective
+    def solver_event(self, event: Event) -> None:
+        """A line for a better plan or bound, at most one per second."""
+        from solver_shard.solve.solution import relative_gap
+
+        now = time.perf_counter()
+        if event.objective is not None and event.bound is not None and now - self.last_event >= 1.0:
+            self.last_event = now
+            gap = relative_gap(event.objective, event.bound)
             self.say(f"solving: objective {event.objective:,}, bound {event.bound:,}, gap {gap:.2%} ({event.source})")
