@@ -68,7 +68,7 @@ class World:
                 "a plan is simulated in a process without a process group; call torch.distributed.destroy_process_group() first"
             )
         self._excepthook = sys.excepthook  # init_process_group puts one of its own in front, and leaves it there
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.mesh.size)  # type: ignore[no-untyped-call]
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.mesh.size)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -101,7 +101,7 @@ class World:
 
         if axes not in self._groups:
             members = list(groups(axes, self.mesh)[0])
-            self._groups[axes] = dist.new_group(members).group_name  # type: ignore[no-untyped-call]
+            self._groups[axes] = dist.new_group(members).group_name
         with LocalTensorMode(self.mesh.size):
             result = op(LocalTensor(dict(enumerate(buffers))), *arguments, self._groups[axes])
             result = torch.ops._c10d_functional.wait_tensor(result)

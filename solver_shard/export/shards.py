@@ -147,7 +147,8 @@ def covers(target: Box, found: Sequence[Box]) -> bool:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    same = torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    return bool(same)
 
 
 def _volume(box: Box) -> int:

@@ -1,6 +1,6 @@
 """From the raw trace to the program the solver sees: one pass in trace order, then peepholes.
 
-Every raw node is turned by the handler of its op (tables ``VIEWS``, ``MATMULS``, ``ROWS``); other pointwise ops, known
+Every raw node is turned by the handler of its op (tables ``VIEWS``, ``MATMULS``, ``CONVOLUTIONS``, ``ROWS``); other pointwise ops, known
 by torch's own tag, share one handler; anything else is written as it is, on operands of exactly the raw shapes.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from solver_shard.frontends.clean_convolution import CONVOLUTIONS
 from solver_shard.frontends.clean_matmul import MATMULS
 from solver_shard.frontends.clean_rows import ROWS, pointwise
 from solver_shard.frontends.clean_views import VIEWS
@@ -17,7 +18,7 @@ from solver_shard.frontends.finish import finish
 from solver_shard.frontends.raw import RawGraph, RawNode
 from solver_shard.program import Program
 
-_HANDLERS: dict[str, Callable[[Context, RawNode], Result]] = {**VIEWS, **MATMULS, **ROWS}
+_HANDLERS: dict[str, Callable[[Context, RawNode], Result]] = {**VIEWS, **MATMULS, **CONVOLUTIONS, **ROWS}
 
 
 def clean(raw: RawGraph) -> Program:

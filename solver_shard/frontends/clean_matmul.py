@@ -67,6 +67,7 @@ def product(
     contracted: Sequence[Pair] = (),
     left: Sequence[int] = (),
     right: Sequence[int] = (),
+    dtype: str | None = None,
 ) -> Value:
     """One einsum over the bases of both values; result dims are batch, left, right, merged as the raw result is.
 
@@ -115,8 +116,7 @@ def product(
     equation = f"{''.join(names[0][i] for i in range(len(names[0])))},{''.join(names[1][i] for i in range(len(names[1])))}->{''.join(out)}"
     operands = (a.base, b.base) if a.base != b.base else (a.base,)
     attributes = {"equation": equation, "tensors": (Ref(0), Ref(len(operands) - 1))}
-    dtype = ctx.result(node)[1]
-    made = draft.emit("aten.einsum.default", operands, attributes, [(tuple(sizes), dtype)], raws=(*a.raws, *b.raws))
+    made = draft.emit("aten.einsum.default", operands, attributes, [(tuple(sizes), dtype or ctx.result(node)[1])], raws=(*a.raws, *b.raws))
     return Value(made[0], tuple(dims))
 
 

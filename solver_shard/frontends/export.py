@@ -13,6 +13,7 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from solver_shard.errors import TraceError
 from solver_shard.frontends.raw import RawGraph, RawNode, Use, uses
@@ -109,13 +110,19 @@ class _Reader:
     def _constant(self, node: Any) -> None:
         """A tensor that the model made or captured: a buffer without a name."""
         value = node.meta.get("val")
-        if value is None:
-            value = getattr(self._module, node.target)
-            node.meta["val"] = value
+        held = getattr(self._module, node.target)
+        if value is None or isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
+            value = node.meta["val"] = held
         if not isinstance(value, torch.Tensor):
             raise TraceError(
                 f"the trace calls a subgraph ({node.target}), which is not supported; remove control-flow operators from the model"
             )
+        if value.numel() == 1 and not isinstance(value, FakeTensor):
+            shape, dtype = _meta(value)
+            with unset_fake_temporarily():
+                arguments = {"size": shape, "fill_value": value.item()}
+            self._add(node, RawNode(name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),)))
+            return
         self._source(node, f"constant.{node.target.strip('_')}", Role.BUFFER)
 
     def _call(self, node: Any) -> None:

@@ -78,10 +78,14 @@ def _read(source: str | Path) -> tuple[dict[str, Any], str]:
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():
-        raise InputError(f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json")
+        raise InputError(
+            f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json"
+        )
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"config {text!r} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read; give a model's config.json")
+            raise InputError(
+                f"config {text!r} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read; give a model's config.json"
+            )
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"config {text!r} cannot be read: {error.strerror}; give the path of a readable config.json") from None
@@ -96,7 +100,9 @@ def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError:
-        raise InputError(f"models from a Hugging Face config need the transformers library, which is not installed; run: {_INSTALL}") from None
+        raise InputError(
+            f"models from a Hugging Face config need the transformers library, which is not installed; run: {_INSTALL}"
+        ) from None
     return transformers
 
 
@@ -156,7 +162,9 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
         with torch.device("meta"), _no_init():
             model = cls._from_config(config, dtype=dtype)
     except Exception as error:
-        raise InputError(f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it") from None
+        raise InputError(
+            f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it"
+        ) from None
     model.tie_weights()
     _plain_attention(transformers, model.config)
     getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
@@ -206,7 +214,9 @@ def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dty
         if seq is None:
             raise InputError(f"{name!r} reads text; give the tokens per sequence with --seq")
         limit = getattr(config, "max_position_embeddings", None)
-        learned = not any(hasattr(config, key) for key in ("rope_theta", "rope_parameters", "rope_scaling", "relative_attention_num_buckets"))
+        learned = not any(
+            hasattr(config, key) for key in ("rope_theta", "rope_parameters", "rope_scaling", "relative_attention_num_buckets")
+        )
         if learned and isinstance(limit, int) and seq > limit:
             raise InputError(f"--seq {seq} was asked, {name!r} has {limit} learned positions; give at most {limit}")
         found = {"input_ids": torch.empty(batch, seq, dtype=torch.int64, device="meta")}

@@ -1,0 +1,202 @@
+"""Run canonical ops on real tensors, whole or local shards.
+
+>>> import torch
+>>> from solver_shard.program import Op, Ref
+>>> op = Op(name="aten.einsum.default", operands=(0, 1), results=(2,), attributes={"equation": "ab,bc->ac", "tensors": (Ref(0), Ref(1))})
+>>> call(op, [torch.ones(2, 3), torch.ones(3, 4)], ((2, 4),))[0].sum().item()
+24.0
+
+On a shard, arguments that are sizes (of a view, an expand, a factory, a gradient to be filled in) are not the traced ones:
+they are taken from the shapes that the results must have there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from solver_shard.errors import InputError, InternalError
+from solver_shard.program import Op, Program, Ref
+
+Shapes = Sequence[Sequence[int]]
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8,
+    "u64": torch.uint64, "u32": torch.uint32, "u16": torch.uint16, "u8": torch.uint8,
+    "bool": torch.bool, "c64": torch.complex64, "c128": torch.complex128,
+}  # fmt: skip
+"""Torch dtype of a short dtype name."""
+
+
+def call(op: Op, args: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """The results of one op.
+
+    Args:
+        args: one tensor per operand.
+        result_shapes: the shape each result must have: the traced one, or the local one on a shard.
+
+    Raises:
+        InputError: the op cannot be executed here (attention with dropout has no CPU kernel).
+        InternalError: a result has another shape than asked.
+    """
+    arguments = {name: _resolve(value, args) for name, value in op.attributes.items()}
+    special = _SPECIAL.get(op.name)
+    found = special(arguments, result_shapes) if special is not None else _aten(op.name, arguments)
+    results = tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if r is not None)
+    shapes = tuple(tuple(r.shape) for r in results)
+    if shapes != tuple(tuple(shape) for shape in result_shapes):
+        raise InternalError(f"{op.name} gave results of shapes {shapes}, expected {tuple(tuple(s) for s in result_shapes)}")
+    return results
+
+
+def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Every tensor of the program by position, from the values of its parameters, buffers and inputs."""
+    known = dict(values)
+    for t in program.sources():
+        tensor = program.tensors[t]
+        if t not in known:
+            raise InputError(f"program {program.name!r} needs a value for {tensor.role.value} {tensor.name!r} {tensor.shape}")
+        if tuple(known[t].shape) != tensor.shape:
+            raise InputError(f"{tensor.role.value} {tensor.name!r} has shape {tensor.shape}, got {tuple(known[t].shape)}")
+    with torch.no_grad():
+        for op in program.ops:
+            results = call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
+            known.update(zip(op.results, results, strict=True))
+    return known
+
+
+def _resolve(value: Any, args: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return args[value.operand]
+    if isinstance(value, tuple):
+        return [_resolve(item, args) for item in value]
+    return value
+
+
+def _dtype(value: str | None) -> torch.dtype | None:
+    return None if value is None else DTYPES[value]
+
+
+def _aten(name: str, arguments: dict[str, Any]) -> Any:
+    """Call the ATen overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+    _, base, overload = name.split(".")
+    target = getattr(getattr(torch.ops.aten, base), overload)
+    positional, keywords = [], {}
+    for argument in target._schema.arguments:
+        if argument.name not in arguments:
+            if not argument.kwarg_only and not argument.has_default_value():
+                raise InternalError(f"{name} is called without its argument {argument.name!r}")
+            continue
+        value = arguments[argument.name]
+        if isinstance(value, str) and value in DTYPES and "dtype" in argument.name:
+            value = DTYPES[value]
+        if argument.kwarg_only or len(positional) != target._schema.arguments.index(argument):
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return target(*positional, **keywords)
+
+
+def _view(a: dict[str, Any], shapes: Shapes) -> Any:
+    return a["self"].reshape(tuple(shapes[0]))
+
+
+def _expand(a: dict[str, Any], shapes: Shapes) -> Any:
+    return a["self"].expand(tuple(shapes[0]))
+
+
+def _permute(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].permute(a["dims"])
+
+
+def _einsum(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.einsum(a["equation"], *a["tensors"])
+
+
+def _full(a: dict[str, Any], shapes: Shapes) -> Any:
+    return torch.full(tuple(shapes[0]), a["fill_value"], dtype=_dtype(a["dtype"]))
+
+
+def _arange(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.arange(a["start"], a["end"], a["step"], dtype=_dtype(a["dtype"]))
+
+
+def _to_copy(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].to(_dtype(a["dtype"]))
+
+
+def _clone(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].clone()
+
+
+def _split(a: dict[str, Any], shapes: Shapes) -> Any:
+    return torch.split(a["self"], [shape[a["dim"]] for shape in shapes], a["dim"])
+
+
+def _slice_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+    return _aten("aten.slice_backward.default", a | {"input_sizes": list(shapes[0])})
+
+
+def _embedding_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+    return _aten("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
+
+
+def _nll_forward(a: dict[str, Any], _shapes: Shapes) -> Any:
+    """Sum of the weighted losses and sum of the weights, over all rows whose target is not ignored."""
+    scores, target = a["self"], a["target"]
+    weight = _row_weight(a, scores, target)
+    picked = scores.gather(-1, target.clamp(0, scores.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+    return -torch.where(weight != 0, picked * weight, 0).sum(), weight.sum()
+
+
+def _nll_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
+    scores, target = a["self"], a["target"]
+    weight = _row_weight(a, scores, target)
+    scale = a["grad_output"] / a["total_weight"] if a["reduction"] == "mean" else a["grad_output"]
+    index = target.clamp(0, scores.shape[-1] - 1).unsqueeze(-1)
+    return torch.zeros_like(scores).scatter(-1, index, (-weight * scale).to(scores.dtype).unsqueeze(-1))
+
+
+def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    counted = target != a["ignore_index"]
+    if a["weight"] is None:
+        return counted.to(scores.dtype)
+    return torch.where(counted, a["weight"][target.clamp(0, scores.shape[-1] - 1)], 0)
+
+
+def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
+        if a.get("dropout_p", 0.0):
+            raise InputError(
+                f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
+                "attention dropout to 0 to run its plan here"
+            )
+        return _aten(name, a)
+
+    return run_attention
+
+
+_FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+_SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
+    "aten.view.default": _view,
+    "aten.expand.default": _expand,
+    "aten.permute.default": _permute,
+    "aten.einsum.default": _einsum,
+    "aten.full.default": _full,
+    "aten.arange.start_step": _arange,
+    "aten._to_copy.default": _to_copy,
+    "aten.clone.default": _clone,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.slice_backward.default": _slice_backward,
+    "aten.embedding_dense_backward.default": _embedding_backward,
+    "shard.nll_loss_forward": _nll_forward,
+    "shard.nll_loss_backward": _nll_backward,
+    _FORWARD: _attention(_FORWARD),
+    _BACKWARD: _attention(_BACKWARD),
+}
