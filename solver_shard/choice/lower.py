@@ -222,7 +222,8 @@ class _Lowerer:
         v = self._add(Node(kind=Kind.OP, item=i), times, np.zeros_like(times), (i, i))
         for j, t in enumerate(op.results):
             result = column.results[j]
-            layouts = self._pinned(t, result.layouts)
+            final = any(g.purpose in (OPTIMIZER, OUTPUT) for g in self.lives.groups.get(t, ()))  # pins hold for what is stored or returned
+            layouts = result.layouts if final else self._pinned(t, result.layouts)
             held = self._bytes(t, layouts) if not column.rule.view else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
             self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: _result_table(result, layouts))  # type: ignore[misc]
