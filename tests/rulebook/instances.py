@@ -17,7 +17,21 @@ def einsums() -> list[Case]:
         case("aten.einsum.default", equation="ab,ab->", tensors=(t(4, 6), t(4, 6))),
         case("aten.einsum.default", equation="ab,cb->ac", tensors=(x, x)),
         case("aten.mm.default", self=t(4, 6), mat2=t(6, 8)),
+        case("aten.mv.default", self=t(4, 6), vec=t(6)),
+        case("aten.dot.default", self=t(6), tensor=t(6)),
         case("aten.bmm.default", self=t(2, 4, 6), mat2=t(2, 6, 8)),
+    ]
+
+
+def grouped() -> list[Case]:
+    """Products per expert of a mixture: tokens by expert weights, token gradients, and weight gradients."""
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    half = torch.bfloat16
+    tokens, weights, left = t(8, 16, dtype=half), t(2, 16, 16, dtype=half), t(16, 8, dtype=half)
+    return [
+        case("aten._grouped_mm.default", self=tokens, mat2=weights, offs=ends, bias=None, out_dtype=None),
+        case("aten._grouped_mm.default", self=left, mat2=t(8, 16, dtype=half), offs=ends, bias=None, out_dtype=None),
+        case("aten._grouped_mm.default", self=weights, mat2=t(2, 16, 16, dtype=half), offs=None, bias=None, out_dtype=None),
     ]
 
 
@@ -294,6 +308,11 @@ def convolutions() -> list[Case]:
     image = t(4, 6, 6, 6)
     pooling = {"kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": False}
     _, where = torch.ops.aten.max_pool2d_with_indices.default(image, *pooling.values())
+    cases.append(case("aten._adaptive_avg_pool2d.default", self=image, output_size=(2, 3)))
+    cases.append(case("aten._adaptive_avg_pool2d_backward.default", grad_output=t(4, 6, 2, 3), self=image))
+    averages = {"kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0), "ceil_mode": False, "count_include_pad": True}
+    cases.append(case("aten.avg_pool2d.default", self=image, **averages, divisor_override=None))
+    cases.append(case("aten.avg_pool2d_backward.default", grad_output=t(4, 6, 3, 3), self=image, **averages, divisor_override=None))
     cases.append(case("aten.max_pool2d_with_indices.default", self=image, **pooling))
     cases.append(case("aten.max_pool2d_with_indices_backward.default", grad_output=t(4, 6, 3, 3), self=image, **pooling, indices=where))
     return cases
@@ -317,6 +336,7 @@ def factories() -> list[Case]:
 
 FAMILIES = {
     "einsum": einsums,
+    "grouped": grouped,
     "pointwise": pointwise,
     "views": views,
     "along": along,
