@@ -85,7 +85,8 @@ def _aten(name: str, arguments: dict[str, Any]) -> Any:
     """Call the ATen overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
     _, base, overload = name.split(".")
     target = getattr(getattr(torch.ops.aten, base), overload)
-    positional, keywords = [], {}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
     for argument in target._schema.arguments:
         if argument.name not in arguments:
             if not argument.kwarg_only and not argument.has_default_value():

@@ -16,7 +16,7 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-class FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
     """While active, scaled_dot_product_attention with dropout is one op where its operands allow it."""
 
     def __torch_function__(

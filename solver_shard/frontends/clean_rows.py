@@ -112,7 +112,7 @@ _FULL = {"aten.sum.default": ("aten.sum.dim_IntList", "dim"), "aten.mean.default
 def along(ctx: Context, node: RawNode) -> Result:
     """softmax, cumsum, split, sort, topk, flip, ...: one operand, some dims whole, the rest untouched."""
     value, a = ctx.first(node), node.arguments
-    listed = a.get("dim", a.get("dims"))
+    listed: Any = a.get("dim", a.get("dims"))
     rank = len(value.dims)
     if not rank or any(isinstance(item, Use) for name, item in a.items() if name != "self"):
         return ctx.generic(node)

@@ -65,8 +65,11 @@ def to_copy(ctx: Context, node: RawNode) -> Result:
 
 def copy(ctx: Context, node: RawNode) -> Result:
     """copy(self, src): src in the shape and dtype of self."""
+    return _expanded(ctx, node, ctx.value(node.arguments["src"]))
+
+
+def _expanded(ctx: Context, node: RawNode, source: Value) -> Result:
     shape, dtype = ctx.result(node)
-    source = ctx.value(node.arguments["src"])
     source = _seen(source, node, D.expand(source.dims, shape))
     if ctx.draft.dtype(source) == dtype:
         return source
@@ -85,11 +88,11 @@ def factory(ctx: Context, node: RawNode) -> Result:
     arguments = node.arguments
     fill: Any = None
     for name in ("fill_value", "value", "s"):
-        if name in arguments and name != "self":
+        if name in arguments:
             fill = arguments[name]
             break
     if isinstance(fill, Use):
-        return ctx.generic(node)
+        return _expanded(ctx, node, ctx.value(fill))
     if fill is None:
         kind = node.op.split(".")[1].removeprefix("new_")
         fill = _FILL[kind.split("_")[0]]

@@ -124,7 +124,8 @@ def match(group: Group, sizes: Sequence[int]) -> list[Group] | None:
     atoms = list(reversed(solid(group)))
     parts: list[Group] = []
     for n in sizes:
-        rest, part = n, []
+        rest = n
+        part: list[Atom] = []
         while rest != 1:
             if not atoms:
                 return None

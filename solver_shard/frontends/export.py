@@ -111,7 +111,7 @@ class _Reader:
         """A tensor that the model made or captured: a buffer without a name."""
         value = node.meta.get("val")
         held = getattr(self._module, node.target)
-        if value is None or isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
+        if value is None or (isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)):
             value = node.meta["val"] = held
         if not isinstance(value, torch.Tensor):
             raise TraceError(
@@ -188,7 +188,7 @@ class _Reader:
     def _finish(self, name: str, returned: list[tuple[Any, Any]], forward_only: bool) -> RawGraph:
         outputs: list[tuple[str, Use]] = []
         gradients: list[tuple[int, Use]] = []
-        labels: Sequence[str] = self._step.outputs  # type: ignore[assignment]
+        labels: Sequence[str] = self._step.outputs
         for node, found in returned:
             if node is None:
                 continue

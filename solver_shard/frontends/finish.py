@@ -125,7 +125,7 @@ def _compose(op: DraftOp, maker: DraftOp) -> None:
 
 def _is_identity(draft: Draft, op: DraftOp) -> bool:
     if op.name == "aten.permute.default":
-        return op.attributes["dims"] == tuple(range(len(op.attributes["dims"])))
+        return tuple(op.attributes["dims"]) == tuple(range(len(op.attributes["dims"])))
     return draft.tensors[op.operands[0]].shape == draft.tensors[op.results[0]].shape
 
 

@@ -122,10 +122,9 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise InputError(f"config of {name!r} has no 'model_type'; give the config.json of a Hugging Face model")
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    if kind not in CONFIG_MAPPING_NAMES:
-        close = [known for known in CONFIG_MAPPING_NAMES if known[:3] == kind[:3]][:8]
+    known_kinds = list(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+    if kind not in known_kinds:
+        close = [known for known in known_kinds if known[:3] == kind[:3]][:8]
         hint = f"; similar ones: {', '.join(close)}" if close else ""
         raise InputError(
             f"config of {name!r} has model_type {kind!r}, which transformers {transformers.__version__} does not know{hint}; code that "
@@ -146,7 +145,7 @@ _AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceCl
 def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype) -> nn.Module:
     """The class that the config names, else the first of the usual heads that its type has."""
     named = raw.get("architectures") or []
-    cls = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    cls: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
         for auto in _AUTO:
             mapping = getattr(transformers, auto)._model_mapping
@@ -225,7 +224,8 @@ def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dty
     if labels:
         if "labels" not in arguments:
             raise InputError(
-                f"{kind} (config of {name!r}) computes no loss from labels; name a class with a head in 'architectures', or use --forward-only"
+                f"{kind} (config of {name!r}) computes no loss from labels; name a class with a head in 'architectures', or use "
+                "--forward-only"
             )
         per_sequence = found.keys() == {"pixel_values"} or "SequenceClassification" in kind or "MultipleChoice" in kind
         real = per_sequence and getattr(config, "num_labels", 2) == 1

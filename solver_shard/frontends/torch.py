@@ -109,7 +109,7 @@ class _Slot:
         self.index = index
 
 
-class _Step(nn.Module):
+class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
     """What is traced: flat tensors in; the loss, or the flat outputs, out."""
 
     def __init__(self, model: nn.Module, flat: _Flat, loss_fn: Callable[..., Any] | None, name: str, forward_only: bool) -> None:
