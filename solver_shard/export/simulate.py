@@ -22,7 +22,7 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
-from solver_shard.export.interpret import call
+from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, join, move, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan, Reshard
@@ -55,6 +55,7 @@ def simulate(
     *,
     reference: Mapping[int, torch.Tensor] | None = None,
     tolerance: float = 1e-4,
+    absolute: float = 1e-6,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -63,6 +64,7 @@ def simulate(
         values: whole tensors of the program's sources by position; shapes are the program's.
         reference: whole values of other tensors, as ``run`` returns them; the first op whose result departs is an error.
         tolerance: largest difference from the reference, relative to the reference's largest value.
+        absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
 
     Raises:
         InputError: a source has no value or one of another shape, or this process has a process group.
@@ -76,13 +78,15 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, reference or {}, tolerance).run(values)
+        return _Simulation(plan, program, world, reference or {}, tolerance, absolute).run(values)
 
 
 class _Simulation:
-    def __init__(self, plan: Plan, program: Program, world: World, reference: Mapping[int, torch.Tensor], tolerance: float) -> None:
+    def __init__(
+        self, plan: Plan, program: Program, world: World, reference: Mapping[int, torch.Tensor], tolerance: float, absolute: float
+    ) -> None:
         self.plan, self.program, self.world = plan, program, world
-        self.reference, self.tolerance = reference, tolerance
+        self.reference, self.tolerance, self.absolute = reference, tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
         self.waiting: dict[int, int] = {}
@@ -184,11 +188,11 @@ class _Simulation:
         """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
         op, made = self.program.ops[i], []
         for t, layout, length in zip(op.results, self.plan.ops[i].result_layouts, lengths, strict=True):
-            reductions = {placement.reduction for placement in layout if placement.is_partial}
-            if 0 not in length and len(reductions) != 1:
+            fills = {_IDENTITY[placement.reduction] for placement in layout if placement.is_partial}
+            if 0 not in length and len(fills) != 1:
                 raise InternalError(f"op {i} ({op.name}) has nothing to read on some device, but must make {length} of {layout} there")
-            fill = _IDENTITY[reductions.pop()] if reductions else 0.0
-            made.append(torch.full(length, fill, dtype=_DTYPES[self.program.tensors[t].dtype]))
+            fill = fills.pop() if fills else 0.0
+            made.append(torch.full(length, fill, dtype=DTYPES[self.program.tensors[t].dtype]))
         return tuple(made)
 
     def _compare(self, i: int, t: int, parts: Parts, layout: Layout) -> None:
@@ -200,7 +204,7 @@ class _Simulation:
         if expected.is_floating_point():
             finite = expected[expected.isfinite()]
             scale = finite.abs().max().item() if finite.numel() else 0.0
-            if torch.allclose(found, expected, rtol=0, atol=self.tolerance * scale, equal_nan=True):
+            if torch.allclose(found, expected, rtol=0, atol=max(self.absolute, self.tolerance * scale), equal_nan=True):
                 return
             problem = f"difference {(found - expected).abs().nan_to_num().max().item():g}, largest value {scale:g}"
         op, planned = self.program.ops[i], self.plan.ops[i]
@@ -208,9 +212,3 @@ class _Simulation:
             f"op {i} ({op.name}, {op.module or 'model'}) with strategies {', '.join(planned.strategy)} does not make {tensor.name!r}, "
             f"{layout.format(tensor.shape, tensor.dtype)}, as the unsharded step does: {problem}"
         )
-
-
-_DTYPES = {
-    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
-    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip

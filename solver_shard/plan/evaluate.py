@@ -91,7 +91,7 @@ class _Walk:
         self.update = len(program.ops)
         self.end = self.update + 1
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-        self.parameter_of = {}
+        self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
             self.parameter_of.setdefault(gradient, []).append(parameter)
         self.change = {category: np.zeros(self.end + 1, dtype=np.int64) for category in CATEGORIES}
