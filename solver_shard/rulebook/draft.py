@@ -189,15 +189,19 @@ class Draft:
             self.linear_slots((s for found in slots for s in found), reductions)
 
     def linear_slots(self, slots: Iterable[int], reductions: Iterable[str]) -> None:
-        """The same for slots. Sums of booleans and averages of integers are left out: they mean something else."""
+        """The same for slots; sums and averages pass only where dtypes add up: see ``_adds``."""
         chosen = frozenset(slots)
-        dtypes = {self.call.at(slot).dtype for slot in chosen} | {result.dtype for result in self.call.results}
-        kept = tuple(r for r in reductions if (r != "avg" or dtypes <= FLOATING) and (r != "sum" or self._sums(chosen)))
+        kept = tuple(r for r in reductions if r in ("max", "min") or self._adds(chosen, r))
         if chosen and kept:
             self.sets.append((chosen, kept))
 
-    def _sums(self, slots: frozenset[int]) -> bool:
-        return all(self.call.at(slot).dtype != "bool" for slot in slots)
+    def _adds(self, slots: frozenset[int], reduction: str) -> bool:
+        """Truth values are no sums, integers no averages, and parts of a sum must not be rounded to integers."""
+        sources = {self.call.at(slot).dtype for slot in slots}
+        made = {result.dtype for result in self.call.results}
+        if reduction == "avg":
+            return sources | made <= FLOATING
+        return "bool" not in sources | made and (made <= FLOATING or not sources & FLOATING)
 
     def ignore(self, argument: str) -> None:
         """The argument's bytes are not read: only its shape or dtype matters."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rulebook.draft import FLOATING, Call, Draft, Held
+from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.table import (
     LINEAR,
     Family,
@@ -98,11 +98,7 @@ def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], lette
 def cast(call: Call, row: Row) -> Draft:
     """A change of dtype: pointwise, linear unless it rounds to integers or truth values."""
     draft = pointwise(call, row)
-    source, target = call.at(0).dtype, call.results[0].dtype
-    if source != "bool" and target != "bool" and (target in FLOATING or source not in FLOATING):
-        draft.linear_slots((0,), ("sum", "avg"))
-    if target != "bool":
-        draft.linear_slots((0,), ("max", "min"))
+    draft.linear_slots((0,), REDUCTIONS if call.results[0].dtype != "bool" else ())
     return draft
 
 

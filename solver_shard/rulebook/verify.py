@@ -164,12 +164,14 @@ def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Gen
         noise = torch.randint(1, 5, tensor.shape, generator=generator).to(tensor.dtype)
         worse = tensor - noise if reduction == "max" else tensor + noise
         return [torch.where(owner == r, tensor, worse) for r in range(size)]
-    total = tensor * size if reduction == "avg" else tensor
     if tensor.is_floating_point():
         parts = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype) for _ in range(size - 1)]
     else:
         parts = [torch.randint(-3, 4, tensor.shape, generator=generator).to(tensor.dtype) for _ in range(size - 1)]
-    return [*parts, total - sum(parts, torch.zeros_like(total))]
+    last = -sum(parts, torch.zeros_like(tensor))
+    if reduction == "avg":
+        return [tensor + part for part in (*parts, last)]
+    return [*parts, tensor + last]
 
 
 def assemble(

@@ -146,6 +146,7 @@ def along() -> list[Case]:
         case("aten._log_softmax_backward_data.default", grad_output=t(4, 6, 8), output=log, dim=-1, input_dtype="f64"),
         case("aten.cumsum.default", self=x, dim=1, dtype=None),
         case("aten.cumsum.default", self=ints(4, 4, 6), dim=-1, dtype=None),
+        case("aten.cumsum.default", self=t(4, 6) * 9, dim=-1, dtype="i32"),
         case("aten.sort.default", self=x, dim=-1, descending=True),
         case("aten.topk.default", self=x, k=2, dim=-1, largest=True, sorted=True),
         case("aten.max.dim", self=x, dim=1, keepdim=False),
