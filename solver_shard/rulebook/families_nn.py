@@ -84,7 +84,7 @@ def batch_norm_backward(call: Call, row: Row) -> Draft:
 
 def _channels(draft: Draft, name: str) -> tuple[Held, list[Held]]:
     shape = draft.call.shape(name)
-    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, cut=d == 1) for d, size in enumerate(shape)]
+    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, even=True, cut=d == 1) for d, size in enumerate(shape)]
     return dims[1], dims
 
 

@@ -138,3 +138,17 @@ def test_signatures_are_built_once() -> None:
     program = Program(name="p", tensors=tensors, ops=(first, second), outputs=(2,))
     assert book.rule(program, 0) is book.rule(program, 1)
     assert not book.fallbacks(program)
+
+
+def test_an_installed_package_brings_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "aten.toml").write_text('"aten.mm.default" = { dims = "m k, k n -> m n", whole = "k" }\n')
+    monkeypatch.setattr("solver_shard.rulebook.table.resources.files", lambda package: tmp_path)
+    assert list(load_table()) == ["aten.mm.default"]
+
+
+def test_a_source_checkout_finds_the_rows_beside_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> Path:
+        raise ModuleNotFoundError(package)
+
+    monkeypatch.setattr("solver_shard.rulebook.table.resources.files", absent)
+    assert "aten.einsum.default" in load_table()
