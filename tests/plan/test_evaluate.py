@@ -20,8 +20,8 @@ from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.solve.engine import solve
-from tests.lowered import Lowered, lowered, random_assignment
-from tests.programs import mlp, trained_mlp
+from lowered import Lowered, lowered, random_assignment
+from programs import mlp, trained_mlp
 
 PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23, 1)]
 

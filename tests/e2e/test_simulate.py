@@ -1,0 +1,176 @@
+"""Plans run with all devices in one process give the unsharded model's loss and gradients, whatever the plan.
+
+The plans are of two kinds: the solver's, and random ones: every op has a random strategy, every tensor goes through
+whatever collectives then lie between. Where noise must not hide a mistake, the traced program is widened to f64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from lowered import Lowered, lowered, random_assignment
+from programs import Builder, trained_mlp
+from torch import nn
+from traced_models import values_of
+
+from solver_shard import optimize
+from solver_shard.costs.model import CostModel
+from solver_shard.errors import InputError, InternalError
+from solver_shard.export.collectives import World
+from solver_shard.export.interpret import run
+from solver_shard.export.shards import join, move, split
+from solver_shard.export.simulate import SimulationResult, simulate
+from solver_shard.frontends.torch import trace
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program, Role
+
+Values = dict[int, torch.Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A program with values for its sources and for all its tensors, and the model's own loss and gradients."""
+
+    program: Program
+    values: Values
+    reference: Values
+    loss: torch.Tensor | None = None
+    gradients: dict[str, torch.Tensor] | None = None
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wide, value))
+    return "f64" if value == "f32" else value
+
+
+def widened(program: Program, values: Values) -> tuple[Program, Values]:
+    """The program with f64 in place of f32, so that the order of sums does not matter beyond 1e-15."""
+    tensors = tuple(dataclasses.replace(t, dtype=_wide(t.dtype)) for t in program.tensors)
+    ops = tuple(dataclasses.replace(op, attributes={k: _wide(v) for k, v in op.attributes.items()}) for op in program.ops)
+    return (
+        dataclasses.replace(program, tensors=tensors, ops=ops),
+        {t: v.double() if v.is_floating_point() else v for t, v in values.items()},
+    )
+
+
+def of_program(program: Program) -> Case:
+    torch.manual_seed(0)
+    program, values = widened(program, {t: torch.randn(program.tensors[t].shape) for t in program.sources()})
+    return Case(program, values, run(program, values))
+
+
+def of_model(model: nn.Module, inputs: dict[str, torch.Tensor], *, wide: bool = True) -> Case:
+    program = trace(model, inputs, name=type(model).__name__)
+    values = values_of(program, model, inputs)
+    if wide:
+        program, values = widened(program, values)
+    loss = model(**inputs).loss
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return Case(program, values, run(program, values), loss.detach(), gradients)
+
+
+def llama(batch: int = 8, seq: int = 16, *, wide: bool = True, **changes: int) -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 128, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    }  # fmt: skip
+    config = LlamaConfig(**(sizes | changes), use_cache=False, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+    ids = torch.randint(0, config.vocab_size, (batch, seq))
+    labels = ids.clone()
+    labels[0, : seq // 2] = -100
+    return of_model(LlamaForCausalLM(config), {"input_ids": ids, "labels": labels}, wide=wide)
+
+
+def gpt2() -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=89, n_embd=39, n_layer=2, n_head=3, n_positions=32, use_cache=False, loss_type="ForCausalLMLoss",
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    ids = torch.randint(0, config.vocab_size, (5, 11))
+    return of_model(GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids.clone()})
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "mlp": lambda: of_program(trained_mlp(12, 8, 20, 2)),
+    "mlp in odd sizes": lambda: of_program(trained_mlp(13, 7, 23, 2)),
+    "llama": llama,
+    "llama in odd sizes": lambda: llama(
+        5, 13, vocab_size=97, hidden_size=36, intermediate_size=50, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=3
+    ),
+    "gpt2 in odd sizes": gpt2,
+}
+
+
+@functools.cache
+def case_of(name: str) -> Case:
+    return CASES[name]()
+
+
+def collectives_of(plan: Plan) -> Counter[tuple[str, tuple[str, ...]]]:
+    return Counter((step.kind, step.axes) for reshard in plan.reshards for step in reshard.steps if step.kind != "slice")
+
+
+def check(case: Case, plan: Plan, *, tolerance: float = 1e-11) -> SimulationResult:
+    """Run the plan; every op's results, the outputs and the gradients must be the unsharded ones, the collectives the plan's."""
+    result = simulate(plan, case.program, case.values, reference=case.reference, tolerance=tolerance, absolute=tolerance * 1e-3)
+    assert result.collectives == collectives_of(plan)
+    largest = max(case.reference[g].abs().max().item() for g in case.program.gradients.values())
+    for t, found in zip(case.program.outputs, result.outputs, strict=True):
+        torch.testing.assert_close(found, case.reference[t], rtol=tolerance, atol=tolerance)
+    for p, g in case.program.gradients.items():
+        name = case.program.tensors[p].name
+        torch.testing.assert_close(result.gradients[name], case.reference[g], rtol=0, atol=tolerance * largest)
+    if case.loss is not None and case.gradients is not None:  # the model itself runs in f32
+        torch.testing.assert_close(result.outputs[0].float(), case.loss, rtol=1e-5, atol=0)
+        for name, gradient in result.gradients.items():
+            torch.testing.assert_close(gradient.float(), case.gradients[name], rtol=0, atol=2e-6 * largest)
+    return result
+
+
+RANDOM = [
+    *[(name, mesh, 3) for name in ("mlp", "mlp in odd sizes") for mesh in ("2", "2,2", "4,2", "3,2", "2,1,2", "2,2,2")],
+    *[(name, mesh, 2) for name in ("llama", "llama in odd sizes", "gpt2 in odd sizes") for mesh in ("2,2", "3,2")],
+    ("llama", "4,2", 1),
+    ("llama in odd sizes", "2,2,2", 1),
+    ("gpt2 in odd sizes", "5", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "count"), RANDOM, ids=lambda value: str(value))
+def test_random_plans_give_the_unsharded_step(name: str, mesh: str, count: int) -> None:
+    case = case_of(name)
+    made = lowered(case.program, mesh, overlap=0.25)
+    kinds: Counter[str] = Counter()
+    for seed in range(count):
+        assignment = random_assignment(made.graph, seed)
+        plan = made.plan(assignment)
+        found = made.evaluate(plan)
+        assert (found.total_ns, found.peak) == (made.graph.cost(assignment), made.graph.peak(assignment))
+        result = check(case, plan)
+        kinds.update({kind: n for (kind, _), n in result.collectives.items()})
+    assert {"all_gather", "all_reduce", "reduce_scatter", "all_to_all"} <= kinds.keys()
