@@ -21,7 +21,7 @@ import numpy as np
 from ortools.linear_solver import pywraplp
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.messages import CLASH, Messages, Parts, scale_of
+from solver_shard.solve.messages import Messages, Parts, scale_of
 from solver_shard.solve.problem import Floats, Problem
 from solver_shard.solve.solution import MIB
 
@@ -160,8 +160,8 @@ class Master:
             row.SetCoefficient(below, 1.0)
         self.count = 0
 
-    def solve(self, centre: Floats, radius: float) -> tuple[float, Floats, Floats] | None:
-        """(value, multipliers, weight of each column); an upper bound on every bound within the box."""
+    def solve(self, centre: Floats, radius: float) -> tuple[float, Floats, bool] | None:
+        """(value, multipliers, whether they are on the edge of the box); the value is at least any bound within the box."""
         dual = self.dual
         for column in dual.columns[self.count :]:
             variable = self.solver.NumVar(0.0, self.solver.infinity(), "")
@@ -178,4 +178,4 @@ class Master:
         if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
         multipliers = np.maximum(0.0, -np.array([row.dual_value() for row in self.rows])) * self.unit
-        return self.objective.Value(), multipliers, np.zeros(0)
+        return self.objective.Value(), multipliers, bool((multipliers > centre + 0.999 * radius).any())

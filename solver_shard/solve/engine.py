@@ -1,18 +1,28 @@
-"""The solver: a ChoiceGraph in, a Solution with its certificate out."""
+"""The solver: a ChoiceGraph in, a Solution with its certificate out.
+
+Stages: the graph without its memory limit (often its optimum fits, and then is the optimum); the graph with the limit; when no
+solution was found, the least peak of any assignment, which tells an infeasible limit from a hard one.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from ortools.sat.python import cp_model
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.errors import InputError
+from solver_shard.choice.graph import ChoiceGraph, Ints
+from solver_shard.errors import InputError, InternalError
+from solver_shard.solve.clock import Clock
+from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.solve.problem import Problem, from_graph
+from solver_shard.solve.reducer import Undo
+from solver_shard.solve.search import Search
 from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
 
 Progress = Callable[[Event], None]
+
+RESERVE = 0.03
+"""Share of the time limit kept for finishing up."""
 
 
 def solve(
@@ -28,84 +38,221 @@ def solve(
     workers: int = 2,
     progress: Progress | None = None,
 ) -> Solution:
-    """Minimise step time or peak memory under the graph's limit."""
+    """Choose a strategy for every node: the cheapest within the memory limit, or the one of least peak memory.
+
+        solution = solve(graph, time_limit=30)
+        solution.status, solution.cost, solution.bound, solution.gap
+
+    Args:
+        graph: the choice graph; its ``limit`` is kept for either objective.
+        objective: "time" minimises cost + memory_weight * peak // 2**20; "memory" minimises the peak.
+        memory_weight: nanoseconds per MiB of peak, for the objective "time".
+        gap: relative gap at which to stop.
+        time_limit: seconds, or None. The result is valid whenever it stops.
+        work_limit: work units (see ``Solution.work``), or None. With the same graph, seed and work limit, and no time limit that
+            strikes, the assignment is the same.
+        seed: of all random choices.
+        warm_starts: restrictions to start from.
+        workers: processor cores that may be used.
+        progress: called at every improvement.
+
+    Raises:
+        InputError: an argument is not legal.
+    """
+    _check(objective, memory_weight, gap, time_limit, work_limit, workers)
+    clock = Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
+    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress)
+    return run.solve()
+
+
+def _check(objective: str, memory_weight: int, gap: float, time_limit: float | None, work_limit: float | None, workers: int) -> None:
     if objective not in ("time", "memory"):
         raise InputError(f"objective {objective!r} is unknown; legal: 'time', 'memory'")
-    started = time.monotonic()
-    model = cp_model.CpModel()
-    xs = [[model.new_bool_var("") for _ in range(k)] for k in graph.sizes().tolist()]
-    terms, weights = [], []
-    for v, row in enumerate(xs):
-        model.add_exactly_one(row)
-        for x, cost in zip(row, graph.node_costs(v).tolist(), strict=True):
-            if cost >= FORBIDDEN:
-                model.add(x == 0)
-            elif cost:
-                terms.append(x)
-                weights.append(cost)
-    for (u, v), t in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
-        table = graph.tables[t]
-        for i, x in enumerate(xs[u]):
-            costs = table[i]
-            model.add_bool_or([xs[v][j] for j in np.flatnonzero(costs < FORBIDDEN).tolist()] + [x.negated()])
-            for value in np.unique(costs[(costs < FORBIDDEN) & (costs > 0)]).tolist():
-                y = model.new_bool_var("")
-                terms.append(y)
-                weights.append(int(value))
-                model.add_bool_or([xs[v][j] for j in np.flatnonzero(costs != value).tolist()] + [x.negated(), y])
-    limit = graph.limit
-    peak_var = model.new_int_var(0, int(min(limit if limit is not None else 2**60, 2**60)), "peak")
-    end = int(graph.intervals[:, 1].max(initial=0))
-    for t in range(end):
-        vs, cs = [], []
-        for v in range(graph.size):
-            spans = graph.node_intervals(v)
-            count = int(((spans[:, 0] <= t) & (t < spans[:, 1])).sum())
-            for x, usage in zip(xs[v], graph.node_usages(v).tolist(), strict=True):
-                if count and usage:
-                    vs.append(x)
-                    cs.append(count * usage)
-        if vs:
-            model.add(cp_model.LinearExpr.weighted_sum(vs, cs) <= peak_var)
-    if objective == "memory":
-        model.minimize(peak_var)
-    elif memory_weight:
-        scaled = model.new_int_var(0, 2**60, "")
-        model.add(MIB * scaled >= memory_weight * peak_var - (MIB - 1))
-        model.minimize(cp_model.LinearExpr.weighted_sum(terms, weights) + scaled)
-    else:
-        model.minimize(cp_model.LinearExpr.weighted_sum(terms, weights))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
-    solver.parameters.random_seed = seed
-    solver.parameters.relative_gap_limit = gap
-    if time_limit is not None:
-        solver.parameters.max_time_in_seconds = time_limit
-    status = solver.solve(model)
-    seconds = time.monotonic() - started
-    stages = (Stage(name="cp-sat", seconds=seconds),)
-    if status == cp_model.INFEASIBLE:
-        return Solution(status=Status.INFEASIBLE, stages=stages, seed=seed)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Solution(status=Status.UNKNOWN, stages=stages, seed=seed)
-    assignment = tuple(next(i for i, x in enumerate(row) if solver.boolean_value(x)) for row in xs)
-    cost, peak = graph.cost(assignment), graph.peak(assignment)
-    value = objective_value(objective, memory_weight, cost, peak)
-    bound = min(value, int(np.ceil(solver.best_objective_bound - 1e-6)))
-    found = relative_gap(value, bound)
-    final = Status.OPTIMAL if value == bound else Status.GAP if found <= gap else Status.FEASIBLE
-    event = Event(seconds=seconds, work=0.0, objective=value, bound=bound, source="cp-sat")
-    if progress is not None:
-        progress(event)
-    return Solution(
-        status=final,
-        assignment=assignment,
-        cost=cost,
-        peak=peak,
-        objective=value,
-        bound=bound,
-        gap=found,
-        history=(event,),
-        stages=stages,
-        seed=seed,
-    )
+    if memory_weight < 0:
+        raise InputError(f"memory weight {memory_weight} ns per MiB is negative; legal: 0 or more")
+    if not 0 <= gap < 1:
+        raise InputError(f"gap {gap} is not legal; give a fraction from 0 to 1, such as 1e-4")
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"time limit {time_limit} s is not legal; give a positive number of seconds, or none")
+    if work_limit is not None and not work_limit > 0:
+        raise InputError(f"work limit {work_limit} is not legal; give a positive number, or none")
+    if workers < 1:
+        raise InputError(f"{workers} workers are not legal; give 1 or more")
+
+
+class _Run:
+    """One call of ``solve``."""
+
+    def __init__(
+        self,
+        graph: ChoiceGraph,
+        objective: str,
+        memory_weight: int,
+        gap: float,
+        seed: int,
+        clock: Clock,
+        warm_starts: tuple[WarmStart, ...],
+        progress: Progress | None,
+    ) -> None:
+        self.graph, self.objective, self.gap, self.seed, self.clock = graph, objective, gap, seed, clock
+        self.memory_weight, self.warm_starts, self.progress = memory_weight, warm_starts, progress
+        self.weight = MIB if objective == "memory" else memory_weight
+        self.assignment: Ints | None = None
+        self.value: int | None = None
+        self.bound: int | None = None
+        self.least_assignment: Ints | None = None
+        self.least_peak: int | None = None
+        self.peak_bound = 0
+        self.searched_peak = False
+        self.history: list[Event] = []
+        self.stages: list[Stage] = []
+
+    def solve(self) -> Solution:
+        try:
+            if not self._unlimited():
+                self._limited()
+        except NoAssignment:
+            return self._solution(Status.INFEASIBLE)
+        if self.assignment is None:
+            return self._solution(Status.UNKNOWN if self.graph.limit is None or self.peak_bound <= self.graph.limit else Status.INFEASIBLE)
+        assert self.value is not None
+        bound = min(self.value, self.bound if self.bound is not None else 0)
+        found = relative_gap(self.value, bound)
+        return self._solution(Status.OPTIMAL if bound == self.value else Status.GAP if found <= self.gap else Status.FEASIBLE)
+
+    def _unlimited(self) -> bool:
+        """Solve without the memory limit; true when the result is within it, and so the solution."""
+        if self.weight:
+            return False
+        started = self.clock.seconds()
+        problem, order = from_graph(self.graph, limit=None)
+        free = Problem(
+            unary=problem.unary,
+            edges=problem.edges,
+            carriers=(),
+            mult=np.zeros((0, 0), dtype=np.int64),
+            base=np.zeros(0, dtype=np.int64),
+            times=np.zeros(0, dtype=np.int64),
+        )
+        small, undo = presolve(free)
+        self.clock.spend(1e-3 * free.size)
+        search = self._search(small, undo, order)
+        search.run()
+        fits = self.assignment is not None and search.best.assignment is not None
+        if fits and search.best.assignment is not None:
+            fits = self._within(_unordered(undo.restore(search.best.assignment), order))
+        self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
+        return bool(fits) and search.closed()
+
+    def _limited(self) -> None:
+        """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""
+        started = self.clock.seconds()
+        memory = self.objective == "memory"
+        problem, order = from_graph(self.graph, limit=None if memory else self.graph.limit, weight=self.weight, costs_count=not memory)
+        small, undo = presolve(problem)
+        self.clock.spend(1e-3 * problem.size)
+        self.peak_bound = max(self.peak_bound, problem.least())
+        self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
+        started = self.clock.seconds()
+        search = self._search(small, undo, order)
+        if not memory and self.graph.limit is not None:
+            search.rescue = self._least_peak
+        search.run()
+        self._stage("search", started, "")
+        if memory:
+            self.peak_bound = max(self.peak_bound, self.bound or 0)
+        elif search.infeasible and self.assignment is None and self.graph.limit is not None:
+            self._least_peak()
+            self.peak_bound = max(self.peak_bound, self.graph.limit + 1)
+
+    def _least_peak(self) -> int | None:
+        """Minimise the peak alone; the value of the assignment found if it is within the limit, None when there is none."""
+        if self.searched_peak or self.objective == "memory":
+            return self.value
+        self.searched_peak = True
+        started = self.clock.seconds()
+        problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
+        small, undo = presolve(problem)
+        self.clock.spend(1e-3 * problem.size)
+
+        def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
+            if assignment is not None:
+                self._offer(_unordered(undo.restore(assignment), order), f"least peak, {found_by}")
+            if bound is not None:
+                self.peak_bound = max(self.peak_bound, bound)
+
+        search = Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=self.peak_bound)
+        search.enough = self.graph.limit
+        search.run()
+        self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
+        return self.value
+
+    def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
+        def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
+            if assignment is not None:
+                self._offer(_unordered(undo.restore(assignment), order), found_by)
+            if bound is not None:
+                self._raise(bound, found_by)
+
+        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=0)
+
+    def _within(self, assignment: Ints) -> bool:
+        return self.graph.limit is None or self.graph.peak(assignment) <= self.graph.limit
+
+    def _offer(self, assignment: Ints, source: str) -> None:
+        """An assignment of the graph; kept if it is allowed, within the limit and better."""
+        if not self.graph.allowed(assignment):
+            raise InternalError("the solver found an assignment that its graph forbids; please report this")
+        peak = self.graph.peak(assignment)
+        if self.least_peak is None or peak < self.least_peak:
+            self.least_peak, self.least_assignment = peak, assignment
+        if self.graph.limit is not None and peak > self.graph.limit:
+            return
+        value = objective_value(self.objective, self.memory_weight, self.graph.cost(assignment), peak)
+        if self.value is None or value < self.value:
+            self.value, self.assignment = value, assignment
+            self._event(source)
+
+    def _raise(self, bound: int, source: str) -> None:
+        if self.bound is None or bound > self.bound:
+            self.bound = bound
+            self._event(source)
+
+    def _event(self, source: str) -> None:
+        event = Event(seconds=self.clock.seconds(), work=self.clock.work, objective=self.value, bound=self.bound, source=source)
+        self.history.append(event)
+        if self.progress is not None:
+            self.progress(event)
+
+    def _stage(self, name: str, started: float, note: str) -> None:
+        self.stages.append(Stage(name=name, seconds=self.clock.seconds() - started, note=note))
+
+    def _solution(self, status: Status) -> Solution:
+        found = self.assignment if self.assignment is not None else self.least_assignment
+        if found is None:
+            return Solution(
+                status=status, peak_bound=self.peak_bound, history=tuple(self.history), stages=tuple(self.stages), seed=self.seed, work=self.clock.work
+            )
+        cost, peak = self.graph.cost(found), self.graph.peak(found)
+        value = objective_value(self.objective, self.memory_weight, cost, peak)
+        bound = None if self.bound is None else self.bound if self.assignment is None else min(self.bound, value)
+        return Solution(
+            status=status,
+            assignment=tuple(found.tolist()),
+            cost=cost,
+            peak=peak,
+            objective=value,
+            bound=bound,
+            peak_bound=min(self.peak_bound, peak),
+            gap=None if self.assignment is None or bound is None else relative_gap(value, bound),
+            history=tuple(self.history),
+            stages=tuple(self.stages),
+            seed=self.seed,
+            work=self.clock.work,
+        )
+
+
+def _unordered(assignment: Ints, order: Ints) -> Ints:
+    result = np.empty_like(assignment)
+    result[order] = assignment
+    return result

@@ -21,6 +21,8 @@ What is done, until nothing changes:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
@@ -30,24 +32,35 @@ from solver_shard.solve.reducer import NoAssignment, Reducer, Undo
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
 
-MAX_DOMINANCE_CELLS = 40_000_000
-"""Largest work of one dominance check of a node; larger ones are skipped."""
+MAX_COVERED_TIMES = 1500
+"""Number of times up to which all pairs are compared."""
+
+DOMINANCE_CELLS = 1_000_000
+"""Table cells that a dominance check copies at a time."""
 
 __all__ = ["NoAssignment", "presolve"]
 
 
-def presolve(problem: Problem) -> tuple[Problem, Undo]:
+def presolve(problem: Problem, keep: Sequence[Bools] | None = None) -> tuple[Problem, Undo]:
     """Reduce a problem; see the module.
+
+    Args:
+        problem: the problem.
+        keep: per node, the strategies that may be chosen; all when None.
 
     Raises:
         NoAssignment: forbidden entries leave no assignment at all.
     """
     reducer = Reducer(problem)
+    for v, mask in enumerate(keep or ()):
+        reducer.restrict(v, mask)
     _forbidden(reducer, reducer.alive())
+    reducer.changed.update(reducer.alive())
     while True:
         before = len(reducer.steps)
         _settle(reducer)
-        for v in reducer.alive():
+        for v in sorted(reducer.changed):
+            reducer.changed.discard(v)
             if reducer.unary[v] is not None:
                 _dominated(reducer, v)
         if len(reducer.steps) == before:
@@ -180,23 +193,30 @@ def _dominated(reducer: Reducer, v: int) -> None:
     if not better.any():
         return
     views = [reducer.adjacent[v][w].seen_from(v) for w in sorted(reducer.adjacent[v])]
+    # Every row of a normalised table has a zero: what i loses to j there it loses in the worst case too, and no loss is negative.
+    floor = np.maximum(costs[:, None] - costs[None, :], -FORBIDDEN)
     for core, rows, _, _ in views:
-        finite = core < FORBIDDEN
-        misses = (~finite).astype(np.float32) @ finite.astype(np.float32).T  # [i, j]: partners of j that i may not have
-        better &= (misses == 0)[rows[:, None], rows[None, :]]
+        floor = np.minimum(floor + core[:, core.argmin(axis=1)][rows[:, None], rows[None, :]], FORBIDDEN)
+        better &= floor <= 0
+        if not better.any():
+            return
     first, second = np.nonzero(better)
-    if len(first) == 0 or len(first) * sum(core.shape[1] for core, *_ in views) > MAX_DOMINANCE_CELLS:
-        return
     margin = costs[first] - costs[second]
     for core, rows, _, _ in views:
-        pairs, which = np.unique(rows[first] * len(core) + rows[second], return_inverse=True)
-        mine, other = core[pairs // len(core)], core[pairs % len(core)]
-        loss = np.where(other < FORBIDDEN, mine - other, -FORBIDDEN).max(axis=1)
-        margin = np.minimum(margin + loss[which], FORBIDDEN)
-    wins = margin <= 0
+        mine, other = rows[first], rows[second]
+        loss = np.zeros(len(first), dtype=np.int64)
+        step = max(1, DOMINANCE_CELLS // core.shape[1])
+        for part in range(0, len(first), step):
+            i, j = core[mine[part : part + step]], core[other[part : part + step]]
+            loss[part : part + step] = np.where(j < FORBIDDEN, i - j, -FORBIDDEN).max(axis=1)
+        margin = margin + loss
+        kept = margin <= 0
+        first, second, margin = first[kept], second[kept], margin[kept]
+    if not len(first):
+        return
     dead = np.zeros(k, dtype=bool)
     beats = np.zeros((k, k), dtype=bool)
-    beats[first[wins], second[wins]] = True
+    beats[first, second] = True
     for j in range(k):  # of strategies that dominate each other the first stays
         rivals = np.flatnonzero(beats[:, j] & ~dead)
         dead[j] = any(i < j or not beats[j, i] for i in rivals.tolist())
@@ -240,9 +260,14 @@ def _uncovered_times(mult: Ints, base: Ints) -> list[int]:
     """Times at which more can be in use than at any other one."""
     rows = np.concatenate([mult, base[:, None]], axis=1)
     order = np.argsort(-rows.sum(axis=1), kind="stable")  # a time can only be covered by one of a larger or equal sum
+    rows = rows[order]
     kept: list[int] = []
-    for t in order.tolist():
-        if not kept or not (rows[kept] >= rows[t]).all(axis=1).any():
-            kept.append(t)
-    kept.sort()
-    return kept
+    alive = np.ones(len(rows), dtype=bool)
+    for t in range(len(rows)):
+        if not alive[t]:
+            continue
+        kept.append(int(order[t]))
+        if len(rows) <= MAX_COVERED_TIMES:
+            later = t + 1 + np.flatnonzero(alive[t + 1 :])
+            alive[later] = (rows[later] > rows[t]).any(axis=1)
+    return sorted(kept)

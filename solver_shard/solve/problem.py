@@ -254,12 +254,39 @@ def _multiplicities(graph: ChoiceGraph) -> tuple[Ints, Ints, list[int]]:
             known[key] = len(distinct)
             distinct.append(count)
         columns.append(known[key])
-    mult = np.array(distinct, dtype=np.int64).reshape(len(distinct), len(times)).T
+    mult = np.array(distinct, dtype=np.int32).reshape(len(distinct), len(times)).T
+    kept = _peaks(mult)
+    kept = kept[_between(mult[kept])]
+    return np.ascontiguousarray(mult[kept]).astype(np.int64), times[kept], columns
+
+
+def _peaks(mult: NDArray[np.int32]) -> Ints:
+    """Times that no neighbour in time covers."""
     keep: list[int] = []
-    for t in range(len(times)):
+    for t in range(len(mult)):
         if keep and (mult[keep[-1]] >= mult[t]).all():
             continue
         while keep and (mult[keep[-1]] <= mult[t]).all():
             keep.pop()
         keep.append(t)
-    return np.ascontiguousarray(mult[keep]), times[keep], columns
+    return np.array(keep, dtype=np.int64)
+
+
+def _between(mult: NDArray[np.int32]) -> Bools:
+    """Which times to keep where layers repeat: a time whose use is at most the mean of those one period before and after goes.
+
+    Exact: if such a time has the largest use of all, so have both of the others; following the later one ends at a kept
+    time. Periods are the commonest distances between times at which the same columns live.
+    """
+    keep = np.ones(len(mult), dtype=bool)
+    last: dict[bytes, int] = {}
+    periods: dict[int, int] = {}
+    for t, row in enumerate(mult > 0):
+        key = np.packbits(row).tobytes()
+        if key in last:
+            periods[t - last[key]] = periods.get(t - last[key], 0) + 1
+        last[key] = t
+    for period in sorted(periods, key=lambda p: (-periods[p], p))[:6]:
+        if 2 * period < len(mult):
+            keep[period:-period] &= (2 * mult[period:-period] > mult[: -2 * period] + mult[2 * period :]).any(axis=1)
+    return keep

@@ -60,7 +60,8 @@ class Reducer:
         base: int64[times].
         constant: cost of what is gone.
         steps: what was done, in order.
-        touched: nodes whose surroundings changed since they were last looked at.
+        touched: nodes whose surroundings changed since they were last simplified.
+        changed: nodes whose surroundings changed since dominance was last looked for.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -74,6 +75,7 @@ class Reducer:
         self.constant = problem.constant
         self.steps: list[Step] = []
         self.touched: set[int] = set()
+        self.changed: set[int] = set()
         self._sliced: dict[tuple[int, bytes, bytes], tuple[Ints, Ints]] = {}
         for edge in problem.edges:
             self.add_edge(edge)
@@ -100,12 +102,16 @@ class Reducer:
     def set_edge(self, edge: Edge) -> None:
         self.adjacent[edge.a][edge.b] = edge
         self.adjacent[edge.b][edge.a] = edge
-        self.touched.update((edge.a, edge.b))
+        self.touch(edge.a, edge.b)
 
     def drop_edge(self, a: int, b: int) -> None:
         del self.adjacent[a][b]
         del self.adjacent[b][a]
-        self.touched.update((a, b))
+        self.touch(a, b)
+
+    def touch(self, *nodes: int) -> None:
+        self.touched.update(nodes)
+        self.changed.update(nodes)
 
     def restrict(self, v: int, keep: Bools) -> None:
         """Keep some strategies of a node."""
@@ -122,6 +128,7 @@ class Reducer:
                 self.set_edge(self._slice(Edge(a=edge.a, b=edge.b, core=edge.core, rows=edge.rows[kept], cols=edge.cols)))
             else:
                 self.set_edge(self._slice(Edge(a=edge.a, b=edge.b, core=edge.core, rows=edge.rows, cols=edge.cols[kept])))
+        self.touch(v)
 
     def follow(self, v: int, leader: int, strategy_of: Ints) -> None:
         """Merge a node into its leader; the edge between them must allow just the pairs (x, strategy_of[x])."""
@@ -197,6 +204,7 @@ class Reducer:
         self.unary[v] = None
         self.carriers[v] = []
         self.touched.discard(v)
+        self.changed.discard(v)
 
     def _slice(self, edge: Edge) -> Edge:
         """Drop core rows and columns that no strategy uses; equal slices of one core are shared."""
