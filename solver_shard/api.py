@@ -223,6 +223,7 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
 
 def _infeasible(program: Program, options: Options, solution: Solution, memory: MemoryTimeline | None) -> InfeasibleError:
     """The error for a limit that cannot be kept, or was not within the time given."""
+    from solver_shard.plan.report import largest_holders
     from solver_shard.solve.solution import Status
 
     limit = format_bytes(options.memory_limit)
@@ -236,8 +237,10 @@ def _infeasible(program: Program, options: Options, solution: Solution, memory: 
     details: tuple[str, ...] = ()
     if memory is not None:
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.at_peak.items() if size)
-        largest = [f"  {holder.name} ({holder.category}) {format_bytes(holder.nbytes)}" for holder in memory.holders[:8]]
-        details = (f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are", *largest)
+        details = (
+            f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are",
+            *(f"  {text}" for text in largest_holders(memory, 8)),
+        )
     found = f"the smallest peak found is {format_bytes(solution.peak)}" if solution.peak is not None else "no peak was reached"
     bound = (
         f", and no {'tied ' if options.tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""

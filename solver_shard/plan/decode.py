@@ -19,7 +19,7 @@ from solver_shard.plan.plan import CATEGORIES, Costs, Holder, MemoryTimeline, Pl
 from solver_shard.program import Role
 from solver_shard.solve.solution import objective_value
 
-_HOLDERS = 12
+_HOLDERS = 4096
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
-from solver_shard.plan.plan import Plan, PlannedTensor, Reshard
+from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedTensor, Reshard
 from solver_shard.plan.table import shorten, table
 from solver_shard.units import format_bytes, format_ns
 
@@ -131,12 +131,11 @@ def _activations(plan: Plan) -> list[str]:
     for reshard in plan.reshards:
         if reshard.purpose in ("forward", "output") and reshard.copy and reshard.layout not in copies.setdefault(reshard.tensor, []):
             copies[reshard.tensor].append(reshard.layout)
-    named: dict[int, str] = {}
-    for path, results in module_outputs(forward, plan.outputs).items():
-        for k, t in enumerate(results):
-            named.setdefault(t, path if len(results) == 1 else f"{path}:out.{k}")
+    named = _output_names(module_outputs(forward, plan.outputs))
     produced = {t: layout for op in forward for t, layout in zip(op.results, op.result_layouts, strict=True)}
-    items = [(name, (plan.tensors[t].shape, plan.tensors[t].dtype, produced[t], tuple(copies.get(t, ())))) for t, name in named.items()]
+    items = [
+        (name, (plan.tensors[t].shape, plan.tensors[t].dtype, produced[t], tuple(copies.get(t, ())))) for t, name in sorted(named.items())
+    ]
     folded = []
     for name, (shape, dtype, layout, read), count in fold_items(items):
         local = local_nbytes(plan, shape, dtype, layout)
@@ -148,6 +147,18 @@ def _activations(plan: Plan) -> list[str]:
     rows = [row for size, row in folded if size >= least][:MAX_ACTIVATIONS]
     lines = ["Activations: what modules hand on, as produced -> as copied for forward readers", *table(rows, right=(2,))]
     return [*lines, *_more(folded, MAX_ACTIVATIONS, "the smaller ones")]
+
+
+def _output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
+    """Every module output by its innermost module; numbered where a module has several that no inner one names."""
+    innermost: dict[int, str] = {}
+    for path in sorted(outputs, key=lambda path: -path.count(".")):
+        for t in outputs[path]:
+            innermost.setdefault(t, path)
+    shared: dict[str, list[int]] = {}
+    for t, path in sorted(innermost.items()):
+        shared.setdefault(path, []).append(t)
+    return {t: path if len(found) == 1 else f"{path}:out.{k}" for path, found in shared.items() for k, t in enumerate(found)}
 
 
 def _collectives(plan: Plan) -> list[str]:
@@ -201,17 +212,22 @@ def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
     rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
-    sizes: dict[tuple[str, str], int] = {}
-    for holder in memory.holders:
-        sizes[holder.name, holder.category] = sizes.get((holder.name, holder.category), 0) + holder.nbytes
-    items = [(name, (category, size)) for (name, category), size in sizes.items()]
-    folded = [(count * size, f"{name} ({category}) {format_bytes(count * size)}") for name, (category, size), count in fold_items(items)]
-    largest = [text for _, text in sorted(folded, key=lambda item: -item[0])[:4]]
+    largest = largest_holders(memory, 4)
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; part of the limit",
         *table(rows, right=(1, 2)),
     ]
     return [*lines, f"  largest: {'; '.join(largest)}"] if largest else lines
+
+
+def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:
+    """What fills the memory at the peak, copies of a layer together, the largest first."""
+    sizes: dict[tuple[str, str], int] = {}
+    for holder in memory.holders:
+        sizes[holder.name, holder.category] = sizes.get((holder.name, holder.category), 0) + holder.nbytes
+    items = fold_items((name, (category, size)) for (name, category), size in sizes.items())
+    folded = [(copies * size, f"{name} ({category}) {format_bytes(copies * size)}") for name, (category, size), copies in items]
+    return [text for _, text in sorted(folded, key=lambda item: -item[0])[:count]]
 
 
 def _fallbacks(plan: Plan) -> list[str]:
