@@ -103,7 +103,7 @@ class _Reader:
             name=tensor.name,
             shape=tensor.shape,
             dtype=tensor.dtype,
-            role=tensor.role.value,  # type: ignore[arg-type]  # the enum's values are the literal's
+            role=tensor.role.value,
             layout=layout,
             trainable=tensor.trainable,
         )

@@ -58,7 +58,7 @@ def problem_text(plan: Plan) -> str:
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
     status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
-    return f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {certificate.gap:.3%}"
+    return f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
 
 
 def _headline(plan: Plan) -> list[str]:
@@ -131,7 +131,7 @@ def _activations(plan: Plan) -> list[str]:
     for reshard in plan.reshards:
         if reshard.purpose in ("forward", "output") and reshard.copy and reshard.layout not in copies.setdefault(reshard.tensor, []):
             copies[reshard.tensor].append(reshard.layout)
-    named = _output_names(module_outputs(forward, plan.outputs))
+    named = output_names(module_outputs(forward, plan.outputs))
     produced = {t: layout for op in forward for t, layout in zip(op.results, op.result_layouts, strict=True)}
     items = [
         (name, (plan.tensors[t].shape, plan.tensors[t].dtype, produced[t], tuple(copies.get(t, ())))) for t, name in sorted(named.items())
@@ -149,7 +149,7 @@ def _activations(plan: Plan) -> list[str]:
     return [*lines, *_more(folded, MAX_ACTIVATIONS, "the smaller ones")]
 
 
-def _output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
+def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
     """Every module output by its innermost module; numbered where a module has several that no inner one names."""
     innermost: dict[int, str] = {}
     for path in sorted(outputs, key=lambda path: -path.count(".")):

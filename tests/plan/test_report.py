@@ -10,7 +10,8 @@ from plan_examples import example
 
 from solver_shard.errors import InputError
 from solver_shard.plan.lookup import find, lookup, lookup_json
-from solver_shard.plan.plan import MemoryTimeline, Plan
+from solver_shard.plan.plan import Holder, MemoryTimeline, Plan
+from solver_shard.plan.report import largest_holders, output_names
 from solver_shard.plan.table import table
 
 
@@ -74,7 +75,7 @@ def test_ops_without_a_rule_are_listed_with_their_price() -> None:
             "time",
             "optimal within the gap asked for: no tied plan (repeated layers alike) has less time than 78.0 us, gap 0.005%",
         ),
-        ("feasible", "free", 0.1, "memory", "feasible: no plan has less peak than 76.2 KiB, gap 10.000%"),
+        ("feasible", "free", 0.1, "memory", "feasible: no plan has less peak than 76.2 KiB, gap 10%"),
     ],
 )
 def test_the_proof_is_said_in_a_sentence(status: str, problem: str, gap: float, objective: str, text: str) -> None:
@@ -143,6 +144,17 @@ def test_a_plan_without_collectives_or_modules_still_reads() -> None:
 def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
     text = str(dataclasses.replace(example(), name="evil\x1b[2Jname"))
     assert text.startswith("evil\\x1b[2Jname: ")
+
+
+def test_an_output_is_named_by_its_innermost_module() -> None:
+    outputs = {"l.0": [3, 4, 9], "l.0.attn": [3, 4, 7], "l.0.attn.o": [7], "l.0.mlp": [8]}
+    assert output_names(outputs) == {3: "l.0.attn:out.0", 4: "l.0.attn:out.1", 7: "l.0.attn.o", 8: "l.0.mlp", 9: "l.0"}
+
+
+def test_what_fills_the_memory_counts_all_copies_of_a_layer() -> None:
+    holders = tuple(Holder(name=f"h.{i}.w", category="optimizer", nbytes=2048) for i in range(4))
+    memory = dataclasses.replace(example().memory, holders=(Holder(name="head", category="parameters", nbytes=4096), *holders))
+    assert largest_holders(memory, 5) == ["h.{0..3}.w (optimizer) 8.00 KiB", "head (parameters) 4.00 KiB"]
 
 
 def test_tables_align() -> None:
