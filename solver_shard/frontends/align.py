@@ -81,6 +81,8 @@ def align(
             for j, piece in enumerate(pieces):
                 hidden = not expanded and d not in whole and bool(piece) and all(atom[0] == D.BROADCAST for atom in piece)
                 part[d, j] = () if hidden else piece
+    hidden_slots = {s for s in slots if sizes[s] != 1 and s[0] not in whole and not expanded and not any(part.get(s) for part in parts)}
+    every, slots = slots, [s for s in slots if s not in hidden_slots]
     if not ordered:
         slots = _order(slots, parts, values)
     tensors = []
@@ -89,6 +91,8 @@ def align(
             tensors.append(draft.plain(value))
             continue
         keep = [slot for slot in slots if slot[0] < rank - lack]
+        while keep and not lack and keep[0][0] < rank - len(value.dims):
+            keep.pop(0)
         tensors.append(draft.form(value, tuple(part.get(slot, ()) for slot in keep), trim=not lack and not whole))
     common = tuple(sizes[slot] for slot in slots)
     if not any(lacks):
@@ -102,7 +106,8 @@ def align(
         if d in lazy:
             dims.append(lazy[d])
         else:
-            dims.append(tuple((where[s], 1, sizes[s]) for s in sorted(slots) if s[0] == d and where[s] >= 0))
+            mine = [s for s in every if s[0] == d and where.get(s, 0) >= 0]
+            dims.append(tuple((D.BROADCAST, 0, sizes[s]) if s in hidden_slots else (where[s], 1, sizes[s]) for s in mine))
     position = {d: where[d, 0] for d in whole if (d, 0) in where}
     return Aligned(tensors=tuple(tensors), shape=common[lost:], dims=tuple(dims), position=position)
 

@@ -72,21 +72,24 @@ def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 @contextlib.contextmanager
 def paths(module: nn.Module) -> Iterator[None]:
     """While open, every traced node carries the path of the module that runs, as the annotation ``module``."""
-    open_annotations: list[Any] = []
+    outer: list[Any] = []
     handles = []
-    before = dict(fx_traceback.current_meta)
+    meta = fx_traceback.current_meta
+    before = dict(meta)
 
     def enter(path: str) -> Any:
         def hook(_module: nn.Module, _args: Any) -> None:
-            annotation = fx_traceback.annotate({"module": path})
-            annotation.__enter__()
-            open_annotations.append(annotation)
+            outer.append(meta.get("custom"))
+            meta["custom"] = {**(outer[-1] or {}), "module": path}
 
         return hook
 
     def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
-        if open_annotations:
-            open_annotations.pop().__exit__(None, None, None)
+        custom = outer.pop() if outer else None
+        if custom is None:
+            meta.pop("custom", None)
+        else:
+            meta["custom"] = custom
 
     try:
         for path, child in module.named_modules():
@@ -96,5 +99,5 @@ def paths(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        fx_traceback.current_meta.clear()
-        fx_traceback.current_meta.update(before)
+        meta.clear()
+        meta.update(before)

@@ -148,8 +148,9 @@ def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[st
     counts: dict[str, int] = {}
     final: list[Op] = []
     for op in ops:
+        stem = _stem(op, counts)
         for j, t in enumerate(op.results):
-            label, role = special.get(t) or (_name(op, j, counts, used), Role.ACTIVATION)
+            label, role = special.get(t) or (_name(op, stem, j, used), Role.ACTIVATION)
             position[t] = len(tensors)
             tensors.append(replace(draft.tensors[t], name=label, role=role))
         final.append(
@@ -174,21 +175,22 @@ def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[st
     return program
 
 
-def _name(op: DraftOp, result: int, counts: dict[str, int], used: set[str]) -> str:
+def _stem(op: DraftOp, counts: dict[str, int]) -> str:
     """``model.layers.0.mlp.mul``, in backward ``model.layers.0.mlp.backward.mul``; repeats are numbered from 1."""
     parts = [op.module] if op.module else []
     if op.phase is Phase.BACKWARD:
         parts.append("backward")
     parts.append(op.name.split(".")[1])
     stem = ".".join(parts)
-    if result == 0:
-        counts[stem] = counts.get(stem, -1) + 1
-    while True:
-        number = counts[stem]
-        label = f"{stem}.{number}" if number else stem
-        if len(op.results) > 1:
-            label = f"{label}[{result}]"
-        if label not in used:
-            used.add(label)
-            return label
-        counts[stem] += 1
+    number = counts[stem] = counts.get(stem, -1) + 1
+    return f"{stem}.{number}" if number else stem
+
+
+def _name(op: DraftOp, stem: str, result: int, used: set[str]) -> str:
+    """A name that no other tensor has; one of several results carries its number in brackets."""
+    wanted = f"{stem}[{result}]" if len(op.results) > 1 else stem
+    label, number = wanted, 1
+    while label in used:
+        label, number = f"{wanted}~{number}", number + 1
+    used.add(label)
+    return label
