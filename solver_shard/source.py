@@ -51,16 +51,16 @@ def program_of(
         _refuse("a preset or config", inputs=inputs, loss_fn=loss_fn)
         if batch is None:
             raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
-        from solver_shard.frontends import huggingface
+        from solver_shard.frontends.huggingface import load
 
-        module, inputs, name = huggingface.load(model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only)
+        module, inputs, name = load(model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only)
         source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE])
         return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):
         _refuse("an entry point, which makes its own inputs,", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
-        from solver_shard.frontends import entry
+        from solver_shard.frontends.entry import load as load_entry
 
-        module, inputs, loss_fn, name = entry.load(model)
+        module, inputs, loss_fn, name = load_entry(model)
         return _trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), model
     _refuse("a module, whose inputs say so,", batch=batch, seq=seq, dtype=dtype)
     if inputs is None:
