@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        app(given, prog_name="solver-shard")
+        app(given, prog_name="solver-shard", obj=tuple(given))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else OK if stop.code is None else ERROR
     except KeyboardInterrupt:

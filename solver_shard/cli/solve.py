@@ -30,6 +30,7 @@ class Optimizer(enum.StrEnum):
 
 
 def solve(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -105,7 +106,7 @@ def solve(
             time_limit=time_limit,
             work_limit=work_limit,
             seed=seed,
-            command=shlex.join(["solver-shard", *sys.argv[1:]]),
+            command=shlex.join(["solver-shard", *context.find_root().obj]),
             progress=progress,
         )
         if output is not None:
