@@ -241,7 +241,11 @@ def _infeasible(program: Program, options: Options, solution: Solution, memory: 
             f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are",
             *(f"  {text}" for text in largest_holders(memory, 8)),
         )
-    found = f"the smallest peak found is {format_bytes(solution.peak)}" if solution.peak is not None else "no peak was reached"
+    found = (
+        f"the smallest peak found is {format_bytes(solution.peak)} ({solution.peak} bytes)"
+        if solution.peak is not None
+        else "no peak was reached"
+    )
     bound = (
         f", and no {'tied ' if options.tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
     )
