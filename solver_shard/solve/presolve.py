@@ -125,11 +125,11 @@ def _normalise(reducer: Reducer, v: int, w: int) -> None:
     """Row and column minima of the table move to the nodes; a table of zeros goes."""
     edge = reducer.adjacent[v][w]
     core = edge.core
-    low = core.min(axis=1)
+    low = _movable(core.min(axis=1))
     if low.any():
         core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low[:, None])
         reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + low[edge.rows], FORBIDDEN)
-    low_columns = core.min(axis=0)
+    low_columns = _movable(core.min(axis=0))
     if low_columns.any():
         core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low_columns[None, :])
         reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + low_columns[edge.cols], FORBIDDEN)
@@ -137,6 +137,11 @@ def _normalise(reducer: Reducer, v: int, w: int) -> None:
         reducer.drop_edge(edge.a, edge.b)
     elif core is not edge.core:
         reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols))
+
+
+def _movable(low: Ints) -> Ints:
+    """Minima without those of lines that are forbidden as a whole: arc consistency removes these when their node's turn comes."""
+    return np.where(low >= FORBIDDEN, 0, low)
 
 
 def _follower(reducer: Reducer, v: int, w: int) -> Ints | None:
