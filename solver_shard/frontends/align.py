@@ -139,10 +139,7 @@ def _cut(groups: Sequence[D.Group], n: int, whole: bool, expanded: bool) -> tupl
     with_units = {tuple(atom[2] for atom in group) for group in solid}
     if len(with_units) == 1 and len(solid) == len(full):
         return with_units.pop(), None
-    finest = max((tuple(atom[2] for atom in D.solid(group)) for group in solid), key=len)
-    if all(D.match(group, finest) is not None for group in full):
-        return finest, None
-    return (n,), None
+    return D.common([D.solid(group) for group in full]), None
 
 
 def _order(slots: list[Slot], parts: Sequence[dict[Slot, D.Group]], values: Sequence[Value]) -> list[Slot]:

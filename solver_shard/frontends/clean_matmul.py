@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import string
 from collections.abc import Sequence
 
@@ -71,23 +70,25 @@ def product(
 ) -> Value:
     """One einsum over the bases of both values; result dims are batch, left, right, merged as the raw result is.
 
-    Dims that both operands merged in the same way stay apart; other contracted dims are made whole first, and so are
-    free dims of which the operand already has a whole form, or whose parts do not lie side by side.
+    Dims that both operands merged in the same way stay apart; other shared dims are made whole first, and so are free
+    dims that are features of a weight gradient, or of which the operand already has a whole form.
     """
     draft = ctx.draft
-    a, b, pieces = _pair_up(draft, a, b, [*batch, *contracted])
-    many = [any(len(D.solid(value.dims[pair[side]])) > 1 for pair in contracted) for side, value in enumerate((a, b))]
-    a = _settle_free(draft, a, left, many[0])
-    b = _settle_free(draft, b, right, many[1])
+    a, b, together = _part(a, b, batch)
+    a, b, summed = _part(a, b, contracted)
+    pairs = [pair for parts in (*together, *summed) for pair in parts]
+    a, b, _ = _pair_up(draft, a, b, pairs)
+    a = _settle_free(draft, a, left, [pair[0] for parts in summed for pair in parts])
+    b = _settle_free(draft, b, right, [pair[1] for parts in summed for pair in parts])
     a, b = (v if _is_split(draft, v) else draft.settle(v) for v in (a, b))
-    a, b, pieces = _pair_up(draft, a, b, [*batch, *contracted])
+    a, b, matched = _pair_up(draft, a, b, pairs)
+    pieces = dict(zip(pairs, matched, strict=True))
     letters = iter(string.ascii_letters)
     names: tuple[dict[int, str], dict[int, str]] = ({}, {})
     same: dict[Pair, Pair] = {}
-    for pair_pieces in pieces:
-        for one, two in pair_pieces:
-            if one is not None and two is not None:
-                same[0, one[0]] = (1, two[0])
+    for one, two in (piece for found in matched for piece in found):
+        if one is not None and two is not None:
+            same[0, one[0]] = (1, two[0])
     for side, value in enumerate((a, b)):
         for dim in range(len(draft.base_shape(value))):
             if dim not in names[side]:
@@ -103,9 +104,9 @@ def product(
         sizes.append(n)
         return (len(out) - 1, 1, n)
 
-    for index in range(len(batch)):
+    for parts in together:
         group: list[D.Atom] = []
-        for one, two in pieces[index]:
+        for one, two in (piece for pair in parts for piece in pieces[pair]):
             side, atom = (0, one) if one is not None else (1, two)
             assert atom is not None
             group.append(give(names[side][atom[0]], atom[2]))
@@ -121,6 +122,22 @@ def product(
 
 
 Pieces = list[tuple[D.Atom | None, D.Atom | None]]
+
+
+def _part(a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list[list[Pair]]]:
+    """Where shared dims were merged differently, part them as finely as both allow; parts are new dims after the others."""
+    result: list[list[Pair]] = []
+    for da, db in pairs:
+        parts = [(da, db)]
+        if _match(a.dims[da], b.dims[db]) is None:
+            sizes = D.common([D.solid(a.dims[da]), D.solid(b.dims[db])])
+            ours, theirs = D.match(a.dims[da], sizes), D.match(b.dims[db], sizes)
+            if len(sizes) > 1 and ours is not None and theirs is not None:
+                parts += [(len(a.dims) + i, len(b.dims) + i) for i in range(len(sizes) - 1)]
+                a = Value(a.base, (*a.dims[:da], ours[0], *a.dims[da + 1 :], *ours[1:]), a.raws)
+                b = Value(b.base, (*b.dims[:db], theirs[0], *b.dims[db + 1 :], *theirs[1:]), b.raws)
+        result.append(parts)
+    return a, b, result
 
 
 def _pair_up(draft: Draft, a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list[Pieces]]:
@@ -160,22 +177,20 @@ def _match(one: D.Group, two: D.Group) -> Pieces | None:
     return pairs if not first and not second else None
 
 
-def _settle_free(draft: Draft, value: Value, free: Sequence[int], features: bool) -> Value:
-    """Rows of an activation stay apart; the features of a weight gradient are one dim, as in the weight."""
+def _settle_free(draft: Draft, value: Value, free: Sequence[int], contracted: Sequence[int]) -> Value:
+    """Rows of an activation stay apart; the features of a weight gradient are one dim, as in the weight.
+
+    A weight gradient contracts several dims (batch, sequence), and they lie before the features.
+    """
+    summed = [atom for d in contracted for atom in D.real(value.dims[d])]
     merge = []
     for d in free:
         atoms = D.real(value.dims[d])
         if len(atoms) > 1:
-            apart = any(not _neighbours(draft, value, x, y) for x, y in itertools.pairwise(atoms))
-            if features or apart or draft.merged(value, d):
+            features = len(summed) > 1 and min(map(D.place, summed)) < min(map(D.place, atoms))
+            if features or draft.merged(value, d):
                 merge.append(d)
     return draft.settle(value, merge) if merge else value
-
-
-def _neighbours(draft: Draft, value: Value, x: D.Atom, y: D.Atom) -> bool:
-    """Whether two full dims of the base lie side by side, units aside."""
-    base = draft.base_shape(value)
-    return x[0] < y[0] and all(n == 1 for n in base[x[0] + 1 : y[0]]) and x[2] == base[x[0]] and y[2] == base[y[0]]
 
 
 def _is_split(draft: Draft, value: Value) -> bool:

@@ -119,6 +119,43 @@ def _join(group: list[Atom]) -> Group:
     return tuple(joined)
 
 
+def common(groups: Sequence[Group]) -> tuple[int, ...]:
+    """Sizes of the finest parts into which every group falls, major to minor.
+
+    >>> common([((0, 1, 4), (1, 1, 6)), ((0, 1, 4), (1, 1, 2), (BROADCAST, 0, 3))])
+    (4, 6)
+    """
+    total = size(groups[0])
+    wanted = sorted({edge for group in groups for edge in _edges(group)})
+    sizes, last = [], 1
+    for edge in wanted:
+        if edge % last == 0 and total % edge == 0 and all(_falls(group, edge) for group in groups):
+            sizes.append(edge // last)
+            last = edge
+    return tuple(n for n in sizes if n != 1)
+
+
+def _edges(group: Group) -> list[int]:
+    """Products of the leading sizes: where one part may end."""
+    edges, product = [], 1
+    for atom in group:
+        product *= atom[2]
+        edges.append(product)
+    return edges
+
+
+def _falls(group: Group, edge: int) -> bool:
+    """Whether the group can be parted there; an expanded atom can be cut at any divisor."""
+    product = 1
+    for dim, _, length in group:
+        if product == edge:
+            return True
+        if product < edge < product * length:
+            return dim == BROADCAST and edge % product == 0 and length % (edge // product) == 0
+        product *= length
+    return product == edge
+
+
 def match(group: Group, sizes: Sequence[int]) -> list[Group] | None:
     """Hand the group's solid atoms out to consecutive dims of these sizes; only expanded atoms may be cut for it."""
     atoms = list(reversed(solid(group)))
@@ -134,8 +171,6 @@ def match(group: Group, sizes: Sequence[int]) -> list[Group] | None:
                 atoms.append((dim, stride, length // rest))
                 length = rest
             if rest % length:
-                return None
-            if part and (dim == BROADCAST) != (part[0][0] == BROADCAST):
                 return None
             part.append((dim, stride, length))
             rest //= length

@@ -95,7 +95,8 @@ class _Reader:
             self._source(node, name, role, trainable=trained)
         elif isinstance(found, desc.PlainAOTInput):
             name = self._inputs[found.idx]
-            self._source(node, name if name not in self._names else f"input.{name}", Role.INPUT)
+            taken = name in self._names or name.split(".")[0] in ("loss", "output")
+            self._source(node, f"input.{name}" if taken else name, Role.INPUT)
         elif isinstance(found, desc.TangentAOTInput):
             shape, dtype = _meta(node.meta["val"])
             arguments = {"size": shape, "fill_value": 1.0}
