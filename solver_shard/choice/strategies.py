@@ -107,7 +107,8 @@ def _reachable(strategy: AxisStrategy, pending: Sequence[frozenset[str]]) -> boo
 def _executable(codes: Ints, shape: Sequence[int], sizes: Ints) -> NDArray[np.bool_]:
     fine = np.ones(len(codes), dtype=bool)
     for dim, size in enumerate(shape):
-        fine &= np.where(codes == dim, sizes, 1).prod(axis=1) <= size
+        shards = np.where(codes == dim, sizes, 1).prod(axis=1)
+        fine &= (shards == 1) | (shards <= size)
     partial = codes <= int(P("sum"))
     for code in {int(c) for c in np.unique(codes[partial])} - set(_COMMUTING):
         fine &= ~((codes == code).any(axis=1) & (partial & (codes != code)).any(axis=1))

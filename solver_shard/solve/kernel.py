@@ -20,6 +20,7 @@ from ortools.math_opt.python import mathopt
 from ortools.sat.python import cp_model
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.errors import InternalError
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Dual
 from solver_shard.solve.problem import Edge, Floats, Problem
@@ -188,7 +189,9 @@ class _CpSat:
             self.peak = model.new_int_var(dual.low, dual.high, "")
             steps = MIB * max(1, int(unit / scale)) if unit >= scale else MIB
             paid = model.new_int_var(0, problem.weight * dual.high // steps + 1, "")
-            model.add(steps * paid >= problem.weight * self.peak - (steps - 1))
+            shift = max(0, (problem.weight * dual.high).bit_length() - 60)  # products must stay within 64 bits: a little less is asked
+            steps, weight = -(-steps >> shift), problem.weight >> shift
+            model.add(steps * paid >= weight * self.peak - (steps - 1))
             objective += max(1, int(scale / unit)) * paid
         elif dual.multipliers.any():
             # All penalties together are at most what the limit allows: the rest is a slack that costs nothing less than zero.
@@ -240,6 +243,8 @@ class _CpSat:
         done = solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
             return _Answer(None, None, True, True, done)
+        if status == cp_model.MODEL_INVALID:
+            raise InternalError(f"the solver built a program that CP-SAT rejects: {self.model.validate()}; please report this")
         bound = self._bound(solver.best_objective_bound)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return _Answer(None, bound, False, False, done)

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from lowered import Lowered, lowered, random_assignment
-from programs import Builder, trained_mlp
+from lowered import lowered, random_assignment
+from programs import trained_mlp
 from torch import nn
 from traced_models import values_of
 
 from solver_shard import optimize
+from solver_shard.costs.cluster import Cluster, load_cluster
+from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
-from solver_shard.export.collectives import World
 from solver_shard.export.interpret import run
-from solver_shard.export.shards import join, move, split
 from solver_shard.export.simulate import SimulationResult, simulate
 from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
-from solver_shard.mesh import Mesh
+from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program, Role
+from solver_shard.program import Program
+from solver_shard.rulebook.build import Rulebook
 
 Values = dict[int, torch.Tensor]
 
@@ -174,3 +174,75 @@ def test_random_plans_give_the_unsharded_step(name: str, mesh: str, count: int) 
         result = check(case, plan)
         kinds.update({kind: n for (kind, _), n in result.collectives.items()})
     assert {"all_gather", "all_reduce", "reduce_scatter", "all_to_all"} <= kinds.keys()
+
+
+def near() -> Cluster:
+    """An H100 whose links answer at once, so that sharding a tiny model pays."""
+    cluster = load_cluster("h100")
+    levels = tuple(dataclasses.replace(level, latency_ns=5) for level in cluster.levels)
+    return dataclasses.replace(cluster, launch_ns=10, levels=levels)
+
+
+SOLVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, sharded weights": ("llama", {"pins": ["*.weight=S(0),S(0)"]}),
+    "llama, batch and columns": ("llama", {"pins": ["input_ids=S(0),R", "*q_proj.weight=R,S(0)", "*o_proj.weight=R,S(1)"]}),
+    "llama, cut sequence": ("llama", {"pins": ["input_ids=R,S(1)", "labels=R,S(1)"], "overlap": 0.5}),
+    "llama, little memory": ("llama", {"memory": "1500KiB"}),
+    "gpt2": ("gpt2 in odd sizes", {"tied": False}),
+    "mlp, least memory": ("mlp", {"objective": "memory"}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), SOLVED.values(), ids=SOLVED.keys())
+def test_solved_plans_give_the_unsharded_step(name: str, options: dict[str, Any]) -> None:
+    case = case_of(name)
+    plan = optimize(case.program, mesh="dp=2,tp=2", cluster=near(), gap=0.05, time_limit=15, **options)
+    check(case, plan)
+    costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
+    found = evaluate(plan, case.program, Rulebook(), costs, optimizer_state(plan.options.optimizer))
+    assert (found.objective, found.peak) == (plan.certificate.objective, plan.memory.peak)
+    assert found.peak <= plan.options.memory_limit
+    assert collectives_of(plan)
+
+
+def test_a_llama_in_its_own_precision_gives_the_loss_and_the_gradients() -> None:
+    case = llama(wide=False)
+    plan = optimize(case.program, mesh="dp=2,tp=2", cluster=near(), pins=["*proj.weight=S(0),S(1)"], gap=0.05, time_limit=15)
+    result = check(case, plan, tolerance=1e-5)
+    kinds = {kind for kind, _ in result.collectives}
+    assert {"all_gather", "reduce_scatter"} <= kinds
+
+
+def test_a_plan_needs_a_value_of_the_right_shape_for_every_source() -> None:
+    case = case_of("mlp")
+    made = lowered(case.program, "2")
+    plan = made.plan(random_assignment(made.graph, 0))
+    with pytest.raises(InputError, match=r"'x' needs a value of shape \[12, 8\], got none"):
+        simulate(plan, case.program, {t: v for t, v in case.values.items() if t})
+    with pytest.raises(InputError, match=r"'x' needs a value of shape \[12, 8\], got \[12\]"):
+        simulate(plan, case.program, {**case.values, 0: torch.ones(12)})
+
+
+def _mislabelled(plan: Plan, i: int, layout: str) -> Plan:
+    """The plan as a wrong rule would make it: op ``i`` said to leave its first result in another layout."""
+    ops, reshards = list(plan.ops), list(plan.reshards)
+    ops[i] = dataclasses.replace(ops[i], result_layouts=(Layout.parse(layout), *ops[i].result_layouts[1:]))
+    return dataclasses.replace(plan, ops=tuple(ops), reshards=tuple(reshards))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout", "message"),
+    [
+        ("c", "R", "should hold the same of a tensor in layout R"),
+        ("c", "P(avg)", r"op 0 .* with strategies c does not make 'v\d+', .* as the unsharded step does: difference"),
+        ("c", "S(0)", r"op 0 .* made \(12, 20\) of 'v\d+' on device 0; f64\[12, 20\]\| S\(0\) is \(6, 20\) there"),
+    ],
+)
+def test_a_wrong_rule_is_found_out(strategy: str, layout: str, message: str) -> None:
+    case = case_of("mlp")
+    made = lowered(case.program, "2")
+    plans = (made.plan(random_assignment(made.graph, seed)) for seed in range(200))
+    plan = next(plan for plan in plans if plan.ops[0].strategy == (strategy,))
+    with pytest.raises(InternalError, match=message):
+        simulate(_mislabelled(plan, 0, layout), case.program, case.values, reference=case.reference)
