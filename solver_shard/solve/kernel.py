@@ -255,7 +255,7 @@ class _CpSat:
         if not np.isfinite(value):
             return None
         total = (value * self.unit + self.constant) / self.scale
-        return int(np.floor(total)) if self.problem.weight else int(np.ceil(total - 1e-9))
+        return int(np.ceil(total - 1e-9))  # the objective of the program is a whole number of nanoseconds or bytes
 
 
 class _Highs:

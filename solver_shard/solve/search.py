@@ -254,7 +254,7 @@ class Search:
         else:
             inside = max(inner.bound, result.bound if result.bound is not None else inner.bound)
             self.raise_bound(min(inside, int(np.ceil(outside)) if not whole else inside), "kernel")
-        if whole and not result.proven:
+        if whole:
             return -1
         return 3 * target
 
