@@ -40,12 +40,12 @@ def call(op: Op, args: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[t
         result_shapes: the shape each result must have: the traced one, or the local one on a shard.
 
     Raises:
-        InputError: the op cannot be executed here (attention with dropout has no CPU kernel).
+        InputError: the op cannot be executed here (attention with dropout has no CPU kernel; a library's op is not imported).
         InternalError: a result has another shape than asked.
     """
     arguments = {name: _resolve(value, args) for name, value in op.attributes.items()}
     special = _SPECIAL.get(op.name)
-    found = special(arguments, result_shapes) if special is not None else _aten(op.name, arguments)
+    found = special(arguments, result_shapes) if special is not None else _registered(op.name, arguments)
     results = tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if r is not None)
     shapes = tuple(tuple(r.shape) for r in results)
     if shapes != tuple(tuple(shape) for shape in result_shapes):
@@ -81,10 +81,13 @@ def _dtype(value: str | None) -> torch.dtype | None:
     return None if value is None else DTYPES[value]
 
 
-def _aten(name: str, arguments: dict[str, Any]) -> Any:
-    """Call the ATen overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
-    _, base, overload = name.split(".")
-    target = getattr(getattr(torch.ops.aten, base), overload)
+def _registered(name: str, arguments: dict[str, Any]) -> Any:
+    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+    namespace, base, overload = name.split(".")
+    try:
+        target = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except AttributeError:
+        raise InputError(f"op {name} is not registered here; import the library that defines it before running the program") from None
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in target._schema.arguments:
@@ -139,11 +142,11 @@ def _split(a: dict[str, Any], shapes: Shapes) -> Any:
 
 
 def _slice_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _aten("aten.slice_backward.default", a | {"input_sizes": list(shapes[0])})
+    return _registered("aten.slice_backward.default", a | {"input_sizes": list(shapes[0])})
 
 
 def _embedding_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _aten("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
+    return _registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
 
 
 def _nll_forward(a: dict[str, Any], _shapes: Shapes) -> Any:
@@ -176,7 +179,7 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
                 f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
                 "attention dropout to 0 to run its plan here"
             )
-        return _aten(name, a)
+        return _registered(name, a)
 
     return run_attention
 

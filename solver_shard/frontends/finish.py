@@ -61,7 +61,12 @@ def _accumulate(draft: Draft, one: int, two: int) -> int:
 
 
 def _in_order(ops: list[DraftOp]) -> list[DraftOp]:
-    """Forward before backward; stable."""
+    """Forward before backward; stable. What reads a backward tensor (a view that backward made first) is backward too."""
+    late: set[int] = set()
+    for op in ops:
+        if op.phase is Phase.BACKWARD or not late.isdisjoint(op.operands):
+            op.phase = Phase.BACKWARD
+            late.update(op.results)
     forward = [op for op in ops if op.phase is Phase.FORWARD]
     return forward + [op for op in ops if op.phase is Phase.BACKWARD]
 

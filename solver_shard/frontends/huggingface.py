@@ -28,6 +28,8 @@ PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtr
 """Names of the configs that ship with this package."""
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_TOKENS = 1 << 40
+MAX_LAYERS = 4096
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _INSTALL = "pip install 'solver-shard[hf]'"
 _ATTENTION = "solver_shard_sdpa"
@@ -54,6 +56,8 @@ def load(
     for label, number in (("batch", batch), ("seq", seq)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise InputError(f"{label} {number!r} was asked; give a whole number of at least 1")
+    if batch * (seq or 1) > MAX_TOKENS:
+        raise InputError(f"batch {batch} of {seq or 1} tokens was asked; at most {MAX_TOKENS} tokens are supported in one step")
     transformers = _transformers()
     with _quiet():
         config = _config(transformers, raw, name)
@@ -134,6 +138,9 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
         config = transformers.AutoConfig.for_model(**raw)
     except Exception as error:
         raise InputError(f"config of {name!r} is not a valid {kind!r} config: {type(error).__name__}: {error}; correct it") from None
+    layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise InputError(f"config of {name!r} has {layers} layers; at most {MAX_LAYERS} are supported")
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config

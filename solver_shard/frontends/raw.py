@@ -29,7 +29,6 @@ class RawNode:
         pointwise: every result element depends on the operand elements at its own place only.
         random: draws from a generator.
         source: the tensor, for sources.
-        constant: for a factory, the value that fills it, if there is one.
     """
 
     name: str

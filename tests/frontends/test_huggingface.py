@@ -124,6 +124,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA | {"hidden_size": "wide"}, {}, "hidden_size"),
     (LLAMA | {"num_attention_heads": 5}, {}, "LlamaForCausalLM|llama"),
     (LLAMA, {"batch": 0}, "batch 0"),
+    (LLAMA, {"batch": 10**12}, "tokens are supported in one step"),
+    (LLAMA | {"num_hidden_layers": 10**9}, {}, "at most 4096"),
     (LLAMA, {"seq": None}, "--seq"),
     (LLAMA, {"dtype": "f8"}, "legal: f32, bf16, f16"),
     (LLAMA | {"architectures": ["LlamaModel"]}, {}, "computes no loss"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from traced_models import check, counts
 
+from solver_shard.frontends.huggingface import _plain_attention
 from solver_shard.program import Phase, Program, Role
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +35,7 @@ def build(family: str, **changes: Any) -> torch.nn.Module:
         config = t.GPT2Config(n_layer=2, n_embd=32, n_head=HEADS, n_positions=8, **common, **dropout, **changes)
         model = t.GPT2LMHeadModel(config)
     elif family == "llama":
-        model = t.LlamaForCausalLM(t.LlamaConfig(**SIZES, **common, **({"num_key_value_heads": 2} | changes)))
+        model = t.LlamaForCausalLM(t.LlamaConfig(**(SIZES | common | {"num_key_value_heads": 2} | changes)))
     elif family == "bert":
         model = t.BertForMaskedLM(t.BertConfig(**SIZES, **DROPOUT, vocab_size=WORDS, max_position_embeddings=16, **changes))
     else:
@@ -59,15 +60,35 @@ def checked(family: str, attention: str) -> Program:
     return check(build(family, attn_implementation=attention), inputs(family))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "vit"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [("gpt2", "sdpa"), ("llama", "sdpa"), ("bert", "sdpa"), ("vit", "sdpa"), ("llama", "eager"), ("bert", "eager")],
+)
 def test_loss_and_gradients_are_the_models_own(family: str, attention: str) -> None:
     rows_apart(checked(family, attention))
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_grouped_query_attention(kv_heads: int) -> None:
-    rows_apart(check(build("llama", num_key_value_heads=kv_heads), TEXT))
+def test_multi_query_attention() -> None:
+    rows_apart(check(build("llama", num_key_value_heads=1, num_hidden_layers=1), TEXT))
+
+
+def test_grouped_attention_reads_its_few_heads_as_they_are() -> None:
+    model = build("llama", num_hidden_layers=1)
+    _plain_attention(transformers, model.config)
+    program = check(model, TEXT)
+    rows_apart(program)
+    (attention,) = (op for op in program.ops if op.name == "aten._scaled_dot_product_flash_attention_for_cpu.default")
+    assert [program.tensors[t].shape[1] for t in attention.operands] == [HEADS, 2, 2]
+    assert attention.attributes["is_causal"]
+    assert not counts(program)["expand"]
+
+
+def test_mixture_of_experts() -> None:
+    config = transformers.MixtralConfig(**SIZES, num_key_value_heads=2, vocab_size=WORDS, use_cache=False, num_local_experts=4)
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    ops = counts(check(transformers.MixtralForCausalLM(config).train(), TEXT, tolerance=1e-5))
+    assert ops["topk"] == 1
 
 
 def test_a_batch_of_one_keeps_its_dim() -> None:
@@ -139,6 +160,7 @@ def test_dropout_stays_in_training_mode() -> None:
 def test_other_families_trace() -> None:
     t = transformers
     common = {**SIZES, "num_key_value_heads": 2, "vocab_size": WORDS, "use_cache": False, "head_dim": 8}
+    common["num_hidden_layers"] = 1
     common |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     for model in (t.Qwen3ForCausalLM(t.Qwen3Config(**common)), t.Gemma2ForCausalLM(t.Gemma2Config(**common))):
         rows_apart(check(model.train(), TEXT, tolerance=1e-5))
