@@ -140,6 +140,7 @@ def plan_program(
 ) -> Plan:
     """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
     from solver_shard.choice.lower import lower
+    from solver_shard.constraints import constrain
     from solver_shard.costs.memory import optimizer_state
     from solver_shard.costs.model import CostModel
     from solver_shard.pins import parse_pin, resolve_pins
@@ -150,7 +151,7 @@ def plan_program(
 
     clock = clock or _Clock()
     state = optimizer_state("none" if options.forward_only else options.optimizer)
-    pinned = resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh)
+    program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         rulebook = Rulebook(load_table())
         costs = CostModel(mesh, cluster, overlap=options.overlap)

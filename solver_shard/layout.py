@@ -105,10 +105,10 @@ class Layout(tuple[Placement, ...]):
         if "=" in body:
             if mesh is None:
                 raise InputError(f"layout {text!r} names mesh axes, but no mesh was given; write one placement per axis, as in 'S(0),R'")
-            layout = [R] * len(mesh.axes)
+            placements = [R] * len(mesh.axes)
             for name, placement in parse_named(body, text):
-                layout[mesh.index(name)] = placement
-            return cls(layout)
+                placements[mesh.index(name)] = placement
+            return cls(placements)
         layout = cls(_placements(body, text))
         if mesh is not None and len(layout) != len(mesh.axes):
             raise InputError(f"layout {text!r} has {len(layout)} placements, mesh {mesh} has {len(mesh.axes)} axes; give one placement per axis")

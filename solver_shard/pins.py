@@ -108,7 +108,8 @@ def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[i
     for pin in pins:
         for position in _matches(pin, program):
             tensor = program.tensors[position]
-            axes = tuple(_placements(choice, tensor, pin) for choice in pin.choices)
+            choices = zip(pin.choices, mesh.axes, strict=True)
+            axes = tuple(_placements(choice, tensor, pin) if axis.size > 1 else None for choice, axis in choices)  # one device: any is R
             before = left.get(position, Allowed(axes=(None,) * len(axes), pins=()))
             both = Allowed(axes=tuple(map(_intersect, before.axes, axes)), pins=(*before.pins, pin.text))
             _check(both, tensor, mesh)

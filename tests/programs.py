@@ -57,14 +57,10 @@ class Builder:
         return self.call("aten.relu.default", (x,), {"self": Ref(0)}, self.tensors[x].shape, **options)
 
     def add(self, x: int, y: int, **options: Any) -> int:
-        return self.call(
-            "aten.add.Tensor", (x, y), {"self": Ref(0), "other": Ref(1), "alpha": 1}, self.tensors[x].shape, **options
-        )
+        return self.call("aten.add.Tensor", (x, y), {"self": Ref(0), "other": Ref(1), "alpha": 1}, self.tensors[x].shape, **options)
 
     def program(self, *outputs: int, gradients: Mapping[int, int] | None = None, name: str = "hand") -> Program:
-        program = Program(
-            name=name, tensors=tuple(self.tensors), ops=tuple(self.ops), outputs=outputs, gradients=dict(gradients or {})
-        )
+        program = Program(name=name, tensors=tuple(self.tensors), ops=tuple(self.ops), outputs=outputs, gradients=dict(gradients or {}))
         program.validate()
         return program
 
@@ -76,7 +72,13 @@ def mlp(tokens: int = 64, width: int = 1024, hidden: int = 4096, layers: int = 1
     for k in range(layers):
         w1, w2 = b.weight(f"{k}.up", hidden, width), b.weight(f"{k}.down", width, hidden)
         last = k == layers - 1
-        x = b.einsum("ac,bc->ab", b.relu(b.einsum("ac,bc->ab", x, w1)), w2, role=Role.OUTPUT if last else Role.ACTIVATION, result="output" if last else None)
+        x = b.einsum(
+            "ac,bc->ab",
+            b.relu(b.einsum("ac,bc->ab", x, w1)),
+            w2,
+            role=Role.OUTPUT if last else Role.ACTIVATION,
+            result="output" if last else None,
+        )
     return b.program(x, name="mlp")
 
 
@@ -85,7 +87,9 @@ def trained_mlp(tokens: int = 64, width: int = 32, hidden: int = 128, layers: in
     b = Builder()
     back: dict[str, Any] = {"phase": Phase.BACKWARD}
     x = b.input("x", tokens, width)
-    weights = [(b.weight(f"{k}.up", hidden, width, trainable=True), b.weight(f"{k}.down", width, hidden, trainable=True)) for k in range(layers)]
+    weights = [
+        (b.weight(f"{k}.up", hidden, width, trainable=True), b.weight(f"{k}.down", width, hidden, trainable=True)) for k in range(layers)
+    ]
     saved = []
     for up, down in weights:
         h = b.einsum("ac,bc->ab", x, up)

@@ -116,7 +116,8 @@ def row_cut(program: Program) -> dict[int, int]:
 
 def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int) -> tuple[bool, list[int]]:
     """Whether a tensor reaches a residual addition through views, dropout and bias additions; and those biases."""
-    pending, seen, biases = [start], {start}, []
+    pending, seen = [start], {start}
+    biases: list[int] = []
     while pending:
         t = pending.pop()
         for i, j in readers.get(t, ()):

@@ -70,7 +70,7 @@ class ChoiceGraph:
     def cost(self, assignment: Sequence[int] | Ints) -> int:
         """Exact total cost; FORBIDDEN entries count as themselves."""
         chosen = np.asarray(assignment, dtype=np.int64)
-        total = sum(self.costs[self.offsets[:-1] + chosen].tolist())
+        total: int = sum(self.costs[self.offsets[:-1] + chosen].tolist())
         for (u, v), table in zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True):
             total += int(self.tables[table][chosen[u], chosen[v]])
         return total

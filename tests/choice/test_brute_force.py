@@ -90,7 +90,11 @@ def test_solver_agrees_with_brute_force(program: Program, mesh: str, pins: dict[
 
     costs = CostModel(Mesh.parse(mesh), load_cluster("h100"))
     lowering = lower(
-        program, Rulebook(), costs, optimizer_state=optimizer_state("adamw"), pins={t: only(texts) for t, texts in pins.items()}  # type: ignore[misc]
+        program,
+        Rulebook(),
+        costs,
+        optimizer_state=optimizer_state("adamw"),
+        pins={t: only(texts) for t, texts in pins.items()},  # type: ignore[misc]
     )
     rows = enumerate_allowed(lowering.graph)
     assert len(rows) > 100

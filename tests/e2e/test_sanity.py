@@ -85,7 +85,9 @@ def test_mlp_with_sharded_weights_is_column_then_row_with_one_all_reduce() -> No
     assert collectives(plan) == {"all_reduce": 1}
     (reduced,) = (r.tensor for r in plan.reshards if any(step.kind == "all_reduce" for step in r.steps))
     down, total = ops_named(plan, "einsum")[-1], ops_named(plan, "add")[-1]
-    assert reduced in (*plan.ops[down].results, *plan.ops[total].results), "the sum is reduced before or after the residual, not between the two"
+    assert reduced in (*plan.ops[down].results, *plan.ops[total].results), (
+        "the sum is reduced before or after the residual, not between the two"
+    )
 
 
 @pytest.mark.parametrize("kv_heads", [8, 16])
@@ -130,14 +132,14 @@ def test_three_projections_share_one_all_gather() -> None:
 
 def test_memory_below_the_weights_shards_state_over_data_and_gathers_per_layer() -> None:
     layers = 6
-    inputs = {"x": torch.empty(64, 16, WIDTH, device="meta")}
+    inputs = {"x": torch.empty(256, 64, WIDTH, device="meta")}
     weights = layers * 2 * WIDTH * HIDDEN * 4
     plan = optimize(
-        meta(Mlp, layers), inputs, mesh="dp=8", cluster="h100", loss_fn=lambda y: y.square().mean(), memory=int(weights * 0.9),
-        pins=["x=S(0)", "up.*:out=S(0)", "down.*:out=S(0)"], optimizer="adamw",
+        meta(Mlp, layers), inputs, mesh="dp=32", cluster="h100", loss_fn=lambda y: y.square().mean(), memory=int(weights * 0.9),
+        pins=["x=S(0)"], optimizer="adamw",
     )  # fmt: skip
     names = [f"{kind}.{k}.weight" for kind in ("up", "down") for k in range(layers)]
-    assert all(plan.layouts[name].shards((8,)) == 8 for name in names)
+    assert all(plan.layouts[name].shards((32,)) == 32 for name in names)
     assert all(plan.layouts[f"grad({name})"] == plan.layouts[name] for name in names)
     gathered = {plan.tensors[r.tensor].name for r in plan.reshards if any(s.kind == "all_gather" for s in r.steps)}
     assert set(names) <= gathered
