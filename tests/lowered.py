@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.choice.lower import Lowering, Pins, lower
+from solver_shard.choice.lower import Kind, Lowering, Pins, lower
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.costs.model import CostModel
@@ -93,9 +93,17 @@ def lowered(
     )
 
 
-def random_assignment(graph: ChoiceGraph, seed: int) -> tuple[int, ...]:
-    """One strategy per node, drawn at random node after node; forbidden pairs are kept out by arc consistency."""
-    return _Draw(graph, seed).run()
+def random_assignment(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None = None) -> tuple[int, ...]:
+    """One strategy per node, drawn at random node after node; forbidden pairs are kept out by arc consistency.
+
+    ``fixed`` gives the strategies of some nodes.
+    """
+    return _Draw(graph, seed).run(fixed or {})
+
+
+def replicated(case: Lowered) -> Plan:
+    """A plan with every op replicated; the rest is drawn."""
+    return case.plan(random_assignment(case.graph, 0, {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind is Kind.OP}))
 
 
 class _Draw:
@@ -108,8 +116,10 @@ class _Draw:
             self.arcs[u].append((v, self.tables[table]))
             self.arcs[v].append((u, self.turned[table]))
 
-    def run(self) -> tuple[int, ...]:
+    def run(self, fixed: Mapping[int, int]) -> tuple[int, ...]:
         allowed = {v: self.graph.node_costs(v) < FORBIDDEN for v in range(self.graph.size)}
+        for v, strategy in fixed.items():
+            allowed[v] &= np.arange(len(allowed[v])) == strategy
         start = self._spread(allowed, list(allowed))
         assert start is not None, "the graph has no assignment"
         allowed = start

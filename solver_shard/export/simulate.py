@@ -153,13 +153,7 @@ class _Simulation:
             )
         results = self._call(i, op, operands)
         for j, t in enumerate(op.results):
-            tensor, layout = self.program.tensors[t], planned.result_layouts[j]
-            for device, box in enumerate(boxes(layout, tensor.shape, self.mesh)):
-                if tuple(results[j][device].shape) != box.length:
-                    raise InternalError(
-                        f"op {i} ({op.name}) made {tuple(results[j][device].shape)} of {tensor.name!r} on device {device}; "
-                        f"{layout.format(tensor.shape, tensor.dtype)} is {box.length} there"
-                    )
+            layout = planned.result_layouts[j]
             if t in self.reference and self.waiting.get(t):
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
@@ -181,7 +175,10 @@ class _Simulation:
             local = [parts[device] for parts in operands]
             lengths = tuple(box[device].length for box in wanted)
             idle = any(part.numel() == 0 and self.program.tensors[t].numel for part, t in zip(local, op.operands, strict=True))
-            by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
+            try:
+                by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
+            except InternalError as error:
+                raise InternalError(f"{self._where(i)}, on device {device}: {error}") from None
         return [tuple(made[j] for made in by_device) for j in range(len(op.results))]
 
     def _idle(self, i: int, lengths: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, ...]:
@@ -189,8 +186,8 @@ class _Simulation:
         op, made = self.program.ops[i], []
         for t, layout, length in zip(op.results, self.plan.ops[i].result_layouts, lengths, strict=True):
             fills = {_IDENTITY[placement.reduction] for placement in layout if placement.is_partial}
-            if 0 not in length and len(fills) != 1:
-                raise InternalError(f"op {i} ({op.name}) has nothing to read on some device, but must make {length} of {layout} there")
+            if 0 not in length and len(fills) != 1 and self.waiting.get(t):
+                raise InternalError(f"there is nothing to read, but {length} of a result in layout {layout} must be made")
             fill = fills.pop() if fills else 0.0
             made.append(torch.full(length, fill, dtype=DTYPES[self.program.tensors[t].dtype]))
         return tuple(made)
@@ -207,8 +204,11 @@ class _Simulation:
             if torch.allclose(found, expected, rtol=0, atol=max(self.absolute, self.tolerance * scale), equal_nan=True):
                 return
             problem = f"difference {(found - expected).abs().nan_to_num().max().item():g}, largest value {scale:g}"
-        op, planned = self.program.ops[i], self.plan.ops[i]
         raise InternalError(
-            f"op {i} ({op.name}, {op.module or 'model'}) with strategies {', '.join(planned.strategy)} does not make {tensor.name!r}, "
-            f"{layout.format(tensor.shape, tensor.dtype)}, as the unsharded step does: {problem}"
+            f"{self._where(i)}, does not make {tensor.name!r}, {layout.format(tensor.shape, tensor.dtype)}, "
+            f"as the unsharded step does: {problem}"
         )
+
+    def _where(self, i: int) -> str:
+        op = self.program.ops[i]
+        return f"op {i} ({op.name}, {op.module or 'model'}), with strategies {', '.join(self.plan.ops[i].strategy)}"
