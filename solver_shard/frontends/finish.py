@@ -43,7 +43,7 @@ def finish(context: Context, raw: RawGraph) -> Program:
 
 
 def _own(draft: Draft, tensor: int, taken: set[int]) -> int:
-    """A tensor that is returned twice, or is a source, is returned as a copy."""
+    """A tensor that is returned twice, or is a source, is returned as a copy (``random``: each copy is its own)."""
     if tensor not in taken:
         return tensor
     found = draft.tensors[tensor]

@@ -38,6 +38,8 @@ def trace(
 ) -> Program:
     """The cleaned program of one step of ``model``.
 
+    Activation checkpointing is traced through: what it would recompute counts as saved, so that memory is an upper bound.
+
     Args:
         model: any module, on any device, meta included; it is left as it was. Training mode (dropout) is the model's own.
         inputs: keyword arguments by name, or positional arguments; tensors may be real, meta or fake, only their sizes are used.
