@@ -91,7 +91,10 @@ class _Simulation:
         self.of_reader: dict[tuple[int, int], int] = {}
         self.waiting: dict[int, int] = {}
         self.last: dict[int, int] = {}
+        self.update: dict[int, int] = {}
         for position, reshard in enumerate(plan.reshards):
+            if reshard.purpose == "optimizer":
+                self.update[reshard.tensor] = position
             self.waiting[reshard.tensor] = self.waiting.get(reshard.tensor, 0) + 1
             for reader in reshard.readers:
                 self.of_reader[reader] = position
@@ -158,6 +161,8 @@ class _Simulation:
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
                 self.produced[t] = results[j], layout
+            if t in self.update:  # a gradient goes to its parameter's layout as soon as it is made
+                self._read(self.update[t])
         for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
             if self.last[position] == i:
                 del self.held[position]

@@ -96,7 +96,7 @@ class _Reader:
     def tensor(self, t: int) -> PlannedTensor:
         tensor, layout = self.program.tensors[t], self.produced(t)
         for k, group in enumerate(self.lowering.lives.groups.get(t, ())):
-            if group.purpose in (OPTIMIZER, OUTPUT):
+            if t in self.made and group.purpose in (OPTIMIZER, OUTPUT):  # a source that is returned stays as it is stored
                 node, choice = self.chosen(Kind.RESHARD, t, k)
                 layout = node.layouts[choice]
         return PlannedTensor(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from lowered import lowered, random_assignment
-from programs import trained_mlp
+from programs import Builder, trained_mlp
 from torch import nn
 from traced_models import values_of
 
@@ -30,7 +30,7 @@ from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program
+from solver_shard.program import Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 Values = dict[int, torch.Tensor]
@@ -250,3 +250,17 @@ def test_a_wrong_rule_is_found_out(strategy: str, layout: str, message: str) -> 
     plan = next(plan for plan in plans if plan.ops[0].strategy == (strategy,))
     with pytest.raises(InternalError, match=message):
         simulate(_mislabelled(plan, 0, layout), case.program, case.values, reference=case.reference)
+
+
+def test_an_input_that_is_returned_may_be_stored_and_returned_in_different_layouts() -> None:
+    b = Builder()
+    x, w = b.input("x", 8, 6), b.weight("w", 4, 6)
+    program = b.program(b.einsum("ac,bc->ab", x, w, role=Role.OUTPUT, result="output"), x)
+    values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
+    made = lowered(program, "2,2")
+    for seed in range(8):
+        plan = made.plan(random_assignment(made.graph, seed))
+        made.evaluate(plan)
+        product, same = simulate(plan, program, values, reference=run(program, values)).outputs
+        torch.testing.assert_close(product, values[x] @ values[w].T)
+        assert torch.equal(same, values[x])
