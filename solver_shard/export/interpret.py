@@ -184,6 +184,15 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     return run_attention
 
 
+def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """CPU convolutions refuse some strides that a permuted operand has."""
+
+    def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
+        return _registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
+
+    return run_convolution
+
+
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
@@ -199,6 +208,8 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.split_with_sizes.default": _split,
     "aten.slice_backward.default": _slice_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
+    "aten.convolution.default": _convolution("aten.convolution.default"),
+    "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
     _FORWARD: _attention(_FORWARD),
