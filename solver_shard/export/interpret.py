@@ -193,6 +193,12 @@ def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     return run_convolution
 
 
+def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+    """The CPU kernel does not broadcast; a program's pointwise ops may."""
+    shape = tuple(shapes[0])
+    return _registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
+
+
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
@@ -210,6 +216,7 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
+    "aten.gelu_backward.default": _gelu_backward,
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
     _FORWARD: _attention(_FORWARD),

@@ -80,6 +80,13 @@ def test_loss_sums_of_row_shards_add_up(weighted: bool) -> None:
     torch.testing.assert_close(gradient, scores.grad[:2])
 
 
+def test_gelu_backward_of_an_expanded_gradient() -> None:
+    case = op("aten.gelu_backward.default", 2, grad_output=Ref(0), self=Ref(1), approximate="none")
+    gradient = torch.randn(4, 1, 8)
+    (made,) = call(case, [gradient, X], [X.shape])
+    torch.testing.assert_close(made, torch.ops.aten.gelu_backward(gradient.expand(X.shape), X))
+
+
 def test_a_wrong_shape_is_an_error() -> None:
     with pytest.raises(InternalError, match="expected"):
         call(op("aten.relu.default", self=Ref(0)), [X], [(4, 6, 9)])
