@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 CASES: dict[str, list[str]] = {
-    "gpt2, 8": ["gpt2", "--batch", "16", "--seq", "1024", "--mesh", "8", "--cluster", "h100"],
-    "gpt2, 32x8": ["gpt2", "--batch", "256", "--seq", "1024", "--mesh", "dp=32,tp=8", "--cluster", "h100"],
+    "gpt2, 8": ["gpt2", "--batch", "16", "--seq", "1024", "--dtype", "f32", "--mesh", "8", "--cluster", "h100"],
+    "gpt2, 32x8": ["gpt2", "--batch", "256", "--seq", "1024", "--dtype", "f32", "--mesh", "dp=32,tp=8", "--cluster", "h100"],
     "llama3-8b, 32x8": [
         *["llama3-8b", "--batch", "64", "--seq", "8192", "--dtype", "bf16", "--mesh", "dp=32,tp=8"],
         *["--cluster", "h100", "--memory", "70GiB"],
@@ -68,7 +68,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# The main job's cases",
         "",
-        f"Recorded by `python experiments/main_job.py` on {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",
+        f"By `python experiments/main_job.py` on {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",
         "",
         "| case | whole command | CPU | peak RSS | step time | bound | gap | status | memory of limit |",
         "|---|---|---|---|---|---|---|---|---|",

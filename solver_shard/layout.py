@@ -111,7 +111,7 @@ class Layout(tuple[Placement, ...]):
             return cls(placements)
         layout = cls(_placements(body, text))
         if mesh is not None and len(layout) != len(mesh.axes):
-            raise InputError(f"layout {text!r} has {len(layout)} placements, mesh {mesh} has {len(mesh.axes)} axes; give one placement per axis")
+            raise InputError(f"layout {text!r} has {len(layout)} placements, mesh {mesh} has {len(mesh.axes)} axes; give one per axis")
         return layout
 
     def shards(self, mesh_shape: Sequence[int]) -> int:
@@ -122,9 +122,7 @@ class Layout(tuple[Placement, ...]):
                 total *= size
         return total
 
-    def local_shape(
-        self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None = None
-    ) -> tuple[int, ...]:
+    def local_shape(self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None = None) -> tuple[int, ...]:
         """Shape on one device, by torch.chunk's rule axis after axis; without a coordinate, the largest (device 0)."""
         return self._local(shape, mesh_shape, coordinate)[0]
 
@@ -169,7 +167,9 @@ class Layout(tuple[Placement, ...]):
             elif type(placement) is Partial and placement.reduce_op in _PARTIALS:
                 layout.append(P(placement.reduce_op))
             else:
-                raise InputError(f"DTensor placement {placement!r} cannot be said as a layout; legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}")
+                raise InputError(
+                    f"DTensor placement {placement!r} cannot be said as a layout; legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}"
+                )
         return cls(layout)
 
     def __repr__(self) -> str:
@@ -183,7 +183,10 @@ def _placements(body: str, whole: str) -> list[Placement]:
     while position < len(body):
         token = _TOKEN.match(body, position)
         if token is None:
-            raise InputError(f"cannot read layout {whole!r} at {body[position:].strip()!r}; write one of R, S(dim), P(sum|avg|max|min) per mesh axis, as in 'S(0),R'")
+            raise InputError(
+                f"cannot read layout {whole!r} at {body[position:].strip()!r}; write one of R, S(dim), P(sum|avg|max|min) per mesh axis, "
+                "as in 'S(0),R'"
+            )
         found.append(S(int(token["dim"])) if token["dim"] else P(token["op"] or "sum") if "P" in token[0] else R)
         position = token.end()
     return found

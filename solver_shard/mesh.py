@@ -58,7 +58,7 @@ class Mesh:
         for index, part in enumerate(text.split(",")):
             name, sign, size = part.strip().rpartition("=")
             if not re.fullmatch(r"[0-9]{1,9}", size.strip()) or (sign and not name.strip()):
-                raise InputError(f"cannot read mesh {text!r} at {part.strip()!r}; write axes as NAME=SIZE, outermost first: 'dp=32,tp=8' or '8'")
+                raise InputError(f"cannot read mesh {text!r} at {part.strip()!r}; write NAME=SIZE, outermost first: 'dp=32,tp=8' or '8'")
             axes.append(Axis(name=name.strip() or f"d{index}", size=int(size)))
         return cls(axes=tuple(axes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,12 @@ class Builder:
 
     def add(self, x: int, y: int, **options: Any) -> int:
         return self.call("aten.add.Tensor", (x, y), {"self": Ref(0), "other": Ref(1), "alpha": 1}, self.tensors[x].shape, **options)
+
+    def ref(self, operand: int) -> Ref:
+        return Ref(operand)
+
+    def rename(self, t: int, name: str) -> None:
+        self.tensors[t] = dataclasses.replace(self.tensors[t], name=name)
 
     def program(self, *outputs: int, gradients: Mapping[int, int] | None = None, name: str = "hand") -> Program:
         program = Program(name=name, tensors=tuple(self.tensors), ops=tuple(self.ops), outputs=outputs, gradients=dict(gradients or {}))

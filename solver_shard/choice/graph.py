@@ -110,10 +110,16 @@ class ChoiceGraph:
             raise InternalError("choice graph: costs or usages do not match the number of strategies")
         if (self.usages < 0).any() or (self.costs < 0).any():
             raise InternalError("choice graph: a cost or usage is negative")
-        if len(self.intervals) != self.interval_offsets[-1] or (self.intervals[:, 0] > self.intervals[:, 1]).any() or (self.intervals < 0).any():
+        if (
+            len(self.intervals) != self.interval_offsets[-1]
+            or (self.intervals[:, 0] > self.intervals[:, 1]).any()
+            or (self.intervals < 0).any()
+        ):
             raise InternalError("choice graph: an interval is reversed or negative, or their number is wrong")
         for (u, v), table in zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True):
             if u == v or not (0 <= u < n and 0 <= v < n):
                 raise InternalError(f"choice graph: edge ({u}, {v}) is not between two nodes")
             if self.tables[table].shape != (sizes[u], sizes[v]):
-                raise InternalError(f"choice graph: table of edge ({self.names[u]!r}, {self.names[v]!r}) has shape {self.tables[table].shape}")
+                raise InternalError(
+                    f"choice graph: the table from {self.names[u]!r} to {self.names[v]!r} has shape {self.tables[table].shape}"
+                )

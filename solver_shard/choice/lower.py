@@ -34,6 +34,9 @@ Pins = Mapping[int, Callable[[Layout], bool]]
 """Tensor position to a predicate that tells which layouts the user allows."""
 
 
+Layouts = tuple[Layout, ...]
+
+
 class Kind(enum.Enum):
     """What a node of the choice graph decides."""
 
@@ -253,16 +256,27 @@ class _Lowerer:
             )
             self._edge(v, w, ("tail", len(alias), len(need)), lambda: _tail_table(len(alias), len(need)))
         if group.purpose == OPTIMIZER:
-            p = next(p for p, g in self.program.gradients.items() if g == t)
-            parameter = self.index[Kind.SOURCE, p, 0]
-            target = self.nodes[parameter].layouts
-            self._edge(v, parameter, ("equal", node.layouts, target), lambda: _equal_table(node.layouts, target))
+            for p in self._parameters(t):
+                parameter = self.index[Kind.SOURCE, p, 0]
+                target = self.nodes[parameter].layouts
+                self._edge(v, parameter, ("equal", node.layouts, target), lambda target=target: _equal_table(node.layouts, target))  # type: ignore[misc]
+
+    def _parameters(self, gradient: int) -> tuple[int, ...]:
+        return tuple(p for p, g in self.program.gradients.items() if g == gradient)
 
     def _needed(self, t: int, group: Group) -> tuple[Layout, ...]:
         """Every layout that some reader of the group asks for, in a fixed order."""
         if group.purpose == OPTIMIZER:
-            p = next(p for p, g in self.program.gradients.items() if g == t)
-            return tuple(x for x in self._legal(t) if x in set(self.nodes[self.index[Kind.SOURCE, p, 0]].layouts))
+            shared = self._legal(t)
+            for p in self._parameters(t):
+                held = set(self.nodes[self.index[Kind.SOURCE, p, 0]].layouts)
+                shared = tuple(layout for layout in shared if layout in held)
+            if not shared:
+                names = " and ".join(repr(self.program.tensors[x].name) for x in (t, *self._parameters(t)))
+                raise InputError(
+                    f"the pins on {names} leave them no common layout; a gradient is stored like its parameter; pin one of them"
+                )
+            return shared
         if group.purpose == OUTPUT:
             return self._legal(t)
         columns = [self._strategies(i).operands[j].layouts for i, j in group.readers]
@@ -276,7 +290,9 @@ class _Lowerer:
         """Parameter gathers and gradient reductions can run beside compute; the overlap option discounts them."""
         return self.program.tensors[t].role is Role.PARAMETER or group.purpose == OPTIMIZER
 
-    def _transition_table(self, t: int, group: Group, held: tuple[Layout, ...], alias: tuple[Layout, ...], need: tuple[Layout, ...]) -> Ints:
+    def _transition_table(
+        self, t: int, group: Group, held: tuple[Layout, ...], alias: tuple[Layout, ...], need: tuple[Layout, ...]
+    ) -> Ints:
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
         table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
@@ -299,7 +315,7 @@ class _Lowerer:
 
 def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel) -> Ints:
     """Roofline time of an op under each of its strategies; views take none."""
-    op, rule = program.ops[i], column.rule
+    rule = column.rule
     if rule.view:
         return np.zeros(len(column.work), dtype=np.int64)
     nbytes = np.zeros(len(column.work), dtype=np.int64)

@@ -146,12 +146,13 @@ class Master:
         solver = pywraplp.Solver.CreateSolver("GLOP")
         self.solver, infinity = solver, solver.infinity()
         self.unit = 1.0 / max(dual.high, 1)  # usages in fractions of the limit
+        self.money = 1e4 / max(abs(dual.best), 1.0)  # costs in 1/10,000 of the bound
         self.convex = solver.Constraint(1.0, 1.0)
         self.rows = [solver.Constraint(-infinity, 0.0) for _ in dual.problem.base]
         self.objective = solver.Objective()
         self.objective.SetMinimization()
         peak = solver.NumVar(dual.low * self.unit, dual.high * self.unit, "")
-        self.objective.SetCoefficient(peak, dual.weight / self.unit)
+        self.objective.SetCoefficient(peak, dual.weight / self.unit * self.money)
         self.above = [solver.NumVar(0.0, infinity, "") for _ in self.rows]
         self.below = [solver.NumVar(0.0, infinity, "") for _ in self.rows]
         for row, above, below in zip(self.rows, self.above, self.below, strict=True):
@@ -165,7 +166,7 @@ class Master:
         dual = self.dual
         for column in dual.columns[self.count :]:
             variable = self.solver.NumVar(0.0, self.solver.infinity(), "")
-            self.objective.SetCoefficient(variable, column.cost)
+            self.objective.SetCoefficient(variable, column.cost * self.money)
             self.convex.SetCoefficient(variable, 1.0)
             for row, usage in zip(self.rows, (column.usage * self.unit).tolist(), strict=True):
                 row.SetCoefficient(variable, usage)
@@ -173,9 +174,9 @@ class Master:
         for above, below, high, low in zip(
             self.above, self.below, (centre + radius).tolist(), np.maximum(0.0, centre - radius).tolist(), strict=True
         ):
-            self.objective.SetCoefficient(above, high / self.unit)
-            self.objective.SetCoefficient(below, -low / self.unit)
+            self.objective.SetCoefficient(above, high / self.unit * self.money)
+            self.objective.SetCoefficient(below, -low / self.unit * self.money)
         if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
-        multipliers = np.maximum(0.0, -np.array([row.dual_value() for row in self.rows])) * self.unit
-        return self.objective.Value(), multipliers, bool((multipliers > centre + 0.999 * radius).any())
+        multipliers = np.maximum(0.0, -np.array([row.dual_value() for row in self.rows])) * self.unit / self.money
+        return self.objective.Value() / self.money, multipliers, bool((multipliers > centre + 0.999 * radius).any())

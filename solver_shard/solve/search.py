@@ -187,7 +187,7 @@ class Search:
         if dual.multipliers.any():
             radius = 0.02 * float(dual.multipliers.max())
         elif current.weight:
-            radius = 0.05 * dual.weight
+            radius = 0.3 * dual.weight
         else:
             radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
         master = Master(dual)
@@ -205,12 +205,9 @@ class Search:
             self.clock.spend(dual.work - spent + 0.003)
             self._note(dual, None if column is None else column.assignment, restore, "multipliers")
             gain, promised = dual.best - before, value - before
-            if gain > 0.1 * promised:
-                radius *= 2.0
-            else:
-                radius *= 0.7
-            room = self.best.value * dual.scale - dual.best if self.best.value is not None else 0.05 * abs(dual.best)
-            small = max(0.03 * room, 0.2 * self.gap * abs(dual.best))
+            radius *= 4.0 if edge and gain > 0.5 * promised else 1.5 if gain > 0.1 * promised else 0.6
+            room = self.best.value * dual.scale - dual.best if self.best.value is not None else np.inf
+            small = max(min(0.03 * room, 2e-3 * abs(dual.best)), 0.2 * self.gap * abs(dual.best))
             if promised <= small and not edge:
                 return
             stale = stale + 1 if gain <= 0.1 * small else 0
@@ -224,6 +221,7 @@ class Search:
         whole = delta >= room or not np.isfinite(delta)
         delta = min(delta, room)
         keep = [(row < delta) | (row <= row.min()) for row in extra] if np.isfinite(delta) else [row >= 0 for row in extra]
+        whole = whole or all(mask.all() for mask in keep)
         self._remember(current, dual)
         outside = base + delta  # every solution that uses another strategy costs at least that
         try:

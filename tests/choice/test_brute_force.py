@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
 from programs import Builder
+
 from solver_shard import Mesh
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.choice.lower import lower
