@@ -168,7 +168,8 @@ class Layout(tuple[Placement, ...]):
                 layout.append(P(placement.reduce_op))
             else:
                 raise InputError(
-                    f"DTensor placement {placement!r} cannot be said as a layout; legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}"
+                    f"DTensor placement {placement!r} cannot be said as a layout; "
+                    f"legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}"
                 )
         return cls(layout)
 

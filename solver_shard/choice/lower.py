@@ -35,6 +35,7 @@ Pins = Mapping[int, Callable[[Layout], bool]]
 
 
 Layouts = tuple[Layout, ...]
+"""Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
 
 
 class Kind(enum.Enum):
@@ -57,7 +58,7 @@ class Node:
     kind: Kind
     item: int
     group: int = 0
-    layouts: tuple[Layout, ...] = ()
+    layouts: Layouts = ()
     aliases: int = 0
 
 
@@ -170,12 +171,12 @@ class _Lowerer:
             self.tables.append(build())
         self.edges.append((u, v, self.cache["table", key]))
 
-    def _legal(self, t: int) -> tuple[Layout, ...]:
+    def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
         found = legal_layouts(self.program.tensors[t].shape, self.mesh_shape, ())
         return self._pinned(t, found)
 
-    def _pinned(self, t: int, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    def _pinned(self, t: int, layouts: Layouts) -> Layouts:
         pin = self.pins.get(t)
         kept = tuple(layout for layout in layouts if pin(layout)) if pin else layouts
         if not kept:
@@ -184,7 +185,7 @@ class _Lowerer:
             raise InputError(f"the pins on {name!r} leave it no layout on mesh {self.costs.mesh}; legal ones are {shown}; loosen the pin")
         return kept
 
-    def _bytes(self, t: int, layouts: tuple[Layout, ...]) -> Ints:
+    def _bytes(self, t: int, layouts: Layouts) -> Ints:
         tensor = self.program.tensors[t]
         key = ("bytes", tensor.shape, tensor.dtype, layouts)
         if key not in self.cache:
@@ -264,7 +265,7 @@ class _Lowerer:
     def _parameters(self, gradient: int) -> tuple[int, ...]:
         return tuple(p for p, g in self.program.gradients.items() if g == gradient)
 
-    def _needed(self, t: int, group: Group) -> tuple[Layout, ...]:
+    def _needed(self, t: int, group: Group) -> Layouts:
         """Every layout that some reader of the group asks for, in a fixed order."""
         if group.purpose == OPTIMIZER:
             shared = self._legal(t)
@@ -283,16 +284,14 @@ class _Lowerer:
         key = ("need", tuple(columns))
         if key not in self.cache:
             self.cache[key] = tuple(sorted({layout for column in columns for layout in column}, reverse=True))
-        found: tuple[Layout, ...] = self.cache[key]
+        found: Layouts = self.cache[key]
         return found
 
     def _discounted(self, t: int, group: Group) -> bool:
         """Parameter gathers and gradient reductions can run beside compute; the overlap option discounts them."""
         return self.program.tensors[t].role is Role.PARAMETER or group.purpose == OPTIMIZER
 
-    def _transition_table(
-        self, t: int, group: Group, held: tuple[Layout, ...], alias: tuple[Layout, ...], need: tuple[Layout, ...]
-    ) -> Ints:
+    def _transition_table(self, t: int, group: Group, held: Layouts, alias: Layouts, need: Layouts) -> Ints:
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
         table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
@@ -343,7 +342,7 @@ def _equal_table(rows: Sequence[Layout], columns: Sequence[Layout]) -> Ints:
     return table
 
 
-def _result_table(result: LayoutColumn, kept: tuple[Layout, ...]) -> Ints:
+def _result_table(result: LayoutColumn, kept: Layouts) -> Ints:
     return _equal_table(result.layouts, kept)[result.chosen]
 
 
@@ -354,6 +353,6 @@ def _tail_table(alias: int, copies: int) -> Ints:
     return table
 
 
-def _read_table(given: tuple[Layout, ...], asked: LayoutColumn) -> Ints:
+def _read_table(given: Layouts, asked: LayoutColumn) -> Ints:
     table = np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
     return table[:, asked.chosen].astype(np.int64)
