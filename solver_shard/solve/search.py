@@ -95,7 +95,6 @@ class Search:
 
     def run(self) -> None:
         """Search until the gap is closed or the clock says stop."""
-        current, restore = self.problem, _same
         self.raise_bound(self.problem.constant, "presolve")
         if self.problem.size == 0:
             nothing = np.zeros(0, dtype=np.int64)
@@ -105,38 +104,42 @@ class Search:
                 self.offer(nothing, "presolve")
                 self.raise_bound(value, "presolve")
             return
+        current, restore = self.problem, _same
         target = FIRST_CELLS
         while not self.closed() and not self.clock.over():
             dual = self._dual(current, restore)
-            if self.best.value is None and self.rescue is not None and not self.clock.over():
-                self.best.value = self.rescue()
-                self.infeasible = self.best.value is None and self.best.bound >= 0 and not self.clock.over()
-                self.rescue = None
+            self._rescue()
             if self.closed() or self.clock.over():
                 return
             parts = dual.parts()
-            self.clock.spend(dual.messages.work * 4)
-            offset = dual.offset(dual.multipliers)
             least = marginals(dual.messages, parts, 4, self.rng)
-            self.clock.spend(dual.messages.work * 6)
-            base = (parts.constant + offset) / dual.scale
+            self.clock.spend(dual.messages.work * 10)
+            base = (parts.constant + dual.offset(dual.multipliers)) / dual.scale
             extra = [row / dual.scale for row in least]
-            if self.best.value is not None:
-                keep = [row < self.best.value - base for row in extra]
-                kept = sum(int(mask.sum()) for mask in keep)
-                if kept == 0 or not all(mask.any() for mask in keep):
-                    self.raise_bound(self.best.value, "fixing")
-                    return
-                if kept < 0.7 * current.offsets[-1]:
-                    try:
-                        current, restore = self._smaller(current, restore, keep, dual)
-                    except NoAssignment:
-                        self.raise_bound(self.best.value, "fixing")
+            tried = None
+            while True:
+                if self.best.value is not None and self.best.value != tried:
+                    tried = self.best.value
+                    keep = [row < tried - base for row in extra]
+                    if not all(mask.any() for mask in keep):
+                        self.raise_bound(tried, "fixing")
                         return
-                    continue
-            target = self._kernel(current, restore, dual, extra, base, target)
-            if target < 0:
+                    if sum(int(mask.sum()) for mask in keep) < 0.7 * current.offsets[-1]:
+                        break
+                target = self._kernel(current, restore, dual, extra, base, target)
+                if target < 0 or self.closed() or self.clock.over():
+                    return
+            try:
+                current, restore = self._smaller(current, restore, keep, dual)
+            except NoAssignment:
+                self.raise_bound(tried, "fixing")
                 return
+
+    def _rescue(self) -> None:
+        if self.best.value is None and self.rescue is not None and not self.clock.over():
+            self.best.value = self.rescue()
+            self.infeasible = self.best.value is None and not self.clock.over()
+            self.rescue = None
 
     def _smaller(self, current: Problem, restore: Callable[[Ints], Ints], keep: list[Bools], dual: Dual) -> tuple[Problem, Callable[[Ints], Ints]]:
         self._remember(current, dual)
@@ -192,26 +195,38 @@ class Search:
             radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
         master = Master(dual)
         stale = 0
-        for _ in range(150):
+        for _ in range(200):
             if self.clock.over() or self.closed():
                 return
             answer = master.solve(dual.multipliers, radius)
             if answer is None:
                 return
             value, multipliers, edge = answer
-            before, spent = dual.best, dual.work
-            _, theta = dual.evaluate(multipliers, 3)
-            column = dual.decode(theta)
-            self.clock.spend(dual.work - spent + 0.003)
-            self._note(dual, None if column is None else column.assignment, restore, "multipliers")
-            gain, promised = dual.best - before, value - before
-            radius *= 4.0 if edge and gain > 0.5 * promised else 1.5 if gain > 0.1 * promised else 0.6
+            before = dual.best
+            promised = value - before
             room = self.best.value * dual.scale - dual.best if self.best.value is not None else np.inf
             small = max(min(0.03 * room, 2e-3 * abs(dual.best)), 0.2 * self.gap * abs(dual.best))
             if promised <= small and not edge:
                 return
+            self._step(restore, dual, multipliers, before + 0.1 * promised)
+            gain = dual.best - before
+            radius *= 4.0 if edge and gain > 0.5 * promised else 1.5 if gain > 0.1 * promised else 0.7
             stale = stale + 1 if gain <= 0.1 * small else 0
-            if stale >= 12:
+            if stale >= 30:
+                return
+
+    def _step(self, restore: Callable[[Ints], Ints], dual: Dual, multipliers: Floats, goal: float) -> None:
+        """Sweeps at new multipliers until the bound reaches the goal, or a decoded assignment shows that it cannot."""
+        ceiling = np.inf
+        for _ in range(5):
+            spent, last = dual.work, dual.best
+            bound, theta = dual.evaluate(multipliers, 3)
+            column = dual.decode(theta)
+            self.clock.spend(dual.work - spent + 0.003)
+            self._note(dual, None if column is None else column.assignment, restore, "multipliers")
+            if column is not None:
+                ceiling = min(ceiling, column.cost + float(multipliers @ (column.usage - dual.problem.base)) + dual.offset(multipliers))
+            if bound >= goal or ceiling < goal or (dual.best > last and bound < goal and ceiling == np.inf):
                 return
 
     def _kernel(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual, extra: list[Floats], base: float, target: int) -> int:
