@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard import __version__
-from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program
 from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
@@ -36,6 +36,7 @@ Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
 DEFAULT_MEMORY_FRACTION = 0.9
+MAX_MEMORY_WEIGHT = 10**9
 
 
 def optimize(
@@ -51,6 +52,8 @@ def optimize(
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
     optimizer: str = "adamw",
+    master_weights: bool = True,
+    state_bytes: int | None = None,
     pins: Sequence[str] = (),
     overlap: float = 0.0,
     objective: Literal["time", "memory"] = "time",
@@ -77,6 +80,8 @@ def optimize(
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
         forward_only: plan inference: no backward pass, no update.
         optimizer: adamw, sgd or none.
+        master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
+        state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         objective: time, or memory for the smallest peak.
@@ -94,16 +99,16 @@ def optimize(
         TraceError: the model cannot be traced.
         InfeasibleError: no plan fits the limit or the pins.
     """
-    from solver_shard.costs.memory import optimizer_state
     from solver_shard.plan.plan import Options
 
     clock = _Clock(progress=progress)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
-    _check_numbers(overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit)
+    _check_numbers(
+        overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed
+    )
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE
     where = _cluster(cluster)
-    optimizer_state(optimizer)
     limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
     _check_pins(pins, axes)
     options = Options(
@@ -111,6 +116,8 @@ def optimize(
         seq=seq,
         dtype=dtype,
         optimizer=optimizer,
+        master_weights=master_weights,
+        state_bytes=state_bytes,
         forward_only=forward_only,
         overlap=overlap,
         memory_limit=limit,
@@ -123,6 +130,7 @@ def optimize(
         work_limit=work_limit,
         seed=seed,
     )
+    _check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
         program, source = program_of(model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only)
     return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
@@ -141,7 +149,6 @@ def plan_program(
     """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
-    from solver_shard.costs.memory import optimizer_state
     from solver_shard.costs.model import CostModel
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
@@ -150,7 +157,7 @@ def plan_program(
     from solver_shard.rulebook.table import load_table
 
     clock = clock or _Clock()
-    state = optimizer_state("none" if options.forward_only else options.optimizer)
+    state = options.optimizer_state()
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         rulebook = Rulebook(load_table())
@@ -167,7 +174,7 @@ def plan_program(
         solution, problem = _solve(lowering, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
-            raise _infeasible(program, options, solution, None)
+            raise _infeasible(program, options, solution, problem, None)
         parts = decode(
             lowering,
             solution.assignment,
@@ -178,7 +185,7 @@ def plan_program(
             memory_weight=options.memory_weight,
         )
         if not solution.feasible:
-            raise _infeasible(program, options, solution, parts.memory)
+            raise _infeasible(program, options, solution, problem, parts.memory)
     return Plan(
         name=program.name,
         mesh=mesh,
@@ -206,6 +213,8 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
     from solver_shard.solve.engine import solve
 
     folded = fold(lowering.graph, node_classes(lowering)) if options.tied else None
+    if folded and folded.graph.size == lowering.graph.size:
+        folded = None  # nothing repeats: what is proven holds for every plan
     solution = solve(
         folded.graph if folded else lowering.graph,
         objective=options.objective,
@@ -222,15 +231,20 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
     return solution, "tied" if folded else "free"
 
 
-def _infeasible(program: Program, options: Options, solution: Solution, memory: MemoryTimeline | None) -> InfeasibleError:
-    """The error for a limit that cannot be kept, or was not within the time given."""
+def _infeasible(
+    program: Program, options: Options, solution: Solution, problem: Literal["tied", "free"], memory: MemoryTimeline | None
+) -> SolverShardError:
+    """The error for a limit that cannot be kept, or was not within the time given; or for a time too short to find anything."""
     from solver_shard.plan.report import largest_holders
     from solver_shard.solve.solution import Status
 
     limit = format_bytes(options.memory_limit)
-    proven = solution.status is Status.INFEASIBLE
+    if solution.assignment is None and solution.status is Status.UNKNOWN:
+        given = f"{options.time_limit:g} s" + (f" and {options.work_limit:g} work units" if options.work_limit is not None else "")
+        return SolverShardError(f"no plan of {program.name} was found within {given}, and none is proven impossible; give more of them")
+    proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
+    pins = ", ".join(map(repr, options.pins))
     if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.memory_limit:
-        pins = ", ".join(map(repr, options.pins))
         return InfeasibleError(
             f"no plan of {program.name} keeps the pins {pins} within {limit} per device; drop or loosen one, or give more --memory",
             peak_bound=solution.peak_bound or None,
@@ -247,10 +261,10 @@ def _infeasible(program: Program, options: Options, solution: Solution, memory: 
         if solution.peak is not None
         else "no peak was reached"
     )
-    bound = (
-        f", and no {'tied ' if options.tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    )
-    hint = "give --memory at least the peak found, a larger mesh, or a smaller batch" + ("; --free may need less" if options.tied else "")
+    bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
+    hint = "give --memory at least the peak found, a larger mesh, or a smaller batch" + ("; --free may need less" if tied else "")
+    if pins:
+        hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
     return InfeasibleError(
         f"{what} into {limit} per device: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
@@ -321,21 +335,37 @@ def _check_pins(pins: Sequence[str], mesh: Mesh) -> None:
         parse_pin(text, mesh)
 
 
-def _check_numbers(*, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None) -> None:
+def _check_optimizer(options: Options) -> None:
+    """An optimizer that is known, with a state that something keeps."""
+    from solver_shard.costs.memory import optimizer_state
+
+    optimizer_state(options.optimizer, master_weights=options.master_weights, state_bytes=options.state_bytes)
+    if options.state_bytes is not None and (options.forward_only or options.optimizer == "none"):
+        what = "a forward-only step" if options.forward_only else "optimizer none"
+        raise InputError(f"{options.state_bytes} bytes of optimizer state were asked with {what}, which keeps none; drop one of the two")
+
+
+def _check_numbers(
+    *, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None, seed: int
+) -> None:
     if not 0 <= overlap <= 1:
         raise InputError(f"overlap {overlap} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
     if objective not in ("time", "memory"):
         raise InputError(f"objective {objective!r} is not known; legal: time, memory")
-    if memory_weight < 0 or memory_weight != int(memory_weight):
-        raise InputError(f"memory weight {memory_weight} is not legal; it is a whole number of nanoseconds per MiB of peak, at least 0")
+    if not 0 <= memory_weight <= MAX_MEMORY_WEIGHT or memory_weight != int(memory_weight):
+        raise InputError(
+            f"memory weight {memory_weight} is not legal; it is a whole number of nanoseconds per MiB of peak, 0 to {MAX_MEMORY_WEIGHT}"
+        )
     if memory_weight and objective == "memory":
         raise InputError("a memory weight only makes sense with the time objective; drop it, or use objective time")
     if not 0 <= gap < 1:
         raise InputError(f"gap {gap} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
-    if not time_limit > 0:
+    if not 0 < time_limit < math.inf:
         raise InputError(f"time limit {time_limit} is not legal; give seconds, more than 0")
-    if work_limit is not None and not work_limit > 0:
+    if work_limit is not None and not 0 < work_limit < math.inf:
         raise InputError(f"work limit {work_limit} is not legal; give a number of work units, more than 0")
+    if not 0 <= seed < 2**31 or seed != int(seed):
+        raise InputError(f"seed {seed} is not legal; give a whole number, 0 to {2**31 - 1}")
 
 
 @dataclass(slots=True, kw_only=True)

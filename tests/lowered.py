@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.choice.lower import Kind, Lowering, Pins, lower
 from solver_shard.costs.cluster import load_cluster
-from solver_shard.costs.memory import OptimizerState, optimizer_state
+from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.mesh import Mesh
 from solver_shard.plan.decode import decode
@@ -66,7 +66,7 @@ class Lowered:
         )
 
     def evaluate(self, plan: Plan) -> Evaluation:
-        return evaluate(plan, self.program, self.rulebook, self.costs, self.state)
+        return evaluate(plan, self.program, self.rulebook, self.costs)
 
 
 def lowered(
@@ -76,20 +76,31 @@ def lowered(
     cluster: str = "h100",
     overlap: float = 0.0,
     optimizer: str = "adamw",
+    master_weights: bool = True,
+    state_bytes: int | None = None,
     objective: str = "time",
     memory_weight: int = 0,
     limit: int = 2**40,
     pins: Pins | None = None,
 ) -> Lowered:
-    rulebook, state = Rulebook(load_table()), optimizer_state(optimizer)
+    rulebook = Rulebook(load_table())
+    options = Options(
+        optimizer=optimizer,
+        master_weights=master_weights,
+        state_bytes=state_bytes,
+        overlap=overlap,
+        memory_limit=limit,
+        objective=objective,  # type: ignore[arg-type]
+        memory_weight=memory_weight,
+    )
     costs = CostModel(Mesh.parse(mesh), load_cluster(cluster), overlap=overlap)
     return Lowered(
         program=program,
         rulebook=rulebook,
         costs=costs,
-        state=state,
-        lowering=lower(program, rulebook, costs, optimizer_state=state, pins=pins, limit=limit),
-        options=Options(optimizer=optimizer, overlap=overlap, memory_limit=limit, objective=objective, memory_weight=memory_weight),  # type: ignore[arg-type]
+        state=options.optimizer_state(),
+        lowering=lower(program, rulebook, costs, optimizer_state=options.optimizer_state(), pins=pins, limit=limit),
+        options=options,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import solver_shard
-from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
 from solver_shard.plan.plan import Plan
 from solver_shard.source import program_of
@@ -68,6 +68,41 @@ def test_a_free_search_is_said_in_the_certificate() -> None:
     assert plan_of(tied=False).certificate.problem == "free"
 
 
+def test_optimizer_state_and_master_weights_count_as_asked() -> None:
+    def resident(dtype: torch.dtype, **options: Any) -> int:
+        model, inputs = mlp()
+        made = solver_shard.optimize(
+            model.to(dtype), (inputs[0].to(dtype),), mesh="1", loss_fn=lambda output: output.float().pow(2).mean(), **options
+        )
+        assert plan_from_json(plan_to_json(made)).options == made.options
+        elements = sum(p.numel() for p in model.parameters())
+        assert made.memory.at_peak["optimizer"] % elements == 0
+        return made.memory.at_peak["optimizer"] // elements
+
+    assert resident(torch.bfloat16) == 12
+    assert resident(torch.bfloat16, master_weights=False) == 4
+    assert resident(torch.bfloat16, state_bytes=2) == 6
+    assert resident(torch.float32, state_bytes=4, optimizer="sgd") == 4
+    assert resident(torch.float32, optimizer="none") == 0
+
+
+def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
+    made = solver_shard.optimize(model, (torch.empty(8, 8),), mesh="2", loss_fn=torch.sum)
+    assert made.certificate.problem == "free"
+
+
+def test_a_time_too_short_is_not_called_infeasible() -> None:
+    with pytest.raises(SolverShardError, match="found within 1e-09 s, and none is proven impossible") as caught:
+        plan_of(time_limit=1e-9)
+    assert not isinstance(caught.value, InfeasibleError)
+
+
+def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
+    with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('\*=R,R'\)"):
+        plan_of(memory="64KiB", pins=["*=R,R"])
+
+
 def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None:
     with pytest.raises(InfeasibleError, match=r"no plan of Sequential .*fits into 64\.0 KiB per device"):
         plan_of(memory="64KiB")
@@ -86,6 +121,13 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"pins": ["weight=R,R"]}, r"'\*weight' matches"),
         ({"memory_weight": -1}, "memory weight -1 is not legal"),
         ({"memory_weight": 0.5}, "memory weight 0.5 is not legal"),
+        ({"memory_weight": 10**10}, "memory weight 10000000000 is not legal; .* 0 to 1000000000"),
+        ({"seed": -1}, "seed -1 is not legal; give a whole number, 0 to"),
+        ({"seed": 2**31}, "seed 2147483648 is not legal"),
+        ({"time_limit": float("inf")}, "time limit inf is not legal"),
+        ({"work_limit": float("inf")}, "work limit inf is not legal"),
+        ({"state_bytes": 4, "optimizer": "none"}, "4 bytes of optimizer state were asked with optimizer none"),
+        ({"state_bytes": 2000}, "2000 bytes of optimizer state per element is not legal"),
         ({"batch": 4}, "batch cannot be given with a module"),
     ],
 )
@@ -100,6 +142,9 @@ def test_a_model_is_asked_for_what_it_needs(tmp_path: Path) -> None:
         program_of(model)
     with pytest.raises(InputError, match="the batch size for 'gpt2' is missing"):
         program_of("gpt2", seq=8)
+    for text in ("my_pkg/models.py:build", "my_pkg.models:", "gpt2:"):
+        with pytest.raises(InputError, match=r"no file and not an entry point.*my_pkg.models:build"):
+            program_of(text, batch=4, seq=8)
     with pytest.raises(InputError, match="inputs cannot be given with a preset"):
         program_of("gpt2", inputs, batch=4)
     with pytest.raises(InputError, match="batch, seq cannot be given with an entry point"):

@@ -10,10 +10,10 @@ import typer
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(help="A plan file that solve wrote with -o.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="[TENSOR-PATTERN]", help="A tensor name, module path or glob: '*q_proj.weight'.", show_default=False),
+        typer.Argument(metavar="TENSOR-PATTERN", help="A tensor name, module path or glob: '*q_proj.weight'.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,

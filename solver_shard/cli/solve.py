@@ -38,7 +38,7 @@ def solve(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
     ] = None,
     mesh: Annotated[
         str, typer.Option(help="Axes, outermost first, the rightmost with the fastest links: dp=32,tp=8; a bare 8 is d0=8.")
@@ -53,6 +53,14 @@ def solve(
         str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
     ] = None,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
+    master_weights: Annotated[
+        bool,
+        typer.Option("--master-weights/--no-master-weights", help="Whether parameters of 16 bits or less have an f32 copy to step."),
+    ] = True,
+    state_bytes: Annotated[
+        int | None,
+        typer.Option(help="Optimizer state per parameter element, where it is not the optimizer's own.", show_default=False),
+    ] = None,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
     pin: Annotated[
         list[str] | None,
@@ -81,14 +89,16 @@ def solve(
     """
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
-    if output is not None and (output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)):
+    if output is not None and (
+        (output.exists() and not output.is_file()) or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
+    ):
         raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
     from solver_shard.api import optimize
     from solver_shard.plan.io import plan_to_json, save_plan
 
     with progress_lines(quiet) as progress:
         plan = optimize(
-            str(config) if config is not None else str(model),
+            config if config is not None else str(model),
             mesh=mesh,
             cluster=cluster,
             memory=memory,
@@ -97,6 +107,8 @@ def solve(
             dtype=dtype,
             forward_only=forward_only,
             optimizer=optimizer.value,
+            master_weights=master_weights,
+            state_bytes=state_bytes,
             pins=tuple(pin or ()),
             overlap=overlap,
             objective="memory" if objective is Objective.MEMORY else "time",

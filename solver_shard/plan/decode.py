@@ -181,7 +181,7 @@ class _Reader:
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
-        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
+        holders = sorted((h for h in held if h[0] <= peak < h[1] and h[2]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=[Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders])
 
     def _parts(self, node: Node, nbytes: int) -> list[tuple[int, str]]:

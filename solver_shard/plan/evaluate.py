@@ -4,7 +4,7 @@ The evaluator shares the rules and the cost model with the solver, and nothing e
 it believes only decisions, which are the strategy of every op, the layouts of sources, and which readers share which
 reshard. Prices, times, lives and bytes are computed again, and every decision is checked to be legal:
 
->>> evaluation = evaluate(plan, program, rulebook, costs, optimizer_state)
+>>> evaluation = evaluate(plan, program, rulebook, costs)
 >>> evaluation.objective == plan.certificate.objective, evaluation.peak == plan.memory.peak
 (True, True)
 
@@ -67,20 +67,19 @@ class Evaluation:
         return tuple(map(sum, zip(*self.profile.values(), strict=True)))
 
 
-def evaluate(plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel, optimizer_state: OptimizerState) -> Evaluation:
+def evaluate(plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel) -> Evaluation:
     """Check a plan and compute its price and memory from the program, the rules and the cost model alone.
 
     Args:
         program: the one that the plan was made for.
         costs: on the plan's mesh, cluster and overlap.
-        optimizer_state: of the plan's optimizer.
 
     Raises:
         InputError: program or cost model are not those of the plan.
         InternalError: the plan decides something that is not legal; the message names the op, tensor or reshard.
     """
     _same_question(plan, program, costs)
-    return _Walk(plan, program, rulebook, costs, optimizer_state).run()
+    return _Walk(plan, program, rulebook, costs, plan.options.optimizer_state()).run()
 
 
 class _Walk:

@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
 from solver_shard.plan.codec import decode, encode, json_schema
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
@@ -35,8 +36,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise InputError(f"{path} has {path.stat().st_size} bytes; a plan has at most {MAX_PLAN_BYTES}: is this the right file?")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
+        name = "plan.json" if path.is_dir() else path.name
         raise InputError(
-            f"cannot read plan {str(path)!r}: {error.strerror or error}; 'solver-shard solve ... -o {path.name}' writes one"
+            f"cannot read plan {str(path)!r}: {error.strerror or error}; 'solver-shard solve ... -o {name}' writes one"
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
@@ -154,6 +156,10 @@ def check_plan(plan: Plan) -> None:
     )
     _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
     _check(plan.memory.limit > 0, "memory.limit: expected at least one byte")
+    try:
+        optimizer_state(plan.options.optimizer, master_weights=plan.options.master_weights, state_bytes=plan.options.state_bytes)
+    except InputError as error:
+        raise InputError(f"options: {error}") from None
     for name, values in plan.memory.series.items():
         _check(len(values) == len(plan.memory.times), f"memory.series.{name}: {len(values)} values for {len(plan.memory.times)} times")
 

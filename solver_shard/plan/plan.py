@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from solver_shard.costs.cluster import Cluster
+from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 
@@ -33,6 +34,8 @@ class Options:
     Attributes:
         batch, seq, dtype: sizes of the traced step where the command line knows them, else None.
         optimizer: adamw, sgd or none.
+        master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
+        state_bytes: of optimizer state per parameter element; None for the optimizer's own.
         forward_only: whether the step has no backward pass and no update.
         overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
         memory_limit: bytes per device.
@@ -47,6 +50,8 @@ class Options:
     seq: int | None = None
     dtype: str | None = None
     optimizer: str = "adamw"
+    master_weights: bool = True
+    state_bytes: int | None = None
     forward_only: bool = False
     overlap: float = 0.0
     memory_limit: int
@@ -58,6 +63,11 @@ class Options:
     time_limit: float = 60.0
     work_limit: float | None = None
     seed: int = 0
+
+    def optimizer_state(self) -> OptimizerState:
+        """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
+        name = "none" if self.forward_only else self.optimizer
+        return optimizer_state(name, master_weights=self.master_weights, state_bytes=self.state_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ def _headline(plan: Plan) -> list[str]:
         rate = tokens * 1e9 / costs.total_ns
         step += f"   {rate:,.0f} tokens/s, {rate / plan.mesh.size:,.0f} per device"
     sizes = [f"{name} {value}" for name, value in (("batch", options.batch), ("seq", options.seq)) if value is not None]
-    asked = [*sizes, *([options.dtype] if options.dtype else []), "forward only" if options.forward_only else options.optimizer]
+    asked = [*sizes, *([options.dtype] if options.dtype else []), _optimizer(plan)]
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
         ("step time", step),
@@ -79,8 +79,25 @@ def _headline(plan: Plan) -> list[str]:
         ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
-    title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh} ({plan.mesh.size} devices), {plan.cluster.title}"
+    devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
+    title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh} ({devices}), {plan.cluster.title}"
     return [title, "", *table(rows)]
+
+
+def _optimizer(plan: Plan) -> str:
+    """What the optimizer keeps, as far as it can be otherwise for the parameters of this plan."""
+    options, state = plan.options, plan.options.optimizer_state()
+    if options.forward_only:
+        return "forward only"
+    if options.optimizer == "none":
+        return "no optimizer"
+    text = options.optimizer
+    dtypes = {tensor.dtype for tensor in plan.tensors if tensor.name in plan.gradients}
+    if any(state.master_bytes(dtype) for dtype in dtypes):
+        text += " with f32 master weights"
+    elif not options.master_weights:
+        text += " without master weights"
+    return text + (f", {options.state_bytes} bytes of state per element" if options.state_bytes is not None else "")
 
 
 def _tensor_rows(plan: Plan, tensors: Iterable[tuple[str, PlannedTensor, Layout]]) -> list[tuple[str, str, str, str]]:
@@ -214,7 +231,7 @@ def _memory(plan: Plan) -> list[str]:
     rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
     largest = largest_holders(memory, 4)
     lines = [
-        f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; part of the limit",
+        f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; share of the limit",
         *table(rows, right=(1, 2)),
     ]
     return [*lines, f"  largest: {'; '.join(largest)}"] if largest else lines

@@ -52,6 +52,7 @@ def test_solve_prints_the_report_and_progress(fake: Optimize, capsys: pytest.Cap
 
 def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
+    words += " --no-master-weights --state-bytes 4"
     words += (
         " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --gap 0.01 --time-limit 9 --work-limit 3"
     )
@@ -68,6 +69,8 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "dtype": "bf16",
         "forward_only": True,
         "optimizer": "sgd",
+        "master_weights": False,
+        "state_bytes": 4,
         "pins": ("x=R,R", "*.w=tp=S(0)"),
         "overlap": 0.5,
         "objective": "time",
@@ -103,6 +106,7 @@ def test_solve_writes_the_plan_and_prints_json(fake: Optimize, tmp_path: Path, c
         ["solve", "gpt2", "--mesh", "8", "--optimizer", "lion"],
         ["solve", "gpt2", "--mesh", "8", "--no-such-option"],
         ["solve", "gpt2", "--mesh", "8", "-o", "no/such/folder/plan.json"],
+        ["solve", "gpt2", "--mesh", "8", "-o", "/dev/null"],
         ["show"],
         ["paint"],
     ],
@@ -161,6 +165,9 @@ def test_debug_shows_the_traceback(fake: Optimize, capsys: pytest.CaptureFixture
         (["--mesh", "8", "--pin", "x=pp=R"], "unknown mesh axis 'pp'; this mesh has d0"),
         (["--mesh", "8", "--pin", "x"], "cannot read pin 'x'"),
         (["--mesh", "8", "--overlap", "2"], "overlap 2.0 is not legal"),
+        (["--mesh", "8", "--state-bytes", "-1"], "-1 bytes of optimizer state per element is not legal"),
+        (["--mesh", "8", "--state-bytes", "2", "--optimizer", "none"], "2 bytes of optimizer state were asked with optimizer none"),
+        (["--mesh", "8", "--state-bytes", "2", "--forward-only"], "2 bytes of optimizer state were asked with a forward-only step"),
         (["--mesh", "8", "--gap", "-1"], "gap -1.0 is not legal"),
         (["--mesh", "8", "--time-limit", "0"], "time limit 0.0 is not legal"),
         (["--mesh", "8", "--work-limit", "-1"], "work limit -1.0 is not legal"),

@@ -21,7 +21,6 @@ from traced_models import values_of
 
 from solver_shard import optimize
 from solver_shard.costs.cluster import Cluster, load_cluster
-from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.interpret import run
@@ -200,7 +199,7 @@ def test_solved_plans_give_the_unsharded_step(name: str, options: dict[str, Any]
     plan = optimize(case.program, mesh="dp=2,tp=2", cluster=near(), gap=0.05, time_limit=15, **options)
     check(case, plan)
     costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
-    found = evaluate(plan, case.program, Rulebook(), costs, optimizer_state(plan.options.optimizer))
+    found = evaluate(plan, case.program, Rulebook(), costs)
     assert (found.objective, found.peak) == (plan.certificate.objective, plan.memory.peak)
     assert found.peak <= plan.options.memory_limit
     assert collectives_of(plan)

@@ -12,7 +12,6 @@ import pytest
 from lowered import Lowered, lowered, random_assignment, replicated
 from programs import mlp, trained_mlp
 
-from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
@@ -50,8 +49,13 @@ def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("mesh", ["2", "2,2", "4,2", "2,1,3"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"overlap": 0.37, "memory_weight": 1000}, {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"}],
-    ids=["time", "weighted", "memory"],
+    [
+        {},
+        {"overlap": 0.37, "memory_weight": 1000},
+        {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"},
+        {"master_weights": False, "state_bytes": 3},
+    ],
+    ids=["time", "weighted", "memory", "state"],
 )
 def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
     case = lowered(program, mesh, **options)
@@ -168,7 +172,7 @@ def test_another_program_mesh_cluster_or_overlap_is_an_input_error() -> None:
 
     def check(message: str, *, program: Program = case.program, costs: CostModel = case.costs) -> None:
         with pytest.raises(InputError, match=message):
-            evaluate(plan, program, case.rulebook, costs, optimizer_state("adamw"))
+            evaluate(plan, program, case.rulebook, costs)
 
     cluster = case.costs.cluster
     check("it has 16 tensors and 13 ops, the program 26 and 21", program=trained_mlp(12, 8, 20, 2))

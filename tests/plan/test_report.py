@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from plan_examples import example
@@ -39,6 +40,21 @@ from solver_shard.plan.table import table
 )
 def test_the_report_has_this_line(line: str) -> None:
     assert line in str(example())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "bf16, adamw with f32 master weights, time"),
+        ({"master_weights": False}, "bf16, adamw without master weights, time"),
+        ({"state_bytes": 2}, "bf16, adamw with f32 master weights, 2 bytes of state per element, time"),
+        ({"optimizer": "none"}, "bf16, no optimizer, time"),
+    ],
+)
+def test_the_report_says_what_the_optimizer_keeps(options: dict[str, Any], text: str) -> None:
+    plan = example()
+    asked = dataclasses.replace(plan.options, forward_only=False, **options)
+    assert text in str(dataclasses.replace(plan, options=asked, gradients={"layers.0.up.weight": 1}))
 
 
 def test_a_deeper_plan_has_no_longer_report() -> None:
