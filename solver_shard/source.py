@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,11 @@ def program_of(
         return model, f"program {model.name}"
     if isinstance(model, str) and not is_entry_point(model):
         _refuse("a preset or config", inputs=inputs, loss_fn=loss_fn)
+        if ":" in model and not os.path.exists(model):
+            raise InputError(
+                f"{model!r} is no file and not an entry point; an entry point is package.module:function, dots between names and no '.py', "
+                "as in my_pkg.models:build"
+            )
         if batch is None:
             raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
         from solver_shard.frontends.huggingface import load
@@ -57,12 +63,12 @@ def program_of(
         source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE])
         return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):
-        _refuse("an entry point, which makes its own inputs,", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
+        _refuse("an entry point (it makes its own inputs)", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
         from solver_shard.frontends.entry import load as load_entry
 
         module, inputs, loss_fn, name = load_entry(model)
         return _trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), model
-    _refuse("a module, whose inputs say so,", batch=batch, seq=seq, dtype=dtype)
+    _refuse("a module (its inputs say them)", batch=batch, seq=seq, dtype=dtype)
     if inputs is None:
         raise InputError(
             f"example inputs for {type(model).__name__} are missing; give a tuple or a mapping of tensors with the global sizes of one step"

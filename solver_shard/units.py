@@ -13,6 +13,7 @@ from solver_shard.errors import InputError
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS = {**_DECIMAL, **_BINARY}
+MAX_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -20,7 +21,7 @@ def parse_bytes(text: str | int) -> int:
     """Read ``70GiB``, ``70GB``, ``1.5 TiB`` or a plain number of bytes; rounded down to a whole byte.
 
     Raises:
-        InputError: the text is not a number with one of the units, or is less than one byte.
+        InputError: the text is not a number with one of the units, or not between one byte and 2^60 bytes.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         text = str(text)
@@ -35,6 +36,8 @@ def parse_bytes(text: str | int) -> int:
     nbytes: int = (int(whole + fraction) * scale) // 10 ** len(fraction)
     if nbytes < 1:
         raise InputError(f"memory size {text!r} is less than one byte; write a positive size, as in '70GiB'")
+    if nbytes > MAX_BYTES:
+        raise InputError(f"memory size {text!r} is more than 2^60 bytes; write the memory of one device, as in '70GiB'")
     return nbytes
 
 

@@ -32,6 +32,12 @@ def test_other_memory_sizes_are_refused_with_an_example(text: str) -> None:
         parse_bytes(text)
 
 
+def test_more_than_any_device_has_is_refused() -> None:
+    assert parse_bytes("1048576TiB") == 2**60
+    with pytest.raises(InputError, match="more than 2\\^60 bytes"):
+        parse_bytes("999999999999999999TiB")
+
+
 @pytest.mark.parametrize("text", ["0", "0GiB", "0.1B"])
 def test_less_than_a_byte_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="less than one byte"):

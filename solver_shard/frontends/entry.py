@@ -39,7 +39,7 @@ def load(text: str) -> tuple[nn.Module, Mapping[str, Any] | tuple[Any, ...], Cal
     function = _function(found["module"], found["function"])
     try:
         result = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"entry point {text!r} raised {type(error).__name__}: {error}; it is called without arguments and must {_RETURNS}"
         ) from error
@@ -62,7 +62,7 @@ def _function(module_name: str, name: str) -> Callable[[], Any]:
                 "it, or put that directory on PYTHONPATH"
             ) from None
         raise InputError(f"module {module_name!r} of the entry point needs {missing!r}, which is not installed; install it") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"importing {module_name!r} raised {type(error).__name__}: {error}; correct the module") from error
     finally:
         if added:

@@ -134,6 +134,10 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
             f"config of {name!r} has model_type {kind!r}, which transformers {transformers.__version__} does not know{hint}; code that "
             "ships with a checkpoint is not run; give a config of a known type, or your own model as package.module:function"
         )
+    if raw.get("quantization_config") is not None:
+        raise InputError(
+            f"config of {name!r} has a 'quantization_config'; quantized weights are not planned; take it out to plan the model in --dtype"
+        )
     try:
         config = transformers.AutoConfig.for_model(**raw)
     except Exception as error:
@@ -150,10 +154,17 @@ _AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceCl
 
 
 def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype) -> nn.Module:
-    """The class that the config names, else the first of the usual heads that its type has."""
+    """The class that the config names; where it names none, the first of the usual heads that its type has."""
     named = raw.get("architectures") or []
-    cls: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
-    if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
+    if named:
+        first = named[0] if isinstance(named, list) else named
+        cls: Any = getattr(transformers, first, None) if isinstance(first, str) else None
+        if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
+            raise InputError(
+                f"config of {name!r} names the architecture {first!r}, which transformers {transformers.__version__} does not have; "
+                f"name one of its classes, or take 'architectures' out to get the usual one for {raw['model_type']!r}"
+            )
+    else:
         for auto in _AUTO:
             mapping = getattr(transformers, auto)._model_mapping
             if type(config) in mapping:
@@ -214,6 +225,8 @@ def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dty
         size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
         if size is None:
             raise InputError(f"config of {name!r} does not say its image_size; add it")
+        if seq is not None:
+            raise InputError(f"seq {seq} was asked, but {name!r} reads images of the size in its config; leave --seq out")
         height, width = (size, size) if isinstance(size, int) else (size[0], size[1])
         found = {"pixel_values": torch.empty(batch, channels, height, width, dtype=dtype, device="meta")}
     elif model.main_input_name == "input_ids":

@@ -41,6 +41,9 @@ def bad_loss():
 
 def needs_argument(x):
     return x
+
+def leaves():
+    raise SystemExit(3)
 """
 
 
@@ -49,6 +52,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "entry_models.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "entry_broken.py").write_text("1 / 0", encoding="utf-8")
+    (tmp_path / "entry_leaves.py").write_text("import sys; sys.exit(0)", encoding="utf-8")
     (tmp_path / "entry_lacks.py").write_text("import no_such_library", encoding="utf-8")
 
 
@@ -69,6 +73,8 @@ def test_loss_and_single_tensor(function: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("entry_models:leaves", "entry point 'entry_models:leaves' raised SystemExit: 3"),
+        ("entry_leaves:build", "importing 'entry_leaves' raised SystemExit: 0"),
         ("entry_models", "package.module:function"),
         ("entry-models:build", "package.module:function"),
         ("no_such_module:build", "cannot be found"),

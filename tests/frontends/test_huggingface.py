@@ -48,7 +48,7 @@ def write(path: Path, content: Any) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_the_published_number_of_parameters(preset: str) -> None:
-    model, inputs, name = load(preset, batch=2, seq=16, dtype="bf16")
+    model, inputs, name = load(preset, batch=2, seq=None if preset == "vit-base" else 16, dtype="bf16")
     assert name == preset
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[preset]
     assert {p.device.type for p in model.parameters()} == {"meta"}
@@ -129,13 +129,21 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"seq": None}, "--seq"),
     (LLAMA, {"dtype": "f8"}, "legal: f32, bf16, f16"),
     (LLAMA | {"architectures": ["LlamaModel"]}, {}, "computes no loss"),
+    (
+        LLAMA | {"architectures": ["NoSuchForCausalLM"]},
+        {},
+        "names the architecture 'NoSuchForCausalLM', which transformers .* does not have",
+    ),
+    (LLAMA | {"architectures": [3]}, {}, "names the architecture 3"),
+    (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {}, "has a 'quantization_config'; .*take it out"),
+    ("vit-base", {}, "seq 4 was asked, but 'vit-base' reads images"),
     ("gpt2", {"seq": 2048}, "at most 1024"),
 ]
 
 
 @pytest.mark.parametrize(("content", "change", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, content: Any, change: dict[str, Any], message: str) -> None:
-    source = content if content in ("no-such-preset", "gpt2") else write(tmp_path, content)
+    source = content if content in ("no-such-preset", "gpt2", "vit-base") else write(tmp_path, content)
     with pytest.raises(InputError, match=message):
         load(source, **({"batch": 2, "seq": 4, "dtype": "f32"} | change))
 
