@@ -196,6 +196,7 @@ def plan_program(
         outputs=program.outputs,
         gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
         reshards=parts.reshards,
+        holds=parts.holds,
         memory=parts.memory,
         costs=parts.costs,
         certificate=_certificate(solution, problem, clock),

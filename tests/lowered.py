@@ -59,6 +59,7 @@ class Lowered:
             outputs=self.program.outputs,
             gradients={self.program.tensors[p].name: g for p, g in self.program.gradients.items()},
             reshards=parts.reshards,
+            holds=parts.holds,
             memory=parts.memory,
             costs=parts.costs,
             certificate=Certificate(objective=0, bound=0, gap=0.0, status="feasible", problem="free", seed=0, work=0),

@@ -8,6 +8,10 @@ Times are op positions; T is their number, the optimizer update runs at T, and t
 just before its first reader, so a tensor's own bytes must live up to the last of its groups' first readers. A group that
 reads the tensor as it is (an alias) keeps it alive up to its own last reader; results of view ops carry no bytes and
 prolong the life of what they view.
+
+A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
+either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
+reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver_shard.program import Program, Role
+from solver_shard.program import Phase, Program
 from solver_shard.rulebook.rule import Rule
 
+FORWARD = "forward"
 OPTIMIZER = "optimizer"
 OUTPUT = "output"
 
@@ -28,11 +33,12 @@ class Group:
 
     Attributes:
         tensor: position in the program.
-        purpose: forward, backward, optimizer (a gradient's way to its parameter) or output.
+        purpose: forward, backward, optimizer (a gradient's way to the update) or output.
         family: how the readers read it; for messages and for tying repeated layers.
         readers: (op position, operand index); empty for optimizer and output.
         start: position of the first reader, when the reshard runs.
         stop: one past the last use, uses through views included.
+        late: the group starts from what is held of the tensor after its forward readers.
     """
 
     tensor: int
@@ -41,14 +47,22 @@ class Group:
     readers: tuple[tuple[int, int], ...]
     start: int
     stop: int
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """Groups by tensor, in order of their first reader, and the half-open base interval of every tensor."""
+    """Groups by tensor, in order of their first reader, and the half-open intervals of every tensor's bytes.
+
+    Attributes:
+        base: when the producer's own bytes live.
+        held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups.
+            Only tensors that are held have an entry.
+    """
 
     groups: dict[int, tuple[Group, ...]]
     base: tuple[tuple[int, int], ...]
+    held: dict[int, int]
     end: int
 
 
@@ -62,39 +76,49 @@ def lives(program: Program, rules: Sequence[Rule]) -> Lives:
     update = len(program.ops)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-    keyed: dict[int, dict[tuple[str, str], list[tuple[int, int]]]] = {}
-    for t, uses in program.readers().items():
-        for i, j in uses:
-            op = program.ops[i]
-            keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
-    ends: dict[tuple[int, str], int] = {}
-    for t in program.gradients.values():
-        keyed.setdefault(t, {})[(OPTIMIZER, "update")] = []
-        ends[t, OPTIMIZER] = made[t]
-    for t in program.outputs:
-        keyed.setdefault(t, {})[(OUTPUT, "output")] = []
-        ends[t, OUTPUT] = update
-
-    def first(t: int, key: tuple[str, str], readers: list[tuple[int, int]]) -> int:
-        return readers[0][0] if readers else ends[t, key[0]]
-
-    base: list[tuple[int, int]] = []
-    for t, tensor in enumerate(program.tensors):
-        if tensor.role in (Role.PARAMETER, Role.BUFFER, Role.INPUT) and t not in made:
-            base.append((0, end))
-        else:
-            last = max((first(t, key, readers) for key, readers in keyed.get(t, {}).items()), default=made[t])
-            base.append((made[t], last + 1))
+    keyed = _keyed_readers(program, rules)
+    order = sorted(range(len(program.tensors)), key=lambda t: made.get(t, -1), reverse=True)
+    base: list[tuple[int, int]] = [(0, end)] * len(program.tensors)
     groups: dict[int, tuple[Group, ...]] = {}
-    for t, found in keyed.items():
-        made_groups = []
-        for (purpose, family), readers in found.items():
-            start = first(t, (purpose, family), readers)
+    held: dict[int, int] = {}
+    for t in order:  # a view's result before what it views
+        found = []
+        for (purpose, family), readers in keyed.get(t, {}).items():
+            start = readers[0][0] if readers else made[t] if purpose == OPTIMIZER else update
             stop = start + 1 if readers else end
             for i, _ in readers:
                 stop = max(stop, i + 1)
                 if rules[i].view:
                     stop = max(stop, *(base[r][1] for r in program.ops[i].results))
-            made_groups.append(Group(tensor=t, purpose=purpose, family=family, readers=tuple(readers), start=start, stop=stop))
-        groups[t] = tuple(sorted(made_groups, key=lambda g: (g.start, g.purpose, g.family)))
-    return Lives(groups=groups, base=tuple(base), end=end)
+            found.append((start, purpose, family, tuple(readers), stop))
+        found.sort()
+        early = any(purpose == FORWARD for _, purpose, *_ in found)
+        late = early and _is_forward(program, made, t) and any(purpose != FORWARD for _, purpose, *_ in found)
+        groups[t] = tuple(
+            Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose != FORWARD)
+            for start, purpose, family, readers, stop in found
+        )
+        if late:
+            held[t] = 1 + max(g.start for g in groups[t] if g.late)
+        if t in made:
+            first = 1 + max((g.start for g in groups[t]), default=made[t])
+            base[t] = (made[t], max(g.stop for g in groups[t] if not g.late) if late else first)
+    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end)
+
+
+def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:
+    return t not in made or program.ops[made[t]].phase is Phase.FORWARD
+
+
+def _keyed_readers(program: Program, rules: Sequence[Rule]) -> dict[int, dict[tuple[str, str], list[tuple[int, int]]]]:
+    """Readers of every tensor by purpose and family."""
+    keyed: dict[int, dict[tuple[str, str], list[tuple[int, int]]]] = {}
+    for t, uses in program.readers().items():
+        for i, j in uses:
+            op = program.ops[i]
+            keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
+    for t in program.gradients.values():
+        keyed.setdefault(t, {})[OPTIMIZER, "update"] = []
+    for t in program.outputs:
+        keyed.setdefault(t, {})[OUTPUT, "output"] = []
+    return keyed

@@ -4,7 +4,17 @@ Nodes: a source (parameter, buffer, input) chooses its layout; an op chooses a s
 tied to it; each group of readers of a tensor has a reshard node that chooses a layout and whether it is an *alias* of
 the producer's (no cost, no bytes) or a *copy* (the transition's cost, its own bytes). Edges from producer to reshard
 carry transition costs, edges from reshard to reader allow equality and moves that need no communication. Where an alias
-outlives its producer's own interval, a tail node carries those bytes. All memory is node usage.
+outlives its producer's own interval, a tail node carries those bytes.
+
+A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
+bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
+With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3).
+
+The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
+free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
+ZeRO-1, 2, 3, hybrid sharding and their mixtures are points of the graph.
+
+All memory is node usage.
 
 Tables are cached by the layouts they relate, so a deep model has no more distinct tables than a shallow one.
 """
@@ -27,7 +37,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
-from solver_shard.program import Program, Role
+from solver_shard.program import DTYPE_BYTES, Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 Pins = Mapping[int, Callable[[Layout], bool]]
@@ -46,13 +56,18 @@ class Kind(enum.Enum):
     RESULT = "result"
     RESHARD = "reshard"
     TAIL = "tail"
+    HOLD = "hold"
+    KEEP = "keep"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
     """One node: ``item`` is the op position for OP, the tensor position otherwise; ``group`` counts the tensor's groups.
 
-    ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases.
+    ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases. A
+    HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
+    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin.
     """
 
     kind: Kind
@@ -60,6 +75,7 @@ class Node:
     group: int = 0
     layouts: Layouts = ()
     aliases: int = 0
+    origins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,6 +134,9 @@ class _Lowerer:
     def run(self, limit: int | None) -> Lowering:
         for t in self.program.sources():
             self._source(t)
+        if self.state.optimizer != "none":
+            for p in self.program.gradients:
+                self._state(p)
         strategies = [self._strategies(i) for i in range(len(self.program.ops))]
         for i, op in enumerate(self.program.ops):
             for j, t in enumerate(op.operands):
@@ -154,6 +173,8 @@ class _Lowerer:
         if node.kind is Kind.OP:
             return f"op {node.item} {self.program.ops[node.item].name}"
         suffix = f" {self.lives.groups[node.item][node.group].family}" if node.kind in (Kind.RESHARD, Kind.TAIL) else ""
+        if node.kind is Kind.KEEP and node.group:
+            suffix = f" {self.lives.groups[node.item][node.group - 1].family}"
         return f"{node.kind.value} {self.program.tensors[node.item].name}{suffix}"
 
     def _add(self, node: Node, costs: Ints, usages: Ints, interval: tuple[int, int]) -> int:
@@ -194,15 +215,22 @@ class _Lowerer:
         return found
 
     def _source(self, t: int) -> None:
-        tensor = self.program.tensors[t]
         layouts = self._legal(t)
-        usages = self._bytes(t, layouts)
         costs = np.zeros(len(layouts), dtype=np.int64)
-        if tensor.role is Role.PARAMETER and t in self.program.gradients:
-            elements = usages // max(1, tensor.nbytes // max(1, tensor.numel))
-            usages = usages + elements * self.state.resident_bytes(tensor.dtype)
-            costs = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype, False)
-        self._add(Node(kind=Kind.SOURCE, item=t, layouts=layouts), costs, usages, self.lives.base[t])
+        self._add(Node(kind=Kind.SOURCE, item=t, layouts=layouts), costs, self._bytes(t, layouts), self.lives.base[t])
+
+    def _state(self, p: int) -> None:
+        """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
+        tensor = self.program.tensors[p]
+        layouts = legal_layouts(tensor.shape, self.mesh_shape, ())
+        elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
+        times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype, False)
+        usages = elements * self.state.resident_bytes(tensor.dtype)
+        v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
+        parameter = self.index[Kind.SOURCE, p, 0]
+        target = self.nodes[parameter].layouts
+        key = ("state", tensor.shape, tensor.dtype, layouts, target)
+        self._edge(v, parameter, key, lambda: self._moves(p, layouts, target, discounted=True))
 
     def _strategies(self, i: int) -> OpStrategies:
         op = self.program.ops[i]
@@ -238,29 +266,71 @@ class _Lowerer:
     def _reshard(self, t: int, k: int) -> None:
         if (Kind.RESHARD, t, k) in self.index:
             return
-        tensor, group = self.program.tensors[t], self.lives.groups[t][k]
-        producer = self.index[Kind.RESULT if t in self.made else Kind.SOURCE, t, 0]
+        group = self.lives.groups[t][k]
+        producer = self._hold(t) if group.late else self._producer(t)
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
+        tensor = self.program.tensors[t]
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group), bool(group.readers))
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
         self._edge(producer, v, ("transition", key), lambda: self._transition_table(t, group, held, alias, need))
-        base_stop = self.lives.base[t][1]
+        base_stop = self.lives.held[t] if group.late else self.lives.base[t][1]
         if group.stop > base_stop and alias:
             tail_usages = np.concatenate([[0], self._bytes(t, alias)])
-            layouts = (Layout(), *alias)
-            w = self._add(
-                Node(kind=Kind.TAIL, item=t, group=k, layouts=layouts), np.zeros_like(tail_usages), tail_usages, (base_stop, group.stop)
-            )
+            tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), *alias))
+            w = self._add(tail, np.zeros_like(tail_usages), tail_usages, (base_stop, group.stop))
             self._edge(v, w, ("tail", len(alias), len(need)), lambda: _tail_table(len(alias), len(need)))
         if group.purpose == OPTIMIZER:
             for p in self._parameters(t):
-                parameter = self.index[Kind.SOURCE, p, 0]
-                target = self.nodes[parameter].layouts
-                self._edge(v, parameter, ("equal", node.layouts, target), lambda target=target: _equal_table(node.layouts, target))  # type: ignore[misc]
+                if (Kind.STATE, p, 0) in self.index:
+                    # the update reads its slice of the reduced gradient
+                    target = self.index[Kind.STATE, p, 0]
+                    self._edge(v, target, ("slice", node.layouts), lambda w=target: _free_table(node.layouts, self.nodes[w].layouts))  # type: ignore[misc]
+                else:
+                    target = self.index[Kind.SOURCE, p, 0]
+                    layouts = self.nodes[target].layouts
+                    self._edge(v, target, ("equal", node.layouts, layouts), lambda y=layouts: _equal_table(node.layouts, y))  # type: ignore[misc]
+
+    def _producer(self, t: int) -> int:
+        return self.index[Kind.RESULT if t in self.made else Kind.SOURCE, t, 0]
+
+    def _hold(self, t: int) -> int:
+        """The hold node of a tensor, made with its keep nodes when the first late group asks for it."""
+        if (Kind.HOLD, t, 0) in self.index:
+            return self.index[Kind.HOLD, t, 0]
+        producer, until = self._producer(t), self.lives.held[t]
+        held = self.nodes[producer].layouts
+        early = [k for k, g in enumerate(self.lives.groups[t]) if not g.late]
+        copies = {k: self._copies(t, k) for k in early}
+        layouts, origins = held, (-1,) * len(held)
+        for k in early:
+            layouts, origins = layouts + copies[k], origins + (k,) * len(copies[k])
+        zeros = np.zeros(len(layouts), dtype=np.int64)
+        v = self._add(Node(kind=Kind.HOLD, item=t, layouts=layouts, origins=origins), zeros, zeros, (0, 0))
+        self._edge(producer, v, ("hold", held, layouts, origins), lambda: _hold_table(held, 0, -1, layouts, origins))
+        for k in early:
+            w = self.index[Kind.RESHARD, t, k]
+            given, aliases = self.nodes[w].layouts, self.nodes[w].aliases
+            key = ("hold", given, aliases, k, layouts, origins)
+            self._edge(w, v, key, lambda g=given, a=aliases, k=k: _hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
+        owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
+        if t in self.made:
+            owners.append((-1, held, self.lives.base[t][1]))
+        for k, kept, start in owners:
+            if kept and start < until:
+                usages = np.concatenate([[0], self._bytes(t, kept)])
+                w = self._add(
+                    Node(kind=Kind.KEEP, item=t, group=k + 1, layouts=(Layout(), *kept)), np.zeros_like(usages), usages, (start, until)
+                )
+                self._edge(v, w, ("keep", kept, k, layouts, origins), lambda y=kept, k=k: _keep_table(layouts, origins, k, y))  # type: ignore[misc]
+        return v
+
+    def _copies(self, t: int, k: int) -> Layouts:
+        node = self.nodes[self.index[Kind.RESHARD, t, k]]
+        return node.layouts[node.aliases :]
 
     def _parameters(self, gradient: int) -> tuple[int, ...]:
         return tuple(p for p, g in self.program.gradients.items() if g == gradient)
@@ -269,7 +339,7 @@ class _Lowerer:
         """Every layout that some reader of the group asks for, in a fixed order."""
         if group.purpose == OPTIMIZER:
             shared = self._legal(t)
-            for p in self._parameters(t):
+            for p in self._parameters(t) if self.state.optimizer == "none" else ():
                 held = set(self.nodes[self.index[Kind.SOURCE, p, 0]].layouts)
                 shared = tuple(layout for layout in shared if layout in held)
             if not shared:
@@ -292,17 +362,22 @@ class _Lowerer:
         return self.program.tensors[t].role is Role.PARAMETER or group.purpose == OPTIMIZER
 
     def _transition_table(self, t: int, group: Group, held: Layouts, alias: Layouts, need: Layouts) -> Ints:
-        tensor = self.program.tensors[t]
-        reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
-        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
-        if self._discounted(t, group):
-            table = np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
+        table = self._moves(t, held, need, discounted=self._discounted(t, group))
         same = _equal_table(held, need) == 0
         if group.readers:
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
             aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
             same |= free_moves(held, need) & aliased[:, None]
         return np.concatenate([_equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
+
+    def _moves(self, t: int, held: Layouts, need: Layouts, *, discounted: bool) -> Ints:
+        """Cost of every transition of a tensor, after the overlap discount where it applies."""
+        tensor = self.program.tensors[t]
+        reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
+        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
+        if not discounted:
+            return table
+        return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:
         for i, op in enumerate(self.program.ops):
@@ -313,7 +388,7 @@ class _Lowerer:
 
 
 def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel) -> Ints:
-    """Roofline time of an op under each of its strategies; views take none."""
+    """Roofline time of an op and the collectives inside it, under each of its strategies; views take none."""
     rule = column.rule
     if rule.view:
         return np.zeros(len(column.work), dtype=np.int64)
@@ -323,7 +398,8 @@ def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostMo
             nbytes += operand.nbytes[operand.chosen]
     for result in column.results:
         nbytes += result.nbytes[result.chosen]
-    return costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), rule.matmul)
+    computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), rule.matmul)
+    return computing + column.collective_nanoseconds(costs.collectives.times)
 
 
 def compute_dtype(program: Program, i: int) -> str:
@@ -350,6 +426,27 @@ def _tail_table(alias: int, copies: int) -> Ints:
     table = np.full((alias + copies, 1 + alias), FORBIDDEN, dtype=np.int64)
     table[np.arange(alias), 1 + np.arange(alias)] = 0
     table[alias:, 0] = 0
+    return table
+
+
+def _free_table(rows: Layouts, columns: Layouts) -> Ints:
+    return np.where(free_moves(rows, columns), 0, FORBIDDEN).astype(np.int64)
+
+
+def _hold_table(given: Layouts, aliases: int, origin: int, layouts: Layouts, origins: tuple[int, ...]) -> Ints:
+    """What a producer (origin -1) or a forward group allows to be held: only what it has, and a group only its copies."""
+    table = np.zeros((len(given), len(layouts)), dtype=np.int64)
+    own = np.array(origins) == origin
+    table[:, own] = _equal_table(given, tuple(layout for layout, mine in zip(layouts, own, strict=True) if mine))
+    table[:aliases, own] = FORBIDDEN
+    return table
+
+
+def _keep_table(layouts: Layouts, origins: tuple[int, ...], origin: int, kept: Layouts) -> Ints:
+    position = {layout: 1 + k for k, layout in enumerate(kept)}
+    table = np.full((len(layouts), 1 + len(kept)), FORBIDDEN, dtype=np.int64)
+    for r, (layout, where) in enumerate(zip(layouts, origins, strict=True)):
+        table[r, position[layout] if where == origin else 0] = 0
     return table
 
 

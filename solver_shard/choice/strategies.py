@@ -1,7 +1,8 @@
 """All strategies of one op instance on a mesh: the product over mesh axes of its rule's single-axis strategies.
 
 Only what cannot be executed is dropped: a factor cut into more shards than its rule allows, a dim smaller than its
-shard count, two reductions pending on one tensor that do not commute (max with sum). Everything is held in arrays with
+shard count, two reductions pending on one tensor that do not commute (max with sum), two different implementations.
+Collectives inside an implementation run over all axes that choose it, as one group. Everything is held in arrays with
 one row per strategy, because a three-axis mesh gives a few hundred of them to every op.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,17 @@ class LayoutColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InsideColumn:
+    """One collective of an implementation over one set of axes: the strategies that need it, and their bytes per device."""
+
+    implementation: str
+    kind: str
+    axes: tuple[int, ...]
+    strategies: Ints
+    nbytes: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpStrategies:
     """Strategies of an op instance; ``axis_choice[k, a]`` is the single-axis strategy of axis a under strategy k."""
 
@@ -45,10 +57,31 @@ class OpStrategies:
     results: tuple[LayoutColumn, ...]
     work: NDArray[np.float64]
     """Largest share of the op's work that one device does, per strategy (1 when nothing is cut)."""
+    inside: tuple[InsideColumn, ...] = ()
+    """Collectives of the implementations, in the order in which an op runs them."""
 
     def names(self, strategy: int) -> tuple[str, ...]:
         """Name of the single-axis strategy on every mesh axis."""
         return tuple(self.single[c].name for c in self.axis_choice[strategy])
+
+    def implementation(self, strategy: int) -> str:
+        """Name of the implementation that the strategy runs; empty for none."""
+        return next((way.name for c in self.axis_choice[strategy] if (way := self.single[c].implementation)), "")
+
+    def collectives(self, strategy: int) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """Kind, axes and bytes per device of every collective inside the op under one strategy, in order."""
+        found = []
+        for column in self.inside:
+            for at in np.flatnonzero(column.strategies == strategy):
+                found.append((column.kind, column.axes, int(column.nbytes[at])))
+        return tuple(found)
+
+    def collective_nanoseconds(self, times: Callable[[str, tuple[int, ...], Ints], Ints]) -> Ints:
+        """Time of the collectives inside the op, per strategy; ``times`` prices many sizes of one collective."""
+        total = np.zeros(len(self.axis_choice), dtype=np.int64)
+        for column in self.inside:
+            total[column.strategies] += times(column.kind, column.axes, column.nbytes)
+        return total
 
 
 def local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> int:
@@ -75,12 +108,16 @@ def op_strategies(
     keep = np.ones(len(choice), dtype=bool)
     work = np.ones(len(choice))
     factor_of = np.array([-1 if s.factor is None else s.factor for s in single])
+    cuts = np.ones((len(rule.factors), len(choice)), dtype=np.int64)
     for index, factor in enumerate(rule.factors):
-        shards = np.where(factor_of[choice] == index, sizes, 1).prod(axis=1)
+        shards = cuts[index] = np.where(factor_of[choice] == index, sizes, 1).prod(axis=1)
         for count in np.unique(shards):
             here = shards == count
             keep[here] &= factor.legal(int(count))
-            work[here] *= -(-factor.size // int(count)) / factor.size if count > 1 else 1.0
+            work[here] *= rule.share(index, int(count))
+    ways = {way.name: number for number, way in enumerate(rule.implementations)}
+    way_of = np.array([-1 if s.implementation is None else ways[s.implementation.name] for s in single])[choice]
+    keep &= ((way_of < 0) | (way_of == way_of.max(axis=1, initial=-1, keepdims=True))).all(axis=1)
     columns = []
     for tensors, pick in ((operands, "operands"), (results, "results")):
         for j, tensor in enumerate(tensors):
@@ -96,7 +133,30 @@ def op_strategies(
         operands=tuple(made[: len(operands)]),
         results=tuple(made[len(operands) :]),
         work=work,
+        inside=_inside(rule, way_of[keep], cuts[:, keep]),
     )
+
+
+def _inside(rule: Rule, way_of: Ints, cuts: Ints) -> tuple[InsideColumn, ...]:
+    """The collectives of every implementation by the axes that run it; ``way_of[k, a]`` is its number or -1."""
+    found = []
+    for number, way in enumerate(rule.implementations):
+        for pattern in np.unique(way_of == number, axis=0) if way.collectives else ():
+            here = np.flatnonzero(((way_of == number) == pattern).all(axis=1))
+            if not pattern.any() or not len(here):
+                continue
+            for collective in way.collectives:
+                nbytes = [collective.local_nbytes(rule.factors, cuts[:, k].tolist()) for k in here]
+                found.append(
+                    InsideColumn(
+                        implementation=way.name,
+                        kind=collective.kind,
+                        axes=tuple(np.flatnonzero(pattern).tolist()),
+                        strategies=here,
+                        nbytes=np.array(nbytes, dtype=np.int64),
+                    )
+                )
+    return tuple(found)
 
 
 def _reachable(strategy: AxisStrategy, pending: Sequence[frozenset[str]]) -> bool:

@@ -58,10 +58,13 @@ def node_classes(lowering: Lowering) -> Ints:
         elif node.kind in (Kind.RESHARD, Kind.TAIL):
             group = lowering.lives.groups[node.item][node.group]
             key = (node.kind, tensor_key[node.item], group.purpose, group.family)
+        elif node.kind is Kind.KEEP and node.group:
+            group = lowering.lives.groups[node.item][node.group - 1]
+            key = (node.kind, tensor_key[node.item], group.purpose, group.family)
         else:
             key = (node.kind, tensor_key[node.item])
         graph = lowering.graph
-        content = (node.layouts, node.aliases, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
+        content = (node.layouts, node.aliases, node.origins, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
         classes.append(known.setdefault((key, content), len(known)))
     return np.array(classes, dtype=np.int64)
 

@@ -15,7 +15,7 @@ from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import CATEGORIES, Costs, Holder, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
+from solver_shard.plan.plan import CATEGORIES, Costs, Hold, Holder, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
 from solver_shard.program import Role
 from solver_shard.solve.solution import objective_value
 
@@ -30,6 +30,7 @@ class Decoded:
     tensors: tuple[PlannedTensor, ...]
     ops: tuple[PlannedOp, ...]
     reshards: tuple[Reshard, ...]
+    holds: tuple[Hold, ...]
     memory: MemoryTimeline
     costs: Costs
 
@@ -47,19 +48,22 @@ def decode(
     """Read layouts, strategies and reshards off an assignment of the free graph (bytes, nanoseconds)."""
     reader = _Reader(lowering, assignment, costs, optimizer_state)
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
-    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind is Kind.RESHARD)
+    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE))
     memory = reader.memory(ops, limit)
     compute = sum(op.nanoseconds for op in ops)
-    update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.SOURCE)
-    communication = sum(r.nanoseconds for r in reshards)
+    update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
+    inside = [collective for op in ops for collective in op.collectives]
+    communication = sum(r.nanoseconds for r in reshards) + sum(collective.nanoseconds for collective in inside)
     by_kind: dict[str, int] = {}
-    for step in (s for r in reshards for s in r.steps):
+    for step in (*(s for r in reshards for s in r.steps), *inside):
         by_kind[step.kind] = by_kind.get(step.kind, 0) + step.nanoseconds
     total = compute + update + communication
+    position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(reshards)}
     return Decoded(
         tensors=tuple(reader.tensor(t) for t in range(len(lowering.program.tensors))),
         ops=ops,
         reshards=reshards,
+        holds=tuple(reader.hold(node, position) for node in lowering.nodes if node.kind is Kind.HOLD),
         memory=memory,
         costs=Costs(
             compute_ns=compute,
@@ -106,11 +110,29 @@ class _Reader:
             role=tensor.role.value,
             layout=layout,
             trainable=tensor.trainable,
+            state=self.state_layout(t),
         )
+
+    def state_layout(self, t: int) -> Layout | None:
+        """Where the optimizer's state of a parameter is, if it has any."""
+        if (Kind.STATE, t, 0) not in self.lowering.index:
+            return None
+        node, choice = self.chosen(Kind.STATE, t)
+        return node.layouts[choice]
 
     def op(self, i: int) -> PlannedOp:
         op, column = self.program.ops[i], self.lowering.strategies[i]
         _, k = self.chosen(Kind.OP, i)
+        collectives = tuple(
+            Inside(
+                kind=kind,
+                axes=tuple(self.mesh.names[a] for a in axes),
+                nbytes=nbytes,
+                nanoseconds=self.costs.collective_ns(kind, axes, nbytes),
+            )
+            for kind, axes, nbytes in column.collectives(k)
+        )
+        whole = int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k])
         return PlannedOp(
             name=op.name,
             module=op.module,
@@ -120,18 +142,64 @@ class _Reader:
             strategy=column.names(k),
             operand_layouts=tuple(c.layouts[c.chosen[k]] for c in column.operands),
             result_layouts=tuple(c.layouts[c.chosen[k]] for c in column.results),
-            nanoseconds=int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k]),
+            nanoseconds=whole - sum(collective.nanoseconds for collective in collectives),
             source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
         )
 
+    def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:
+        """What is kept of a tensor, and when it owns bytes."""
+        t, (_, choice) = node.item, self.chosen(Kind.HOLD, node.item)
+        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.held[t]
+        if origin >= 0:
+            group = self.lowering.lives.groups[t][origin]
+            start, reshard = group.stop, position[t, group.purpose, group.family]
+        else:
+            start, reshard = self.lowering.lives.base[t][1], None
+        owns = start < until and (origin >= 0 or t in self.made)
+        return Hold(
+            tensor=t,
+            reshard=reshard,
+            layout=layout,
+            start=start if owns else until,
+            stop=until,
+            nbytes=local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0,
+        )
+
+    def start_of(self, t: int, late: bool) -> Layout:
+        """The layout from which a group of readers starts."""
+        if not late:
+            return self.produced(t)
+        node, choice = self.chosen(Kind.HOLD, t)
+        return node.layouts[choice]
+
     def reshard(self, node: Node) -> Reshard:
-        t, group = node.item, self.lowering.lives.groups[node.item][node.group]
-        tensor = self.program.tensors[t]
-        v = self.lowering.index[node.kind, t, node.group]
-        choice = self.assignment[v]
-        source, layout, copy = self.produced(t), node.layouts[choice], choice >= node.aliases
-        base_stop = self.lowering.lives.base[t][1]
+        t = node.item
+        if node.kind is Kind.STATE:
+            end = self.lowering.lives.end
+            source, layout = self.state_layout(t), self.produced(t)
+            assert source is not None
+            return self._reshard(t, "update", "update", (), source, layout, source != layout, end - 1, end - 1)
+        group = self.lowering.lives.groups[t][node.group]
+        choice = self.assignment[self.lowering.index[node.kind, t, node.group]]
+        copy = choice >= node.aliases
+        base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
         start = group.start if copy else min(base_stop, group.stop)
+        source = self.start_of(t, group.late)
+        return self._reshard(t, group.purpose, group.family, group.readers, source, node.layouts[choice], copy, start, group.stop)
+
+    def _reshard(
+        self,
+        t: int,
+        purpose: str,
+        family: str,
+        readers: tuple[tuple[int, int], ...],
+        source: Layout,
+        layout: Layout,
+        copy: bool,
+        start: int,
+        stop: int,
+    ) -> Reshard:
+        tensor = self.program.tensors[t]
         steps: tuple[Step, ...] = ()
         if copy:
             reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
@@ -148,20 +216,20 @@ class _Reader:
                 for s in path
             )
         full = sum(s.nanoseconds for s in steps)
-        hidden = tensor.role is Role.PARAMETER or group.purpose == OPTIMIZER
+        hidden = tensor.role is Role.PARAMETER or purpose == OPTIMIZER
         return Reshard(
             tensor=t,
-            purpose=group.purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
-            family=group.family,
-            readers=group.readers,
+            purpose=purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
+            family=family,
+            readers=readers,
             source=source,
             layout=layout,
             copy=copy,
             steps=steps,
             nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
             start=start,
-            stop=group.stop,
-            nbytes=local_bytes(tensor, layout, self.mesh.shape) if start < group.stop else 0,
+            stop=stop,
+            nbytes=local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
         )
 
     def memory(self, ops: Sequence[PlannedOp], limit: int) -> MemoryTimeline:
@@ -172,25 +240,26 @@ class _Reader:
             nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
             if not nbytes:
                 continue
-            for part, category in self._parts(node, nbytes):
-                for start, stop in self.graph.node_intervals(v).tolist():
-                    if start < stop:
-                        change[category][start] += part
-                        change[category][stop] -= part
-                        held.append((start, stop, part, self.program.tensors[node.item].name, category))
+            category = self._category(node)
+            for start, stop in self.graph.node_intervals(v).tolist():
+                if start < stop:
+                    change[category][start] += nbytes
+                    change[category][stop] -= nbytes
+                    held.append((start, stop, nbytes, self.program.tensors[node.item].name, category))
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
-        holders = sorted((h for h in held if h[0] <= peak < h[1] and h[2]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
+        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=[Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders])
 
-    def _parts(self, node: Node, nbytes: int) -> list[tuple[int, str]]:
+    def _category(self, node: Node) -> str:
         t, tensor = node.item, self.program.tensors[node.item]
         if node.kind is Kind.SOURCE:
-            own = local_bytes(tensor, self.produced(t), self.mesh.shape)
-            return [(own, _STORED[tensor.role]), (nbytes - own, "optimizer")]
-        gradient = tensor.role is Role.GRADIENT
+            return _STORED[tensor.role]
+        if node.kind is Kind.STATE:
+            return "optimizer"
+        if node.kind is Kind.KEEP and node.group:
+            return "copies"
         if node.kind is Kind.RESHARD:
-            purpose = self.lowering.lives.groups[t][node.group].purpose
-            return [(nbytes, "gradients" if purpose == OPTIMIZER else "copies")]
-        return [(nbytes, "gradients" if gradient else "activations")]
+            return "gradients" if self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER else "copies"
+        return "gradients" if tensor.role is Role.GRADIENT else "activations"

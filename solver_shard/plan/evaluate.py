@@ -42,12 +42,14 @@ class Evaluation:
     """The price and the memory of a plan, recomputed.
 
     Attributes:
-        compute_ns, update_ns, communication_ns: nanoseconds of ops, optimizer and reshards (after the overlap discount).
+        compute_ns, update_ns, communication_ns: nanoseconds of ops, optimizer and all collectives (those of reshards after
+            the overlap discount).
         total_ns: their sum, the time of a step.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time.
         profile: by category, the bytes per device at each time from 0 to T.
-        op_ns: nanoseconds of each op, in program order.
+        op_ns: nanoseconds of each op, in program order, without the collectives inside it.
+        inside_ns: nanoseconds of the collectives inside each op.
         reshard_ns: nanoseconds of each reshard, in the plan's order.
     """
 
@@ -59,6 +61,7 @@ class Evaluation:
     peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
+    inside_ns: tuple[int, ...]
     reshard_ns: tuple[int, ...]
 
     @property
@@ -112,17 +115,19 @@ class _Walk:
             reshard_ns[position] = self._reshard(position, key, first[key], self._last(key, readers[key]))
         profile = {category: np.cumsum(change)[: self.end] for category, change in self.change.items()}
         peak = int(np.sum(list(profile.values()), axis=0).max())
-        total = sum(op_ns) + update_ns + sum(reshard_ns)
+        inside_ns = [self._inside(i) for i in range(self.update)]
+        total = sum(op_ns) + update_ns + sum(reshard_ns) + sum(inside_ns)
         options = self.plan.options
         return Evaluation(
             compute_ns=sum(op_ns),
             update_ns=update_ns,
-            communication_ns=sum(reshard_ns),
+            communication_ns=sum(reshard_ns) + sum(inside_ns),
             total_ns=total,
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
             profile={category: tuple(values.tolist()) for category, values in profile.items()},
             op_ns=tuple(op_ns),
+            inside_ns=tuple(inside_ns),
             reshard_ns=tuple(reshard_ns),
         )
 
@@ -173,12 +178,33 @@ class _Walk:
         """The part of the op's work that the busiest device does."""
         share = 1.0
         for index, factor in enumerate(rule.factors):
-            shards = math.prod(size for axis, size in zip(axes, self.mesh_shape, strict=True) if axis.factor == index)
+            shards = self._shards(axes, index)
             if not factor.legal(shards):
                 _illegal(f"{where} cuts its factor {factor.name!r} of size {factor.size} into {shards}")
-            if shards > 1:
-                share *= math.ceil(factor.size / shards) / factor.size
+            share *= rule.share(index, shards)
         return share
+
+    def _shards(self, axes: list[AxisStrategy], factor: int) -> int:
+        return math.prod(size for axis, size in zip(axes, self.mesh_shape, strict=True) if axis.factor == factor)
+
+    def _inside(self, i: int) -> int:
+        """Nanoseconds of the collectives inside an op: those of the implementation that its axes share."""
+        planned, rule = self.plan.ops[i], self.rules[i]
+        where = f"op {i} ({self.program.ops[i].name})"
+        axes = self._strategies(where, rule, planned.strategy)
+        ways = {axis.implementation.name: axis.implementation for axis in axes if axis.implementation is not None}
+        if len(ways) > 1:
+            _illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
+        if planned.implementation != "".join(ways):
+            _illegal(f"{where} says it runs implementation {planned.implementation!r}, its strategies are {', '.join(planned.strategy)}")
+        total = 0
+        for way in ways.values():
+            group = tuple(a for a, axis in enumerate(axes) if axis.implementation is not None)
+            for collective in way.collectives:
+                rows = math.prod(math.ceil(rule.factors[f].size / self._shards(axes, f)) for f in collective.rows)
+                nbytes = rows * collective.width * DTYPE_BYTES[collective.dtype]
+                total += self.costs.collective_ns(collective.kind, group, nbytes)
+        return total
 
     def _dtype(self, i: int) -> str:
         op = self.program.ops[i]

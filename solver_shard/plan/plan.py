@@ -79,6 +79,7 @@ class PlannedTensor:
             the step hands them over (what the producer leaves is then the source of that reshard).
         name, shape, dtype, trainable: as in the program; shape is global.
         role: parameter, buffer, input, activation, gradient or output.
+        state: layout of the optimizer's state, for a trained parameter that has an optimizer.
     """
 
     name: str
@@ -87,9 +88,27 @@ class PlannedTensor:
     role: Literal["parameter", "buffer", "input", "activation", "gradient", "output"]
     layout: Layout
     trainable: bool = False
+    state: Layout | None = None
 
     def __str__(self) -> str:
         return f"{self.name}  {self.layout.format(self.shape, self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """One collective inside an op's implementation.
+
+    Attributes:
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all.
+        axes: names of the mesh axes that take part, as one group.
+        nbytes: bytes per device, as in ``Step``.
+        nanoseconds: its time; it is never overlapped.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    nanoseconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +117,13 @@ class PlannedOp:
 
     Attributes:
         operands, results: positions in ``Plan.tensors``.
-        strategy: per mesh axis, the name of the single-axis strategy (a factor, a partial set, or R).
+        strategy: per mesh axis, the name of the single-axis strategy (a factor, a partial set, an implementation, or R).
         operand_layouts: the layouts that the op reads, after resharding.
         result_layouts: the layouts that it produces.
         nanoseconds: time on the slowest device, without collectives.
         source: where its rule comes from: table, family, or fallback (no rule: everything replicated).
+        implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
+        collectives: those inside the implementation, in order.
     """
 
     name: str
@@ -115,6 +136,8 @@ class PlannedOp:
     result_layouts: tuple[Layout, ...]
     nanoseconds: int
     source: Literal["table", "family", "fallback"] = "table"
+    implementation: str = ""
+    collectives: tuple[Inside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +166,11 @@ class Reshard:
 
     Attributes:
         tensor: position in ``Plan.tensors``.
-        purpose: the readers' phase, optimizer (a gradient's way to its parameter) or output (what the step returns).
+        purpose: the readers' phase; optimizer (a gradient's way to the update), update (the new values' way from the state's
+            layout to the parameter's) or output (what the step returns).
         family: how the readers read it; part of what makes them one group.
         readers: (op position, operand index) pairs; empty for optimizer and output.
-        source: the producer's layout.
+        source: the producer's layout; for later readers of a tensor that is held, the held one; for update, the state's.
         layout: the layout that the readers get; equal to ``source`` where nothing is copied.
         copy: whether the group holds a copy of its own (False: it reads the producer's bytes).
         steps: the collectives, in order; empty for an alias and for moves that need no communication.
@@ -156,7 +180,7 @@ class Reshard:
     """
 
     tensor: int
-    purpose: Literal["forward", "backward", "optimizer", "output"]
+    purpose: Literal["forward", "backward", "optimizer", "update", "output"]
     family: str
     readers: tuple[tuple[int, int], ...]
     source: Layout
@@ -167,6 +191,26 @@ class Reshard:
     start: int = 0
     stop: int = 0
     nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What is kept of a tensor between its forward readers and later ones.
+
+    Attributes:
+        tensor: position in ``Plan.tensors``.
+        reshard: position in ``Plan.reshards`` of the forward copy that is kept; None where the producer's bytes are.
+        layout: of what is kept.
+        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are.
+        nbytes: bytes per device during that time.
+    """
+
+    tensor: int
+    reshard: int | None
+    layout: Layout
+    start: int
+    stop: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +281,9 @@ class Costs:
     """The parts of the objective, in integer nanoseconds per step.
 
     Attributes:
-        compute_ns: all ops.
+        compute_ns: all ops, without the collectives inside them.
         update_ns: the optimizer.
-        communication_ns: all reshards, after the overlap discount.
+        communication_ns: all reshards, after the overlap discount, and the collectives inside ops.
         hidden_ns: what the overlap discount took off.
         total_ns: compute + update + communication: the step time.
         objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
@@ -315,6 +359,7 @@ class Plan:
     outputs: tuple[int, ...]
     gradients: Mapping[str, int]
     reshards: tuple[Reshard, ...]
+    holds: tuple[Hold, ...]
     memory: MemoryTimeline
     costs: Costs
     certificate: Certificate

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
-from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedTensor, Reshard
+from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
 from solver_shard.plan.table import shorten, table
 from solver_shard.units import format_bytes, format_ns
 
@@ -19,7 +19,16 @@ MAX_COLLECTIVES = 20
 
 PLACE_WIDTH = 60
 
-PURPOSES = ("parameter gathers", "gradient reductions", "activations, forward", "activations, backward", "outputs")
+PURPOSES = (
+    "parameter gathers",
+    "gradient reductions",
+    "activations, forward",
+    "activations, backward",
+    "inside ops, forward",
+    "inside ops, backward",
+    "outputs",
+)
+MAX_IMPLEMENTATIONS = 12
 
 
 def report(plan: Plan) -> str:
@@ -30,6 +39,7 @@ def report(plan: Plan) -> str:
         _sources(plan),
         _activations(plan),
         _collectives(plan),
+        _implementations(plan),
         _time(plan),
         _memory(plan),
         _fallbacks(plan),
@@ -190,6 +200,11 @@ def _collectives(plan: Plan) -> list[str]:
         for step in reshard.steps:
             if step.nbytes:
                 found.setdefault((purpose, step.kind, ",".join(step.axes)), []).append((step.nanoseconds, step.nbytes, where))
+    for op in plan.ops:
+        for inside in op.collectives:
+            found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(inside.axes)), []).append(
+                (inside.nanoseconds, inside.nbytes, op.module or op.name)
+            )
     if not found:
         return ["Collectives: none"]
     order = {purpose: i for i, purpose in enumerate(PURPOSES)}
@@ -210,6 +225,26 @@ def _collectives(plan: Plan) -> list[str]:
         *table(rows, right=(3, 4, 5), header=True),
         *_more(ranked, MAX_COLLECTIVES, "less time"),
     ]
+
+
+def _implementations(plan: Plan) -> list[str]:
+    """Ops that run a named implementation, by its name, the axes it cuts and the op."""
+    found: dict[tuple[str, str, str], list[PlannedOp]] = {}
+    for op in plan.ops:
+        if op.implementation:
+            axes = ",".join(axis for axis, name in zip(plan.mesh.names, op.strategy, strict=True) if name == op.implementation)
+            found.setdefault((op.implementation, axes, op.name), []).append(op)
+    if not found:
+        return []
+    rows = [("implementation", "axes", "op", "count", "compute", "collectives", "where")]
+    ranked = sorted(found.items(), key=lambda item: (-sum(c.nanoseconds for op in item[1] for c in op.collectives), item[0]))
+    for (name, axes, kind), ops in ranked[:MAX_IMPLEMENTATIONS]:
+        compute = sum(op.nanoseconds for op in ops)
+        talking = sum(c.nanoseconds for op in ops for c in op.collectives)
+        places = fold_names(dict.fromkeys(op.module or "model" for op in ops))
+        rows.append((name, axes, kind, str(len(ops)), format_ns(compute), format_ns(talking), shorten(places, PLACE_WIDTH)))
+    title = "Ops run by named implementations, on dims that the op alone must see whole"
+    return [title, *table(rows, right=(3, 4, 5), header=True), *_more(ranked, MAX_IMPLEMENTATIONS, "less time")]
 
 
 def _time(plan: Plan) -> list[str]:
