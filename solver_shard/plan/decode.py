@@ -15,7 +15,7 @@ from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import CATEGORIES, Costs, Hold, Holder, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
+from solver_shard.plan.plan import CATEGORIES, Costs, Hold, Holder, Inside, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
 from solver_shard.program import Role
 from solver_shard.solve.solution import objective_value
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS
+from solver_shard.layout import REDUCTIONS, Placement, R, S
 from solver_shard.program import Op, Tensor, refs
-from solver_shard.rulebook.rule import Dims, Factor, Linear, Rule
+from solver_shard.rulebook.rule import Dims, Factor, Implementation, Inside, Linear, Rule
 
 Held = tuple[int, ...]
 """Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
@@ -121,6 +121,18 @@ class Call:
         return tuple(next(positions) if made else None for made in chosen)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """An implementation as a family asks for it."""
+
+    name: str
+    factor: int
+    collectives: tuple[Inside, ...]
+    arguments: Mapping[str, Placement] = field(default_factory=dict)
+    results: Mapping[int, Placement] = field(default_factory=dict)
+    share: Literal["even", "triangle", "whole"] = "even"
+
+
 class Draft:
     """A rule being filled in; every tensor that is left out stays whole."""
 
@@ -130,6 +142,7 @@ class Draft:
         self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
         self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
         self.sets: list[tuple[frozenset[int], tuple[str, ...]]] = []
+        self.ways: list[_Way] = []
         self.unread: set[int] = set()
         self.alike: list[int] = []
         self.flops = 0
@@ -203,6 +216,30 @@ class Draft:
             return sources | made <= FLOATING
         return "bool" not in sources | made and (made <= FLOATING or not sources & FLOATING)
 
+    def implement(
+        self,
+        name: str,
+        factor: Held,
+        *collectives: Inside,
+        arguments: Mapping[str, Placement] | None = None,
+        results: Mapping[int, Placement] | None = None,
+        share: Literal["even", "triangle", "whole"] = "even",
+    ) -> None:
+        """A named implementation that cuts the factor; nothing happens for a factor of size below 2.
+
+        Tensors that hold the factor are cut there and all others whole, unless ``arguments`` or ``results`` say otherwise.
+        """
+        for index in factor:
+            self.ways.append(
+                _Way(name=name, factor=index, collectives=collectives, arguments=arguments or {}, results=results or {}, share=share)
+            )
+
+    def all_reduce(self, rows: Sequence[Held], width: int, dtype: str) -> Inside:
+        """An all-reduce of ``width`` statistics per row; in f32, or in f64 where the op computes in that."""
+        return Inside(
+            kind="all_reduce", rows=tuple(f for held in rows for f in held), width=width, dtype="f64" if dtype == "f64" else "f32"
+        )
+
     def ignore(self, argument: str) -> None:
         """The argument's bytes are not read: only its shape or dtype matters."""
         self.unread.update(self.call.known(argument))
@@ -221,6 +258,7 @@ class Draft:
             operands=operands,
             results=tuple(results),
             linear=self._linear(),
+            implementations=self._implementations(operands, results),
             flops=self.flops,
             matmul=self.matmul,
             view=self.view,
@@ -272,3 +310,28 @@ class Draft:
             if all((slot in slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
                 found.append(Linear(operands=tuple(sorted(operands)), reductions=tuple(r for r in REDUCTIONS if r in reductions)))
         return tuple(dict.fromkeys(found))
+
+    def _implementations(self, operands: Sequence[Dims], results: Sequence[Dims]) -> tuple[Implementation, ...]:
+        found = []
+        for way in self.ways:
+            if not self.factors[way.factor].cut:
+                continue
+            placements = [_place(dims, way.factor) for dims in operands]
+            for name, placement in way.arguments.items():
+                for slot in self.call.names.get(name, ()):
+                    placements[self.call.slots[slot]] = placement
+            found.append(
+                Implementation(
+                    name=way.name,
+                    factor=way.factor,
+                    operands=tuple(placements),
+                    results=tuple(way.results.get(i, _place(dims, way.factor)) for i, dims in enumerate(results)),
+                    collectives=way.collectives,
+                    share=way.share,
+                )
+            )
+        return tuple(found)
+
+
+def _place(dims: Dims, factor: int) -> Placement:
+    return next((S(d) for d, held in enumerate(dims) if factor in held), R)

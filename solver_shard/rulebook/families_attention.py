@@ -1,14 +1,20 @@
 """Scaled dot-product attention, forward and backward: one family for all variants.
 
 ``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
-one key-value head (``h`` is a multiple of ``kv``). Sequence and head dims stay whole.
+one key-value head (``h`` is a multiple of ``kv``). Keys and head dims stay whole.
+
+``cut-queries``, an implementation of the flash variants, cuts the query's sequence and gathers keys and values (their
+gradients are pending sums): every device attends from its own queries, with its offset in the causal mask. Contiguous
+queries are not balanced under a causal mask, and the busiest device, the last, is what is priced.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from solver_shard.errors import RuleError
+from solver_shard.layout import P
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.table import Family, Row
 
@@ -38,6 +44,7 @@ def sdpa(call: Call, row: Row) -> Draft:
         _result(draft, parts, index, result.shape)
     draft.flops = _flops(call)
     draft.matmul = True
+    draft.implement("cut-queries", parts.query, share=_share(call))
     return draft
 
 
@@ -66,7 +73,23 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
     draft.linear((name for name in _GRADIENTS if name in call.names), ("sum", "avg"))
     draft.flops = 5 * _flops(call) // 2
     draft.matmul = True
+    if len(call.results) == 3:
+        draft.implement("cut-queries", parts.query, results={1: P("sum"), 2: P("sum")}, share=_share(call))
+    else:
+        draft.restrict(parts.query, cut=False)
     return draft
+
+
+def _share(call: Call) -> Literal["even", "triangle"]:
+    return "triangle" if call.attribute("is_causal", False) else "even"
+
+
+def _cuttable(call: Call) -> bool:
+    """Whether the query's sequence can be cut: kernels whose statistics are ``[b, h, q]``; causal ones of square masks."""
+    query, keys = call.shape("query"), call.shape("key")[2]
+    square = query[2] == keys or not call.attribute("is_causal", False)
+    found = [call.shape("logsumexp")] if call.slot("logsumexp") is not None else [r.shape for r in call.results if len(r.shape) == 3]
+    return "flash_attention" in call.name and square and found == [query[:3]]
 
 
 def _parts(draft: Draft) -> _Parts:
@@ -80,7 +103,7 @@ def _parts(draft: Draft) -> _Parts:
     return _Parts(
         batch=draft.factor("batch", query[0]),
         heads=draft.factor("heads", key[1], even=True),
-        query=draft.factor("query", query[2], cut=False),
+        query=draft.factor("query", query[2], cut=_cuttable(call)),
         keys=draft.factor("keys", key[2], cut=False),
         width=draft.factor("width", query[3], cut=False),
         value=draft.factor("value", value[3], cut=False),
@@ -110,8 +133,8 @@ def _one_group(draft: Draft, parts: _Parts) -> list[Held]:
 
 def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
     """A mask broadcast to ``[b, h, q, s]``."""
-    batch, heads, _, _ = draft.call.shape("query")
-    leads = {-4: (batch, parts.batch), -3: (heads, parts.heads)}
+    batch, heads, query, _ = draft.call.shape("query")
+    leads = {-4: (batch, parts.batch), -3: (heads, parts.heads), -2: (query, parts.query)}
     held: list[Held] = []
     for d, size in enumerate(shape, start=-len(shape)):
         full, factor = leads.get(d, (0, ()))
@@ -120,10 +143,12 @@ def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
 
 
 def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
-    """``[b, h, ...]`` per query; dims that are padded stay whole."""
+    """``[b, h, q, ...]`` per query; dims that are padded stay whole."""
     if len(shape) < 2 or shape[:2] != draft.call.shape("query")[:2]:
         return draft.whole(shape)
     heads = parts.heads or draft.factor("queries", shape[1], cut=False)
+    if shape[2:3] == draft.call.shape("query")[2:3]:
+        return [parts.batch, heads, parts.query, *draft.whole(shape[3:])]
     return [parts.batch, heads, *draft.whole(shape[2:])]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS
+from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.families_dims import apply_linear, broadcast
@@ -13,21 +13,30 @@ from solver_shard.rulebook.table import LINEAR, Family, Row
 
 
 def embedding(call: Call, row: Row) -> Draft:
-    """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut, the vocabulary stays whole."""
+    """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut.
+
+    ``masked-lookup`` cuts the vocabulary: every device looks up its own rows and leaves zeros for the others, so that the
+    result is a pending sum.
+    """
     del row
     draft = Draft(call)
     vocabulary, hidden = call.shape("weight")
     rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
     width = draft.factor("hidden", hidden)
-    draft.put("weight", [draft.factor("vocabulary", vocabulary, cut=False), width])
+    words = draft.factor("vocabulary", vocabulary)
+    draft.put("weight", [words, width])
     draft.put("indices", rows)
     draft.result(0, [*rows, width])
     draft.linear(("weight",), REDUCTIONS)
+    draft.implement("masked-lookup", words, results={0: P("sum")}, share="whole")
     return draft
 
 
 def embedding_backward(call: Call, row: Row) -> Draft:
-    """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial."""
+    """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial.
+
+    ``own-rows`` cuts the vocabulary: every device reads the whole gradient and adds up what belongs to its own rows.
+    """
     del row
     draft = Draft(call)
     scaled = bool(call.attribute("scale_grad_by_freq", False))
@@ -36,8 +45,10 @@ def embedding_backward(call: Call, row: Row) -> Draft:
     width = draft.factor("hidden", hidden)
     draft.put("grad_output", [*rows, width])
     draft.put("indices", rows)
-    draft.result(0, [draft.factor("vocabulary", vocabulary, cut=False), width])
+    words = draft.factor("vocabulary", vocabulary)
+    draft.result(0, [words, width])
     draft.linear(("grad_output",), ("sum", "avg"))
+    draft.implement("own-rows", words, share="whole")
     draft.flops = call.tensor("grad_output").numel
     return draft
 
