@@ -25,6 +25,7 @@ from solver_shard.rulebook.rule import Rule
 FORWARD = "forward"
 OPTIMIZER = "optimizer"
 OUTPUT = "output"
+UPDATE = "update"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

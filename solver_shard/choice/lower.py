@@ -22,14 +22,14 @@ Tables are cached by the layouts they relate, so a deep model has no more distin
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, Group, Lives, lives
+from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
 from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
 from solver_shard.costs.layouts import free_moves, legal_layouts
 from solver_shard.costs.memory import OptimizerState
@@ -46,6 +46,22 @@ Pins = Mapping[int, Callable[[Layout], bool]]
 
 Layouts = tuple[Layout, ...]
 """Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
+
+
+class Restriction(Protocol):
+    """Narrows the choice graph to what a template or another plan does; every answer must be the same on every call."""
+
+    def source(self, t: int, layout: Layout) -> bool:
+        """Whether a parameter, buffer or input may be stored so."""
+
+    def state(self, p: int, layout: Layout) -> bool:
+        """Whether a parameter's optimizer state may be stored so."""
+
+    def scope(self, t: int, purpose: str) -> Hashable:
+        """A key of tensors and purposes for which ``move`` answers alike."""
+
+    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
+        """Whether this transition may be used; staying as it is is always allowed."""
 
 
 class Kind(enum.Enum):
@@ -98,6 +114,7 @@ def lower(
     optimizer_state: OptimizerState,
     pins: Pins | None = None,
     limit: int | None = None,
+    restriction: Restriction | None = None,
 ) -> Lowering:
     """Build the choice graph of a program on the cost model's mesh.
 
@@ -107,16 +124,25 @@ def lower(
         optimizer_state: what the optimizer keeps and moves per element of a trained parameter.
         pins: layouts that the user allows, by tensor position.
         limit: bytes that may be live on one device at any time.
+        restriction: layouts and transitions to which the graph is narrowed.
 
     Raises:
         InputError: a pin leaves a tensor without a layout.
     """
-    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}).run(limit)
+    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction).run(limit)
 
 
 class _Lowerer:
-    def __init__(self, program: Program, rulebook: Rulebook, costs: CostModel, state: OptimizerState, pins: Pins) -> None:
-        self.program, self.costs, self.state, self.pins = program, costs, state, pins
+    def __init__(
+        self,
+        program: Program,
+        rulebook: Rulebook,
+        costs: CostModel,
+        state: OptimizerState,
+        pins: Pins,
+        restriction: Restriction | None,
+    ) -> None:
+        self.program, self.costs, self.state, self.pins, self.restriction = program, costs, state, pins, restriction
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.lives = lives(program, self.rules)
@@ -206,6 +232,12 @@ class _Lowerer:
             raise InputError(f"the pins on {name!r} leave it no layout on mesh {self.costs.mesh}; legal ones are {shown}; loosen the pin")
         return kept
 
+    def _restricted(self, t: int, layouts: Layouts, allows: Callable[[int, Layout], bool]) -> Layouts:
+        kept = tuple(layout for layout in layouts if allows(t, layout))
+        if not kept:
+            raise InputError(f"the template leaves {self.program.tensors[t].name!r} no layout on mesh {self.costs.mesh}; use another one")
+        return kept
+
     def _bytes(self, t: int, layouts: Layouts) -> Ints:
         tensor = self.program.tensors[t]
         key = ("bytes", tensor.shape, tensor.dtype, layouts)
@@ -216,6 +248,8 @@ class _Lowerer:
 
     def _source(self, t: int) -> None:
         layouts = self._legal(t)
+        if self.restriction is not None:
+            layouts = self._restricted(t, layouts, self.restriction.source)
         costs = np.zeros(len(layouts), dtype=np.int64)
         self._add(Node(kind=Kind.SOURCE, item=t, layouts=layouts), costs, self._bytes(t, layouts), self.lives.base[t])
 
@@ -223,14 +257,16 @@ class _Lowerer:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
         layouts = legal_layouts(tensor.shape, self.mesh_shape, ())
+        if self.restriction is not None:
+            layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
         times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype, False)
         usages = elements * self.state.resident_bytes(tensor.dtype)
         v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
         parameter = self.index[Kind.SOURCE, p, 0]
         target = self.nodes[parameter].layouts
-        key = ("state", tensor.shape, tensor.dtype, layouts, target)
-        self._edge(v, parameter, key, lambda: self._moves(p, layouts, target, discounted=True))
+        key = ("state", tensor.shape, tensor.dtype, layouts, target, self._scope(p, UPDATE))
+        self._edge(v, parameter, key, lambda: self._moves(p, UPDATE, layouts, target))
 
     def _strategies(self, i: int) -> OpStrategies:
         op = self.program.ops[i]
@@ -272,7 +308,8 @@ class _Lowerer:
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
         tensor = self.program.tensors[t]
-        key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group), bool(group.readers))
+        scope = self._scope(t, group.purpose)
+        key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
@@ -357,12 +394,15 @@ class _Lowerer:
         found: Layouts = self.cache[key]
         return found
 
-    def _discounted(self, t: int, group: Group) -> bool:
+    def _discounted(self, t: int, purpose: str) -> bool:
         """Parameter gathers and gradient reductions can run beside compute; the overlap option discounts them."""
-        return self.program.tensors[t].role is Role.PARAMETER or group.purpose == OPTIMIZER
+        return self.program.tensors[t].role is Role.PARAMETER or purpose == OPTIMIZER
+
+    def _scope(self, t: int, purpose: str) -> Hashable:
+        return None if self.restriction is None else self.restriction.scope(t, purpose)
 
     def _transition_table(self, t: int, group: Group, held: Layouts, alias: Layouts, need: Layouts) -> Ints:
-        table = self._moves(t, held, need, discounted=self._discounted(t, group))
+        table = self._moves(t, group.purpose, held, need)
         same = _equal_table(held, need) == 0
         if group.readers:
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
@@ -370,12 +410,16 @@ class _Lowerer:
             same |= free_moves(held, need) & aliased[:, None]
         return np.concatenate([_equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 
-    def _moves(self, t: int, held: Layouts, need: Layouts, *, discounted: bool) -> Ints:
+    def _moves(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Ints:
         """Cost of every transition of a tensor, after the overlap discount where it applies."""
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
         table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
-        if not discounted:
+        if self.restriction is not None:
+            scope, move = self.restriction.scope(t, purpose), self.restriction.move
+            allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)
+            table = np.where(allowed, table, FORBIDDEN)
+        if not self._discounted(t, purpose):
             return table
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT
+from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.lower import Kind, Lowering, Node
 from solver_shard.choice.strategies import local_bytes
 from solver_shard.costs.memory import OptimizerState
@@ -178,7 +178,7 @@ class _Reader:
             end = self.lowering.lives.end
             source, layout = self.state_layout(t), self.produced(t)
             assert source is not None
-            return self._reshard(t, "update", "update", (), source, layout, source != layout, end - 1, end - 1)
+            return self._reshard(t, UPDATE, UPDATE, (), source, layout, source != layout, end - 1, end - 1)
         group = self.lowering.lives.groups[t][node.group]
         choice = self.assignment[self.lowering.index[node.kind, t, node.group]]
         copy = choice >= node.aliases
