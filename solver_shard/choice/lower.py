@@ -31,6 +31,7 @@ import numpy as np
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
 from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
+from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_moves, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -260,7 +261,7 @@ class _Lowerer:
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
-        times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype, False)
+        times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype)
         usages = elements * self.state.resident_bytes(tensor.dtype)
         v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
         parameter = self.index[Kind.SOURCE, p, 0]
@@ -442,7 +443,7 @@ def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostMo
             nbytes += operand.nbytes[operand.chosen]
     for result in column.results:
         nbytes += result.nbytes[result.chosen]
-    computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), rule.matmul)
+    computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), kernel_of(rule))
     return computing + column.collective_nanoseconds(costs.collectives.times)
 
 

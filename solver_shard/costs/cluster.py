@@ -15,11 +15,16 @@ The presets are TOML files beside this module; a user's own file has the same ke
     [device]
     name = "my GPU"
     memory_gib = 24.0                     # GiB = 2**30 bytes
+    reserve_gib = 2.0                     # of it, what no tensor can have: context, collective library, fragmentation
     memory_gb_per_s = 1000.0              # GB = 10**9 bytes
-    memory_efficiency = 0.85              # part of it that streaming kernels reach
     vector_tflops = 40.0                  # everything that is not a matrix product
-    matmul_efficiency = 0.7               # part of the next numbers that large matrix products reach
     matmul_tflops = { bf16 = 160.0, f16 = 160.0, f32 = 40.0 }   # dense, without sparsity
+
+    [device.efficiency]                   # part of these peaks that kernels reach
+    matmul = 0.7                          # of matmul_tflops: large matrix products and convolutions
+    attention = 0.5                       # of matmul_tflops: fused attention
+    streaming = 0.85                      # of memory_gb_per_s: pointwise ops, copies, gathers, optimizer updates, and matmul operands
+    reduction = 0.75                      # of memory_gb_per_s: sums, norms, softmax, losses
 
     [[links]]                             # innermost first
     name = "PCIe"
@@ -47,6 +52,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from solver_shard.costs.kernels import Kernel
 from solver_shard.errors import InputError
 from solver_shard.program import DTYPE_BYTES
 
@@ -54,6 +60,7 @@ PRESETS = ("a100", "ethernet", "gb200", "h100", "tpu-v5p")
 TOPOLOGIES = ("switch", "torus")
 MAX_FILE_BYTES = 1 << 20
 MAX_LEVELS = 8
+_EFFICIENCIES = ("matmul", "attention", "streaming", "reduction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +83,54 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """The part of a device's peaks that kernels of each kind reach, 0 to 1.
+
+    Attributes:
+        matmul, attention: of the matrix units' operations per second.
+        streaming, reduction: of the memory bandwidth; matmul and attention kernels read and write as streaming ones do.
+    """
+
+    matmul: float = 1.0
+    attention: float = 1.0
+    streaming: float = 1.0
+    reduction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator.
 
     Attributes:
         memory: bytes.
-        memory_bandwidth: bytes per second, efficiency included.
+        reserve: bytes of it that no tensor can have: the driver's context, buffers of the collective library, fragmentation.
+        memory_bandwidth: bytes per second, peak.
         vector_flops: operations per second of everything that is not a matrix product.
-        matmul_flops: operations per second of dense matrix products by operand dtype, efficiency included.
+        matmul_flops: operations per second of dense matrix products by operand dtype, peak.
+        efficiency: the part of the peaks that kernels reach.
     """
 
     name: str
     memory: int
+    reserve: int = 0
     memory_bandwidth: float
     vector_flops: float
     matmul_flops: Mapping[str, float]
+    efficiency: Efficiency = Efficiency()
 
-    def flops(self, dtype: str, matmul: bool) -> float:
-        """Operations per second; dtypes that the matrix units do not have run on the vector units."""
-        return self.matmul_flops.get(dtype, self.vector_flops) if matmul else self.vector_flops
+    def flops(self, dtype: str, kernel: Kernel) -> float:
+        """Operations per second, efficiency included; dtypes that the matrix units do not have run on the vector units.
+
+        >>> load_cluster("h100").device.flops("bf16", "matmul") > load_cluster("h100").device.flops("bf16", "streaming")
+        True
+        """
+        if kernel not in ("matmul", "attention") or dtype not in self.matmul_flops:
+            return self.vector_flops
+        return self.matmul_flops[dtype] * (self.efficiency.matmul if kernel == "matmul" else self.efficiency.attention)
+
+    def bandwidth(self, kernel: Kernel) -> float:
+        """Bytes per second that kernels of this kind read and write, efficiency included."""
+        return self.memory_bandwidth * (self.efficiency.reduction if kernel == "reduction" else self.efficiency.streaming)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,21 +190,25 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
 
 
 def _device(table: _Table) -> Device:
-    efficiency = table.number("matmul_efficiency", low=0.01, high=1.0)
     rates = table.table("matmul_tflops")
     flops = {}
     for dtype in rates.keys:
         if dtype not in DTYPE_BYTES:
             raise InputError(f"{rates.source}: key {rates.path(dtype)!r} is not a dtype; legal: {', '.join(DTYPE_BYTES)}")
-        flops[dtype] = rates.number(dtype, low=1e-6, high=1e9) * 1e12 * efficiency
+        flops[dtype] = rates.number(dtype, low=1e-6, high=1e9) * 1e12
+    parts = table.table("efficiency")
+    memory = table.number("memory_gib", low=1e-6, high=1e6)
     device = Device(
         name=table.text("name"),
-        memory=int(table.number("memory_gib", low=1e-6, high=1e6) * 2**30),
-        memory_bandwidth=table.number("memory_gb_per_s", low=1e-6, high=1e9) * 1e9 * table.number("memory_efficiency", low=0.01, high=1.0),
+        memory=int(memory * 2**30),
+        reserve=int(table.number("reserve_gib", low=0.0, high=memory) * 2**30),
+        memory_bandwidth=table.number("memory_gb_per_s", low=1e-6, high=1e9) * 1e9,
         vector_flops=table.number("vector_tflops", low=1e-6, high=1e9) * 1e12,
         matmul_flops=flops,
+        efficiency=Efficiency(**{name: parts.number(name, low=0.01, high=1.0) for name in _EFFICIENCIES}),
     )
     rates.done()
+    parts.done()
     table.done()
     return device
 

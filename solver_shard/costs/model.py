@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.compute import roofline_ns
+from solver_shard.costs.kernels import Kernel
 from solver_shard.costs.layouts import legal_layouts, local_numels
 from solver_shard.costs.transitions import TransitionTable, build_table
 from solver_shard.errors import InputError
@@ -53,9 +54,9 @@ class CostModel:
         """
         return self.collectives.nanoseconds(kind, axes, nbytes)
 
-    def compute_ns(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str, matmul: bool) -> Ints:
-        """Roofline time on one device, elementwise over the broadcast arrays, rounded up: int64."""
-        return roofline_ns(self.cluster.device, flops, nbytes, dtype, matmul=matmul)
+    def compute_ns(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str, kernel: Kernel = "streaming") -> Ints:
+        """Roofline time on one device, elementwise over the broadcast arrays, rounded up: int64. ``kernel``: see ``kernels``."""
+        return roofline_ns(self.cluster.device, flops, nbytes, dtype, kernel)
 
     def layouts(self, shape: Sequence[int], reductions: Sequence[str] = ("sum",)) -> tuple[Layout, ...]:
         """Legal layouts of a tensor, replicated first (cached); see ``legal_layouts``."""

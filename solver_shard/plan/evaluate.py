@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -161,7 +162,7 @@ class _Walk:
         moved = sum(self._bytes(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]) + sum(
             self._bytes(t, planned.result_layouts[j]) for j, t in enumerate(op.results)
         )
-        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.matmul))
+        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
         known = {strategy.name: strategy for strategy in rule.strategies()}
@@ -332,7 +333,7 @@ class _Walk:
             return 0
         elements = math.prod(layout.local_shape(tensor.shape, self.mesh_shape))
         self._hold("optimizer", 0, self.end, elements * self.state.resident_bytes(tensor.dtype))
-        return int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype, False))
+        return int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
 
     def _category(self, t: int) -> str:
         role = self.program.tensors[t].role

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from solver_shard.costs.cluster import MAX_FILE_BYTES, PRESETS, load_cluster, parse_cluster
+from solver_shard.costs.kernels import Kernel
 from solver_shard.errors import InputError
+
+KERNELS: tuple[Kernel, ...] = ("matmul", "attention", "streaming", "reduction")
 
 GOOD = """
 title = "Two boxes"
@@ -16,11 +19,16 @@ launch_ns = 6600
 [device]
 name = "my GPU"
 memory_gib = 24.0
+reserve_gib = 1.5
 memory_gb_per_s = 1000
-memory_efficiency = 0.5
 vector_tflops = 40.0
-matmul_efficiency = 0.5
 matmul_tflops = { bf16 = 160.0, f32 = 40.0 }
+
+[device.efficiency]
+matmul = 0.5
+attention = 0.25
+streaming = 0.75
+reduction = 0.625
 
 [[links]]
 name = "PCIe"
@@ -43,10 +51,12 @@ def test_a_users_own_cluster(tmp_path: Path) -> None:
     path.write_text(GOOD, encoding="utf-8")
     cluster = load_cluster(path)
     assert (cluster.name, cluster.title, cluster.launch_ns) == ("mine", "Two boxes", 6600.0)
-    assert cluster.device.memory == 24 * 2**30
-    assert cluster.device.memory_bandwidth == 500e9
-    assert (cluster.device.flops("bf16", True), cluster.device.flops("bf16", False)) == (80e12, 40e12)
-    assert cluster.device.flops("i64", True) == 40e12
+    device = cluster.device
+    assert (device.memory, device.reserve) == (24 * 2**30, 3 * 2**29)
+    assert [device.flops("bf16", kernel) for kernel in KERNELS] == [80e12, 40e12, 40e12, 40e12]
+    assert [device.flops("f32", kernel) for kernel in KERNELS] == [20e12, 10e12, 40e12, 40e12]
+    assert [device.flops("i64", kernel) for kernel in KERNELS] == [40e12] * 4
+    assert [device.bandwidth(kernel) for kernel in KERNELS] == [750e9, 750e9, 750e9, 625e9]
     assert [(x.size, x.bandwidth, x.latency_ns, x.topology) for x in cluster.levels] == [
         (4, 20e9, 2000.0, "switch"),
         (None, 3.125e9, 15000.0, "torus"),
@@ -58,14 +68,15 @@ def test_a_users_own_cluster(tmp_path: Path) -> None:
 def test_presets_load_and_say_where_their_numbers_come_from(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.name == name
-    assert cluster.device.flops("bf16", True) > cluster.device.flops("bf16", False)
+    assert cluster.device.flops("bf16", "attention") > cluster.device.flops("bf16", "streaming")
+    assert 0 < cluster.device.reserve < cluster.device.memory / 5
     assert cluster.levels[-1].size is None
     speeds = [level.bandwidth for level in cluster.levels]
     assert speeds == sorted(speeds, reverse=True)
     text = (Path(__file__).parents[2] / "solver_shard/costs/clusters" / f"{name}.toml").read_text(encoding="utf-8")
     lines = text.splitlines()
     for i, line in enumerate(lines):
-        if "=" in line and not line.startswith(("title", "name", "topology", "#")):
+        if "=" in line and not line.startswith(("title", "name", "topology", "#", " ")):
             near = line + (lines[i - 2] + lines[i - 1] if line.startswith("matmul_tflops") else "")
             assert any(word in near for word in ("spec", "measured", "assumed", "book", "as for")), f"{name}: no source for {line!r}"
 
@@ -85,6 +96,11 @@ def test_every_preset_file_is_a_preset() -> None:
         ("memory_gib = 24.0", "memory_gib = inf", "device.memory_gib = inf is not legal"),
         ("memory_gib = 24.0\n", "", "key 'device.memory_gib' is missing; legal: a number"),
         ("memory_gib = 24.0", "memory_gb = 24.0", "key 'device.memory_gib' is missing"),
+        ("reserve_gib = 1.5\n", "", "key 'device.reserve_gib' is missing; legal: a number from 0 to 24"),
+        ("reserve_gib = 1.5", "reserve_gib = 25", "device.reserve_gib = 25 is not legal; legal: a number from 0 to 24"),
+        ("attention = 0.25", "attention = 0", "device.efficiency.attention = 0 is not legal; legal: a number from 0.01 to 1"),
+        ("attention = 0.25\n", "", "key 'device.efficiency.attention' is missing"),
+        ("attention = 0.25", "attention = 0.25\nnorm = 1.0", "unknown key 'device.efficiency.norm'; legal here: attention, matmul"),
         ("efficiency = 0.8", "efficiency = 1.1", r"links\[0\].efficiency = 1.1 is not legal; legal: a number from 0.01 to 1"),
         ("size = 4", "size = 4.5", r"links\[0\].size = 4.5 is not legal; legal: a whole number from 2"),
         ("size = 4\n", "", r"key 'links\[0\].size' is missing"),
@@ -96,7 +112,7 @@ def test_every_preset_file_is_a_preset() -> None:
         ("launch_ns = 6600", "launch_ns = [1]", r"launch_ns = \[1\] is not legal"),
         ('title = "Two boxes"', "title = 3", "title = 3 is not legal; legal: a text"),
         ('title = "Two boxes"', f'title = "{"x" * 300}"', r"title = 'x+\.\.\. is not legal"),
-        ("[device]", "[gpu]", "key 'device' is missing; legal: a table"),
+        ("[device", "[gpu", "key 'device' is missing; legal: a table"),
         ("[[links]]", "[[wires]]", r"key 'links' is missing; legal: one or more \[\[links\]\] tables"),
         ("title =", "title", "not valid TOML"),
     ],

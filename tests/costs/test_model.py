@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver_shard.costs.cluster import Cluster, Device, Level, load_cluster
+from solver_shard.costs.cluster import Cluster, Device, Efficiency, Level, load_cluster
+from solver_shard.costs.kernels import Kernel
 from solver_shard.costs.memory import OPTIMIZERS, optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError
@@ -16,30 +17,40 @@ from solver_shard.mesh import Mesh
 from solver_shard.program import DTYPE_BYTES
 
 # 1 byte, 2 vector operations and 8 bf16 matrix operations per nanosecond
-DEVICE = Device(name="test", memory=2**30, memory_bandwidth=1e9, vector_flops=2e9, matmul_flops={"bf16": 8e9})
+DEVICE = Device(
+    name="test",
+    memory=2**30,
+    memory_bandwidth=1e9,
+    vector_flops=2e9,
+    matmul_flops={"bf16": 8e9},
+    efficiency=Efficiency(attention=0.5, reduction=0.5),
+)
 CLUSTER = Cluster(
     name="test", title="test", device=DEVICE, levels=(Level(name="link", size=None, bandwidth=1e9, latency_ns=0.0),), launch_ns=0.0
 )
 
 
 @pytest.mark.parametrize(
-    ("flops", "nbytes", "dtype", "matmul", "expected"),
+    ("flops", "nbytes", "dtype", "kernel", "expected"),
     [
-        (800, 10, "bf16", True, 100),
-        (801, 10, "bf16", True, 101),
-        (800, 10, "bf16", False, 400),
-        (800, 10, "f32", True, 400),
-        (800, 1000, "bf16", True, 1000),
-        (0, 0, "bf16", False, 0),
-        (1, 0, "bf16", True, 1),
+        (800, 10, "bf16", "matmul", 100),
+        (801, 10, "bf16", "matmul", 101),
+        (800, 10, "bf16", "streaming", 400),
+        (800, 10, "f32", "matmul", 400),
+        (800, 1000, "bf16", "matmul", 1000),
+        (0, 0, "bf16", "streaming", 0),
+        (1, 0, "bf16", "matmul", 1),
+        (800, 10, "bf16", "attention", 200),
+        (800, 1000, "bf16", "attention", 1000),
+        (800, 1000, "bf16", "reduction", 2000),
     ],
 )
-def test_roofline(flops: int, nbytes: int, dtype: str, matmul: bool, expected: int) -> None:
-    assert CostModel(Mesh.parse("2"), CLUSTER).compute_ns(flops, nbytes, dtype, matmul) == expected
+def test_roofline(flops: int, nbytes: int, dtype: str, kernel: Kernel, expected: int) -> None:
+    assert CostModel(Mesh.parse("2"), CLUSTER).compute_ns(flops, nbytes, dtype, kernel) == expected
 
 
 def test_roofline_broadcasts() -> None:
-    times = CostModel(Mesh.parse("2"), CLUSTER).compute_ns(np.array([[8.0], [80.0]]), np.array([0, 5, 50]), "bf16", True)
+    times = CostModel(Mesh.parse("2"), CLUSTER).compute_ns(np.array([[8.0], [80.0]]), np.array([0, 5, 50]), "bf16", "matmul")
     assert times.dtype == np.int64
     assert times.tolist() == [[1, 5, 50], [10, 10, 50]]
 
@@ -48,8 +59,8 @@ def test_roofline_broadcasts() -> None:
 def test_more_work_never_takes_less_time(work: list[tuple[int, int]], more: int) -> None:
     flops, nbytes = np.array(work, dtype=np.int64).T
     model = CostModel(Mesh.parse("2"), load_cluster("h100"))
-    assert (model.compute_ns(flops + more, nbytes, "bf16", True) >= model.compute_ns(flops, nbytes, "bf16", True)).all()
-    assert (model.compute_ns(flops, nbytes + more, "bf16", True) >= model.compute_ns(flops, nbytes, "bf16", True)).all()
+    assert (model.compute_ns(flops + more, nbytes, "bf16", "matmul") >= model.compute_ns(flops, nbytes, "bf16", "matmul")).all()
+    assert (model.compute_ns(flops, nbytes + more, "bf16", "matmul") >= model.compute_ns(flops, nbytes, "bf16", "matmul")).all()
 
 
 def test_local_bytes_follow_the_fullest_device() -> None:
