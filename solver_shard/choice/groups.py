@@ -26,6 +26,8 @@ FORWARD = "forward"
 OPTIMIZER = "optimizer"
 OUTPUT = "output"
 UPDATE = "update"
+LATER = (Phase.BACKWARD.value, OUTPUT)
+"""Purposes whose readers start from what is held of a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +96,9 @@ def lives(program: Program, rules: Sequence[Rule]) -> Lives:
             found.append((start, purpose, family, tuple(readers), stop))
         found.sort()
         early = any(purpose == FORWARD for _, purpose, *_ in found)
-        late = early and _is_forward(program, made, t) and any(purpose != FORWARD for _, purpose, *_ in found)
+        late = early and _is_forward(program, made, t) and any(purpose in LATER for _, purpose, *_ in found)
         groups[t] = tuple(
-            Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose != FORWARD)
+            Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose in LATER)
             for start, purpose, family, readers, stop in found
         )
         if late:

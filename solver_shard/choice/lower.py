@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
+from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
 from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
 from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_moves, legal_layouts
@@ -57,6 +57,9 @@ class Restriction(Protocol):
 
     def state(self, p: int, layout: Layout) -> bool:
         """Whether a parameter's optimizer state may be stored so."""
+
+    def keeps_copies(self, t: int) -> bool:
+        """Whether a copy that the forward pass made may be kept for the backward pass."""
 
     def scope(self, t: int, purpose: str) -> Hashable:
         """A key of tensors and purposes for which ``move`` answers alike."""
@@ -317,20 +320,21 @@ class _Lowerer:
         self._edge(producer, v, ("transition", key), lambda: self._transition_table(t, group, held, alias, need))
         base_stop = self.lives.held[t] if group.late else self.lives.base[t][1]
         if group.stop > base_stop and alias:
-            tail_usages = np.concatenate([[0], self._bytes(t, alias)])
-            tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), *alias))
+            stored = group.late and t not in self.made  # kept as it is, it stays anyway: one more strategy, without bytes
+            tail_usages = np.concatenate([[0], self._bytes(t, alias), [0] * stored]).astype(np.int64)
+            tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), *alias, *(Layout(),) * stored))
             w = self._add(tail, np.zeros_like(tail_usages), tail_usages, (base_stop, group.stop))
-            self._edge(v, w, ("tail", len(alias), len(need)), lambda: _tail_table(len(alias), len(need)))
+            self._edge(v, w, ("tail", len(alias), len(need), stored), lambda: _tail_table(len(alias), len(need), stored))
+            if stored:
+                origins = self.nodes[producer].origins
+                self._edge(producer, w, ("stored", held, origins, alias), lambda: _stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             for p in self._parameters(t):
-                if (Kind.STATE, p, 0) in self.index:
-                    # the update reads its slice of the reduced gradient
-                    target = self.index[Kind.STATE, p, 0]
-                    self._edge(v, target, ("slice", node.layouts), lambda w=target: _free_table(node.layouts, self.nodes[w].layouts))  # type: ignore[misc]
-                else:
-                    target = self.index[Kind.SOURCE, p, 0]
-                    layouts = self.nodes[target].layouts
-                    self._edge(v, target, ("equal", node.layouts, layouts), lambda y=layouts: _equal_table(node.layouts, y))  # type: ignore[misc]
+                # the update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter
+                sliced = (Kind.STATE, p, 0) in self.index
+                target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
+                layouts, build = self.nodes[target].layouts, _free_table if sliced else _equal_table
+                self._edge(v, target, (sliced, node.layouts, layouts), lambda b=build, y=layouts: b(node.layouts, y))  # type: ignore[misc]
 
     def _producer(self, t: int) -> int:
         return self.index[Kind.RESULT if t in self.made else Kind.SOURCE, t, 0]
@@ -341,8 +345,9 @@ class _Lowerer:
             return self.index[Kind.HOLD, t, 0]
         producer, until = self._producer(t), self.lives.held[t]
         held = self.nodes[producer].layouts
-        early = [k for k, g in enumerate(self.lives.groups[t]) if not g.late]
-        copies = {k: self._copies(t, k) for k in early}
+        early = [k for k, g in enumerate(self.lives.groups[t]) if g.purpose == FORWARD]
+        copying = self.restriction is None or self.restriction.keeps_copies(t)
+        copies = {k: self._copies(t, k) if copying else () for k in early}
         layouts, origins = held, (-1,) * len(held)
         for k in early:
             layouts, origins = layouts + copies[k], origins + (k,) * len(copies[k])
@@ -467,10 +472,21 @@ def _result_table(result: LayoutColumn, kept: Layouts) -> Ints:
     return _equal_table(result.layouts, kept)[result.chosen]
 
 
-def _tail_table(alias: int, copies: int) -> Ints:
-    table = np.full((alias + copies, 1 + alias), FORBIDDEN, dtype=np.int64)
+def _tail_table(alias: int, copies: int, stored: bool) -> Ints:
+    table = np.full((alias + copies, 1 + alias + stored), FORBIDDEN, dtype=np.int64)
     table[np.arange(alias), 1 + np.arange(alias)] = 0
+    table[:alias, 1 + alias :] = 0
     table[alias:, 0] = 0
+    return table
+
+
+def _stored_table(held: Layouts, origins: tuple[int, ...], alias: Layouts) -> Ints:
+    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, or (last strategy) nobody's."""
+    table = np.full((len(held), 2 + len(alias)), FORBIDDEN, dtype=np.int64)
+    own = np.array(origins) < 0
+    table[:, 0] = 0
+    table[own, -1] = 0
+    table[~own, 1:-1] = _equal_table(tuple(layout for layout, mine in zip(held, own, strict=True) if not mine), alias)
     return table
 
 

@@ -1,0 +1,212 @@
+"""The plans that experts write, axis by axis, as restrictions of the choice graph.
+
+A template says what one mesh axis does: how it stores parameters, optimizer states and inputs, in which layout a
+gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
+equal layouts an elementwise op has) the solver fills in at the least cost. Templates of several axes compose.
+
+| template | parameters | states | gradients | inputs | transitions |
+|---|---|---|---|---|---|
+| ``replicate`` | R | R | R | R | none |
+| ``ddp`` | R | R | all-reduced | batch | gradients P to R |
+| ``zero1`` | R | cut | all-reduced | batch | and states gathered after the step |
+| ``zero2`` | R | cut | reduce-scattered | batch | the same |
+| ``zero3`` | cut | cut | reduce-scattered | batch | parameters gathered before each use |
+| ``megatron`` | columns, rows | alike | alike | R | activations P to R |
+| ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
+
+Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages; Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism. Hybrid
+sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from solver_shard.baselines.templates import row_cut
+from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.errors import InputError
+from solver_shard.layout import Layout, Placement, R
+from solver_shard.mesh import Mesh
+from solver_shard.program import Phase, Program, Role
+
+TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp")
+"""What one mesh axis can do."""
+
+_DATA = ("ddp", "zero1", "zero2", "zero3")
+_TENSOR = ("megatron", "megatron-sp")
+_SEQUENCE = 1
+_WHOLE = ("aten._log_softmax.default", "aten._softmax.default", "aten.split.Tensor", "aten.split_with_sizes.default")
+_THROUGH = ("aten.view.default", "aten._to_copy.default", "aten.permute.default", "aten.alias.default", "aten.add.Tensor")
+
+
+def parse_template(text: str, mesh: Mesh) -> tuple[str, ...]:
+    """One template per mesh axis, from ``dp=zero3,tp=megatron`` or from one name for all axes; ``hsdp`` on two or more.
+
+    >>> parse_template("dp=zero3,tp=megatron", Mesh.parse("dp=4,tp=2"))
+    ('zero3', 'megatron')
+    >>> parse_template("hsdp", Mesh.parse("nodes=4,gpus=8"))
+    ('ddp', 'zero3')
+    """
+    if "=" not in text:
+        if text.strip() == "hsdp":
+            if len(mesh.axes) < 2:
+                raise InputError(f"template 'hsdp' needs two mesh axes, {mesh} has one; use zero3, or split the axis")
+            return ("ddp", *("zero3",) * (len(mesh.axes) - 1))
+        return (_name(text.strip()),) * len(mesh.axes)
+    chosen: dict[str, str] = {}
+    for part in text.split(","):
+        axis, sign, name = (piece.strip() for piece in part.partition("="))
+        if not sign:
+            raise InputError(f"cannot read template {text!r} at {part!r}; write AXIS=TEMPLATE pairs, as in 'dp=zero3,tp=megatron'")
+        mesh.index(axis)
+        if axis in chosen:
+            raise InputError(f"template {text!r} names axis {axis!r} twice; give each axis one template")
+        chosen[axis] = _name(name)
+    missing = [name for name in mesh.names if name not in chosen]
+    if missing:
+        raise InputError(f"template {text!r} says nothing of axis {', '.join(missing)}; name every axis ('replicate' leaves one alone)")
+    return tuple(chosen[name] for name in mesh.names)
+
+
+def _name(text: str) -> str:
+    if text not in TEMPLATES:
+        close = difflib.get_close_matches(text, TEMPLATES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"unknown template {text!r}; legal: {', '.join(TEMPLATES)}, or hsdp for a whole mesh{hint}")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateRestriction:
+    """What the templates of all axes allow; see ``solver_shard.choice.lower.Restriction``."""
+
+    program: Program
+    mesh: Mesh
+    templates: tuple[str, ...]
+    cut: Mapping[int, int]
+    joined: frozenset[int]
+    """Gradients of the parts of a fused projection: they are joined whole."""
+
+    def source(self, t: int, layout: Layout) -> bool:
+        return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
+
+    def state(self, p: int, layout: Layout) -> bool:
+        for a, name in enumerate(self.templates):
+            if name in ("zero1", "zero2", "zero3"):
+                if not self._cut_or_too_small(p, a, layout):
+                    return False
+            elif not self._stored(p, name, a, layout):
+                return False
+        return True
+
+    def keeps_copies(self, t: int) -> bool:
+        return self.program.tensors[t].role is not Role.PARAMETER
+
+    def scope(self, t: int, purpose: str) -> Hashable:
+        tensor = self.program.tensors[t]
+        if purpose in (OPTIMIZER, UPDATE):
+            parameter = t if purpose == UPDATE else next(p for p, g in self.program.gradients.items() if g == t)
+            return (purpose, self.cut.get(parameter))
+        if tensor.role in (Role.PARAMETER, Role.BUFFER):
+            return ("parameter",)
+        if t in self.joined:
+            return ("joined",)
+        return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
+
+    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
+        return all(_axis_move(name, scope, a, b) for name, a, b in zip(self.templates, source, target, strict=True))
+
+    def _stored(self, t: int, name: str, axis: int, layout: Layout) -> bool:
+        """Whether a source may have this placement on one axis."""
+        tensor, placement = self.program.tensors[t], layout[axis]
+        if tensor.role is Role.INPUT:
+            if name in _DATA and tensor.shape and self._divides(tensor.shape[0], axis, 0, layout):
+                return placement == 0
+            return placement == R
+        if tensor.role is Role.PARAMETER and name == "zero3" and t in self.program.gradients:
+            return self._cut_or_too_small(t, axis, layout)
+        if tensor.role is Role.PARAMETER and name in _TENSOR and t in self.cut:
+            return placement == self.cut[t]
+        return placement == R
+
+    def _cut_or_too_small(self, t: int, axis: int, layout: Layout) -> bool:
+        """Cut, or R where no dim is left that is long enough."""
+        if layout[axis] != R:
+            return True
+        shape = self.program.tensors[t].shape
+        return not any(self._divides(size, axis, d, layout) for d, size in enumerate(shape))
+
+    def _divides(self, size: int, axis: int, dim: int, layout: Layout) -> bool:
+        others = 1
+        for a, placement in enumerate(layout):
+            if a != axis and placement == dim:
+                others *= self.mesh.shape[a]
+        return self.mesh.shape[axis] > 1 and size >= others * self.mesh.shape[axis]
+
+
+def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
+    """The restriction of a program to one template per mesh axis."""
+    joined = frozenset(t for op in program.ops if op.name == "aten.cat.default" and op.phase is Phase.BACKWARD for t in op.operands)
+    return TemplateRestriction(program=program, mesh=mesh, templates=templates, cut=block_cut(program), joined=joined)
+
+
+def block_cut(program: Program) -> dict[int, int]:
+    """How tensor parallelism cuts the matrices of the blocks.
+
+    Without the head, whose output dim is the vocabulary, and without fused projections that are split along the dim that
+    would be cut: their parts lie one after the other, so a shard would not hold whole heads of each.
+    """
+    readers = program.readers()
+    cut = row_cut(program)
+    for op in program.ops:
+        if op.name == "aten.einsum.default" and op.operands[-1] in cut and _reaches(program, readers, op.results[0], _WHOLE):
+            del cut[op.operands[-1]]
+    return cut
+
+
+def _reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:
+    pending, seen = [start], {start}
+    while pending:
+        for i, _ in readers.get(pending.pop(), ()):
+            op = program.ops[i]
+            if op.name in names:
+                return True
+            if op.name in _THROUGH and op.results[0] not in seen:
+                seen.add(op.results[0])
+                pending.append(op.results[0])
+    return False
+
+
+def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement) -> bool:
+    """Whether a template uses this change of one axis's placement."""
+    if source == target or name == "replicate":
+        return source == target
+    assert isinstance(scope, tuple)
+    rules: dict[str, Callable[[], bool]] = {
+        OPTIMIZER: lambda: _gradient(name, source, target),
+        UPDATE: lambda: name in ("zero1", "zero2") and source.is_shard and target == R,
+        "parameter": lambda: name == "zero3" and source.is_shard and target == R,
+        "activation": lambda: _activation(name, scope[1], scope[2], source, target),
+        "joined": lambda: source.is_partial or source.is_shard if name in _TENSOR else False,
+        OUTPUT: lambda: source.is_partial and target == R,
+    }
+    return rules[scope[0]]()
+
+
+def _gradient(name: str, source: Placement, target: Placement) -> bool:
+    if name in ("zero2", "zero3"):
+        return source.is_partial or (source == R and target.is_shard)
+    return source.is_partial and target == R
+
+
+def _activation(name: str, dims: int, wide: bool, source: Placement, target: Placement) -> bool:
+    """Hidden states have three dims; tensors whose last dim is 1 are statistics of their rows."""
+    if name == "megatron-sp" and dims == 3 and wide:
+        return (source == _SEQUENCE and target == R) or (target == _SEQUENCE and (source.is_partial or source == R))
+    if name in _TENSOR and dims == 3 and wide:
+        return source.is_partial and target == R
+    # statistics of the loss; sums over a cut batch
+    return dims <= 2 and source.is_partial and target == R
