@@ -95,6 +95,13 @@ class World:
         self.sent[step.kind] += nbytes
         return made
 
+    def all_reduce(self, buffers: Sequence[torch.Tensor], reduction: str, axes: Sequence[str]) -> Parts:
+        """Reduce one buffer per device within the groups of these axes: a collective inside an op."""
+        self.counts["all_reduce", tuple(axes)] += 1
+        self.sent["all_reduce"] += max(buffer.nbytes for buffer in buffers)
+        group = tuple(sorted(self.mesh.index(name) for name in axes))
+        return tuple(self._call(torch.ops._c10d_functional.all_reduce, list(buffers), group, reduction))
+
     def _call(self, op: Any, buffers: Sequence[torch.Tensor], axes: tuple[int, ...], *arguments: Any) -> list[torch.Tensor]:
         """One functional collective on every device's buffer."""
         from torch.distributed._local_tensor import LocalTensor, LocalTensorMode

@@ -43,7 +43,16 @@ def call(op: Op, args: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[t
         InputError: the op cannot be executed here (attention with dropout has no CPU kernel; a library's op is not imported).
         InternalError: a result has another shape than asked.
     """
-    arguments = {name: _resolve(value, args) for name, value in op.attributes.items()}
+    return call_with(op, arguments_of(op, args), result_shapes)
+
+
+def arguments_of(op: Op, args: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The arguments of an op by name, with tensors in place of references."""
+    return {name: _resolve(value, args) for name, value in op.attributes.items()}
+
+
+def call_with(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """``call`` with arguments by name, which need not be those of the program."""
     special = _SPECIAL.get(op.name)
     found = special(arguments, result_shapes) if special is not None else _registered(op.name, arguments)
     results = tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if r is not None)

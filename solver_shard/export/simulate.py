@@ -1,7 +1,7 @@
 """Run a plan on all devices of its mesh, simulated in one process, and collect what the step returns.
 
-Every op runs on local shards, once per device; every reshard runs the collectives that the plan lists. What comes out
-must be what the unsharded model computes, whatever the plan:
+Every op runs on local shards, once per device, or as the implementation that the plan names, with the collectives inside;
+every reshard runs the collectives that the plan lists. What comes out must be what the unsharded model computes, whatever the plan:
 
 >>> values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
 >>> result = simulate(plan, program, values)
@@ -9,19 +9,24 @@ must be what the unsharded model computes, whatever the plan:
 >>> result.collectives
 {('all_reduce', ('tp',)): 4, ('all_gather', ('dp',)): 18, ...}
 
+What is kept of a tensor between its forward and its later readers is what the plan's holds say; nothing else of it is there
+any more. A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new
+values then go to the parameter's layout.
+
 Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
 (arange, full, ...) are computed whole and then cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
+from solver_shard.export.implementations import Part, perform, way_of
 from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, join, move, split
 from solver_shard.layout import Layout
@@ -38,12 +43,14 @@ class SimulationResult:
     Attributes:
         outputs: whole tensors, in the order of the program's outputs.
         gradients: whole gradient by parameter name.
+        parameters: whole updated parameter by name, of those that have an optimizer.
         collectives: how many ran, by kind and names of the mesh axes.
         nbytes: bytes that one device called them with, by kind.
     """
 
     outputs: tuple[torch.Tensor, ...]
     gradients: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
     collectives: Mapping[tuple[str, tuple[str, ...]], int]
     nbytes: Mapping[str, int]
 
@@ -56,6 +63,7 @@ def simulate(
     reference: Mapping[int, torch.Tensor] | None = None,
     tolerance: float = 1e-4,
     absolute: float = 1e-6,
+    rate: float = 0.25,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -65,6 +73,7 @@ def simulate(
         reference: whole values of other tensors, as ``run`` returns them; the first op whose result departs is an error.
         tolerance: largest difference from the reference, relative to the reference's largest value.
         absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
+        rate: of the gradient step.
 
     Raises:
         InputError: a source has no value or one of another shape, or this process has a process group.
@@ -78,7 +87,7 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, reference or {}, tolerance, absolute).run(values)
+        return _Simulation(plan, program, world, reference or {}, tolerance, absolute).run(values, rate)
 
 
 class _Simulation:
@@ -89,20 +98,28 @@ class _Simulation:
         self.reference, self.tolerance, self.absolute = reference, tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
-        self.waiting: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}  # tensor: how many reshards still start from its producer's bytes
+        self.waiting_kept: dict[int, int] = {}  # the same for kept copies
         self.last: dict[int, int] = {}
-        self.update: dict[int, int] = {}
+        self.reduction: dict[int, int] = {}
+        self.keeps = {hold.reshard: hold.tensor for hold in plan.holds if hold.reshard is not None}
+        copied = set(self.keeps.values())
         for position, reshard in enumerate(plan.reshards):
+            if reshard.purpose == "update":
+                continue
             if reshard.purpose == "optimizer":
-                self.update[reshard.tensor] = position
-            self.waiting[reshard.tensor] = self.waiting.get(reshard.tensor, 0) + 1
+                self.reduction[reshard.tensor] = position
+            later = reshard.purpose in ("backward", "output") and reshard.tensor in copied
+            waiting = self.waiting_kept if later else self.waiting
+            waiting[reshard.tensor] = waiting.get(reshard.tensor, 0) + 1
             for reader in reshard.readers:
                 self.of_reader[reader] = position
                 self.last[position] = max(self.last.get(position, 0), reader[0])
         self.produced: dict[int, tuple[Parts, Layout]] = {}
+        self.kept: dict[int, tuple[Parts, Layout]] = {}
         self.held: dict[int, Parts] = {}
 
-    def run(self, values: Mapping[int, torch.Tensor]) -> SimulationResult:
+    def run(self, values: Mapping[int, torch.Tensor], rate: float) -> SimulationResult:
         for t in self.program.sources():
             layout = self.plan.tensors[t].layout
             self.produced[t] = split(values[t], layout, self.mesh), layout
@@ -116,9 +133,15 @@ class _Simulation:
         for t in (*self.program.outputs, *self.program.gradients.values()):
             if ("output", t) not in made and ("optimizer", t) not in made:
                 raise InternalError(f"the plan brings {self.program.tensors[t].name!r} nowhere at the end of the step")
+        parameters = {
+            self.program.tensors[reshard.tensor].name: self._updated(reshard, values[reshard.tensor], rate)
+            for reshard in self.plan.reshards
+            if reshard.purpose == "update"
+        }
         return SimulationResult(
             outputs=tuple(made["output", t] for t in self.program.outputs),
             gradients={self.program.tensors[p].name: made["optimizer", g] for p, g in self.program.gradients.items()},
+            parameters=parameters,
             collectives=dict(self.world.counts),
             nbytes=dict(self.world.sent),
         )
@@ -128,14 +151,28 @@ class _Simulation:
         if position not in self.held:
             reshard = self.plan.reshards[position]
             t = reshard.tensor
-            self.held[position] = self._reshard(reshard)
-            self.waiting[t] -= 1
-            if not self.waiting[t]:
-                del self.produced[t]
+            later = reshard.purpose in ("backward", "output") and t in self.waiting_kept
+            origin, waiting = (self.kept, self.waiting_kept) if later else (self.produced, self.waiting)
+            if t not in origin:
+                raise InternalError(f"nothing is left of {self.program.tensors[t].name!r} for its {reshard.purpose} readers")
+            self.held[position] = self._reshard(reshard, *origin[t])
+            if position in self.keeps:
+                self.kept[t] = self.held[position], reshard.layout
+            waiting[t] -= 1
+            if not waiting[t]:
+                del origin[t]
         return self.held[position]
 
-    def _reshard(self, reshard: Reshard) -> Parts:
-        parts, layout = self.produced[reshard.tensor]
+    def _updated(self, reshard: Reshard, parameter: torch.Tensor, rate: float) -> torch.Tensor:
+        """The whole parameter after a gradient step on the shards of its state."""
+        p, state, mesh = reshard.tensor, reshard.source, self.mesh
+        g = self.program.gradients[p]
+        gradient = self.plan.reshards[self.reduction[g]]
+        slices = move(self.held[self.reduction[g]], gradient.layout, state, tuple(parameter.shape), mesh)
+        stepped = [part - rate * slope for part, slope in zip(split(parameter, state, mesh), slices, strict=True)]
+        return join(self._reshard(reshard, tuple(stepped), state), self.plan.tensors[p].layout, tuple(parameter.shape), mesh)
+
+    def _reshard(self, reshard: Reshard, parts: Parts, layout: Layout) -> Parts:
         tensor = self.program.tensors[reshard.tensor]
         for step in reshard.steps:
             if step.before != layout:
@@ -161,8 +198,8 @@ class _Simulation:
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
                 self.produced[t] = results[j], layout
-            if t in self.update:  # a gradient goes to its parameter's layout as soon as it is made
-                self._read(self.update[t])
+            if t in self.reduction:  # a gradient is reduced as soon as it is made
+                self._read(self.reduction[t])
         for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
             if self.last[position] == i:
                 del self.held[position]
@@ -174,6 +211,8 @@ class _Simulation:
         if not operands:
             whole = call(op, [], tuple(shapes))
             return [split(value, layout, self.mesh) for value, layout in zip(whole, layouts, strict=True)]
+        if self.plan.ops[i].implementation:
+            return self._implementation(i, op, operands)
         wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
         by_device: list[tuple[torch.Tensor, ...]] = []
         for device in range(self.mesh.size):
@@ -185,6 +224,37 @@ class _Simulation:
             except InternalError as error:
                 raise InternalError(f"{self._where(i)}, on device {device}: {error}") from None
         return [tuple(made[j] for made in by_device) for j in range(len(op.results))]
+
+    def _implementation(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
+        """Results of an op that runs a named implementation, by result and device."""
+        planned, tensors = self.plan.ops[i], self.program.tensors
+        way = way_of(planned.implementation, op)
+        operand, dim = way.cut(op, [len(tensors[t].shape) for t in op.operands], len(tensors[op.results[0]].shape))
+        t = op.results[0] if operand is None else op.operands[operand]
+        layout = planned.result_layouts[0] if operand is None else planned.operand_layouts[operand]
+        held, size = boxes(layout, tensors[t].shape, self.mesh), tensors[t].shape[dim]
+        wanted = [boxes(layout, tensors[t].shape, self.mesh) for t, layout in zip(op.results, planned.result_layouts, strict=True)]
+        pending = list(planned.collectives)
+
+        def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> Parts:
+            if not pending or pending[0].kind != "all_reduce" or pending[0].nbytes != max(buffer.nbytes for buffer in buffers):
+                raise InternalError(
+                    f"{self._where(i)}: an all-reduce of {buffers[0].nbytes} bytes is not what the plan lists, {pending[:1]}"
+                )
+            return self.world.all_reduce(buffers, reduction, pending.pop(0).axes)
+
+        made = perform(
+            planned.implementation,
+            op,
+            [[parts[device] for parts in operands] for device in range(self.mesh.size)],
+            [Part(start=box.start[dim], length=box.length[dim], size=size) for box in held],
+            [[box[device].length for box in wanted] for device in range(self.mesh.size)],
+            [DTYPES[tensors[t].dtype] for t in op.results],
+            all_reduce,
+        )
+        if pending:
+            raise InternalError(f"{self._where(i)}: the plan lists collectives that do not run, {pending}")
+        return [tuple(results[j] for results in made) for j in range(len(op.results))]
 
     def _idle(self, i: int, lengths: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, ...]:
         """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""

@@ -55,8 +55,8 @@ def decode(
     inside = [collective for op in ops for collective in op.collectives]
     communication = sum(r.nanoseconds for r in reshards) + sum(collective.nanoseconds for collective in inside)
     by_kind: dict[str, int] = {}
-    for step in (*(s for r in reshards for s in r.steps), *inside):
-        by_kind[step.kind] = by_kind.get(step.kind, 0) + step.nanoseconds
+    for kind, nanoseconds in [(s.kind, s.nanoseconds) for r in reshards for s in r.steps] + [(c.kind, c.nanoseconds) for c in inside]:
+        by_kind[kind] = by_kind.get(kind, 0) + nanoseconds
     total = compute + update + communication
     position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(reshards)}
     return Decoded(
@@ -172,6 +172,11 @@ class _Reader:
         node, choice = self.chosen(Kind.HOLD, t)
         return node.layouts[choice]
 
+    def copied(self, t: int) -> bool:
+        """Whether what is held of a tensor is a copy of a forward group."""
+        node, choice = self.chosen(Kind.HOLD, t)
+        return node.origins[choice] >= 0
+
     def reshard(self, node: Node) -> Reshard:
         t = node.item
         if node.kind is Kind.STATE:
@@ -183,6 +188,8 @@ class _Reader:
         choice = self.assignment[self.lowering.index[node.kind, t, node.group]]
         copy = choice >= node.aliases
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
+        if group.late and t not in self.made and not self.copied(t):
+            base_stop = group.stop  # a stored tensor that is kept as it is
         start = group.start if copy else min(base_stop, group.stop)
         source = self.start_of(t, group.late)
         return self._reshard(t, group.purpose, group.family, group.readers, source, node.layouts[choice], copy, start, group.stop)
@@ -259,6 +266,8 @@ class _Reader:
         if node.kind is Kind.STATE:
             return "optimizer"
         if node.kind is Kind.KEEP and node.group:
+            return "copies"
+        if node.kind is Kind.TAIL and self.lowering.lives.groups[t][node.group].late and self.copied(t):
             return "copies"
         if node.kind is Kind.RESHARD:
             return "gradients" if self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER else "copies"

@@ -4,7 +4,8 @@
     assert not failures, failures[0]
 
 Operands are distributed as each strategy asks (a pending sum is split into random parts), the op runs once per device,
-and the results are put together again by their placements. Whatever differs from the unsharded results is a failure.
+and the results are put together again by their placements. Named implementations run with their collectives inside. Whatever
+differs from the unsharded results is a failure.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from solver_shard.errors import SolverShardError
-from solver_shard.layout import Layout, Placement
+from solver_shard.errors import InternalError, SolverShardError
+from solver_shard.export.implementations import Part, perform
+from solver_shard.layout import Layout, Placement, R, S
 from solver_shard.program import Op
 from solver_shard.rulebook.rule import AxisStrategy, Rule
 
@@ -88,6 +90,8 @@ def legal_strategies(
                 cuts[strategy.factor] = cuts.get(strategy.factor, 1) * size
         if not all(rule.factors[f].legal(shards) for f, shards in cuts.items()):
             continue
+        if len({s.implementation.name for s in combination if s.implementation is not None}) > 1:
+            continue
         layouts = [Layout(s.operands[i] for s in combination) for i in range(len(operands))]
         layouts += [Layout(s.results[i] for s in combination) for i in range(len(results))]
         if all(_executable(layout, shape, mesh_shape) for layout, shape in zip(layouts, (*operands, *results), strict=True)):
@@ -114,10 +118,15 @@ def _difference(
 ) -> str | None:
     parts = [distribute(t, [s.operands[i] for s in combination], sizes, generator) for i, t in enumerate(operands)]
     layouts = [Layout(s.results[i] for s in combination) for i in range(len(whole))]
+    devices = list(itertools.product(*map(range, sizes)))
+    local = [tuple(layout.local_shape(t.shape, sizes, at) for layout, t in zip(layouts, whole, strict=True)) for at in devices]
+    by_device = [[p[device] for p in parts] for device in range(len(devices))]
+    if any(strategy.implementation for strategy in combination):
+        performed = _perform(op, rule, combination, sizes, by_device, local, [t.dtype for t in whole])
+    else:
+        performed = [execute(op, operands, shapes) for operands, shapes in zip(by_device, local, strict=True)]
     made: list[list[torch.Tensor]] = []
-    for device, coordinate in enumerate(itertools.product(*map(range, sizes))):
-        shapes = tuple(layout.local_shape(t.shape, sizes, coordinate) for layout, t in zip(layouts, whole, strict=True))
-        outs = list(execute(op, [p[device] for p in parts], shapes))
+    for coordinate, shapes, outs in zip(devices, local, map(list, performed), strict=True):
         for index, (out, shape) in enumerate(zip(outs, shapes, strict=True)):
             if tuple(out.shape) != shape:
                 return f"result {index} has local shape {tuple(out.shape)} on device {coordinate}, its layout {layouts[index]} says {shape}"
@@ -133,6 +142,41 @@ def _difference(
             error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
             return f"result {index} as {layout} differs from the unsharded one by up to {error:.3g}"
     return None
+
+
+def _perform(
+    op: Op,
+    rule: Rule,
+    combination: Sequence[AxisStrategy],
+    sizes: tuple[int, ...],
+    operands: Sequence[Sequence[torch.Tensor]],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    dtypes: Sequence[torch.dtype],
+) -> Sequence[Sequence[torch.Tensor]]:
+    """Run the implementation that the axes share, with plain sums and maxima for its collectives; they must be those of the rule."""
+    way = next(s.implementation for s in combination if s.implementation is not None)
+    cut = Layout(R if s.implementation is None else S(0) for s in combination)
+    shards = [math.prod(n for s, n in zip(combination, sizes, strict=True) if s.factor == f) for f in range(len(rule.factors))]
+    pending = [collective.local_nbytes(rule.factors, shards) for collective in way.collectives]
+    size = (rule.factors[way.factor].size,)
+    devices = list(itertools.product(*map(range, sizes)))
+
+    def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        nbytes = max(buffer.nbytes for buffer in buffers)
+        if not pending or pending.pop(0) != nbytes:
+            raise InternalError(f"an all-reduce of {nbytes} bytes is not in the rule")
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        key = [tuple(c for c, placement in zip(at, cut, strict=True) if placement == R) for at in devices]
+        for at, buffer in zip(key, buffers, strict=True):
+            groups.setdefault(at, []).append(buffer)
+        reduced = {at: torch.stack(b).sum(0) if reduction == "sum" else torch.stack(b).amax(0) for at, b in groups.items()}
+        return [reduced[at] for at in key]
+
+    parts = [Part(start=cut.local_offset(size, sizes, at)[0], length=cut.local_shape(size, sizes, at)[0], size=size[0]) for at in devices]
+    made = perform(way.name, op, operands, parts, shapes, dtypes, all_reduce)
+    if pending:
+        raise InternalError(f"the rule has {len(way.collectives)} collectives, {len(pending)} of them did not run")
+    return made
 
 
 def distribute(
