@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
-DEFAULT_MEMORY_FRACTION = 0.9
 MAX_MEMORY_WEIGHT = 10**9
 
 
@@ -46,6 +45,7 @@ def optimize(
     mesh: str | int | Mesh,
     cluster: str | os.PathLike[str] | Cluster = "h100",
     memory: str | int | None = None,
+    reserve: str | int | None = None,
     batch: int | None = None,
     seq: int | None = None,
     dtype: str | None = None,
@@ -74,7 +74,9 @@ def optimize(
         inputs: example tensors with the global sizes of one step; fake and meta tensors are fine.
         mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``; a number of devices is one axis.
         cluster: a preset name, a TOML file, or a Cluster.
-        memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
+        memory: limit per device in bytes or as text, ``"70GiB"``; default the device's memory.
+        reserve: bytes or text, the part of that limit which no tensor may have (driver context, buffers of the collective library,
+            fragmentation of the allocator); default the cluster's number for its device.
         batch, seq: global batch, and tokens per sequence.
         dtype: of parameters and compute, as ``"bf16"``; default bf16 for presets and configs.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
@@ -109,7 +111,9 @@ def optimize(
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE
     where = _cluster(cluster)
-    limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
+    limit = parse_bytes(memory) if memory is not None else where.device.memory
+    kept = parse_bytes(reserve, least=0) if reserve is not None else where.device.reserve
+    _check_reserve(limit, kept, where)
     _check_pins(pins, axes)
     options = Options(
         batch=batch,
@@ -121,6 +125,7 @@ def optimize(
         forward_only=forward_only,
         overlap=overlap,
         memory_limit=limit,
+        reserve=kept,
         objective=objective,
         memory_weight=memory_weight,
         pins=tuple(pins),
@@ -168,7 +173,7 @@ def plan_program(
             costs,
             optimizer_state=state,
             pins={t: allowed.allows for t, allowed in pinned.items()},
-            limit=options.memory_limit,
+            limit=options.usable_memory,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, options, clock)
@@ -180,7 +185,7 @@ def plan_program(
             solution.assignment,
             costs,
             state,
-            limit=options.memory_limit,
+            limit=options.usable_memory,
             objective=options.objective,
             memory_weight=options.memory_weight,
         )
@@ -239,15 +244,17 @@ def _infeasible(
     from solver_shard.plan.report import largest_holders
     from solver_shard.solve.solution import Status
 
-    limit = format_bytes(options.memory_limit)
+    limit = f"{format_bytes(options.usable_memory)} per device"
+    if options.reserve:
+        limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
     if solution.assignment is None and solution.status is Status.UNKNOWN:
         given = f"{options.time_limit:g} s" + (f" and {options.work_limit:g} work units" if options.work_limit is not None else "")
         return SolverShardError(f"no plan of {program.name} was found within {given}, and none is proven impossible; give more of them")
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
-    if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.memory_limit:
+    if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.usable_memory:
         return InfeasibleError(
-            f"no plan of {program.name} keeps the pins {pins} within {limit} per device; drop or loosen one, or give more --memory",
+            f"no plan of {program.name} keeps the pins {pins} within {limit}; drop or loosen one, or give more --memory",
             peak_bound=solution.peak_bound or None,
         )
     details: tuple[str, ...] = ()
@@ -263,12 +270,13 @@ def _infeasible(
         else "no peak was reached"
     )
     bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    hint = "give --memory at least the peak found, a larger mesh, or a smaller batch" + ("; --free may need less" if tied else "")
+    enough = "the peak found and the reserve together" if options.reserve else "the peak found"
+    hint = f"give --memory at least {enough}, a larger mesh, or a smaller batch" + ("; --free may need less" if tied else "")
     if pins:
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
     return InfeasibleError(
-        f"{what} into {limit} per device: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
+        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
         achieved_peak=solution.peak,
         peak_bound=solution.peak_bound or None,
         details=details,
@@ -334,6 +342,14 @@ def _check_pins(pins: Sequence[str], mesh: Mesh) -> None:
         raise InputError(f"pins must be a list of texts, got one text {pins!r}; write [{pins!r}]")
     for text in pins:
         parse_pin(text, mesh)
+
+
+def _check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
+    if reserve >= limit:
+        raise InputError(
+            f"a reserve of {format_bytes(reserve)} leaves nothing of the memory limit of {format_bytes(limit)}; give a larger --memory, "
+            f"or a smaller --reserve (the one of cluster {cluster.name} is {format_bytes(cluster.device.reserve)}; 0 for none)"
+        )
 
 
 def _check_optimizer(options: Options) -> None:

@@ -17,11 +17,11 @@ MAX_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*\Z")
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, *, least: int = 1) -> int:
     """Read ``70GiB``, ``70GB``, ``1.5 TiB`` or a plain number of bytes; rounded down to a whole byte.
 
     Raises:
-        InputError: the text is not a number with one of the units, or not between one byte and 2^60 bytes.
+        InputError: the text is not a number with one of the units, or not between ``least`` and 2^60 bytes.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         text = str(text)
@@ -34,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
     scale = _UNITS[found[2].upper()]
     whole, _, fraction = found[1].partition(".")
     nbytes: int = (int(whole + fraction) * scale) // 10 ** len(fraction)
-    if nbytes < 1:
+    if nbytes < least:
         raise InputError(f"memory size {text!r} is less than one byte; write a positive size, as in '70GiB'")
     if nbytes > MAX_BYTES:
         raise InputError(f"memory size {text!r} is more than 2^60 bytes; write the memory of one device, as in '70GiB'")

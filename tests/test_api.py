@@ -49,8 +49,20 @@ def test_the_plan_is_complete_and_agrees_with_itself(plan: Plan) -> None:
     assert {"trace", "lower", "solve", "plan"} <= set(plan.certificate.stages)
 
 
-def test_the_default_limit_is_nine_tenths_of_the_device(plan: Plan) -> None:
-    assert plan.memory.limit == plan.options.memory_limit == int(plan.cluster.device.memory * 0.9)
+def test_the_default_limit_is_the_device_less_its_reserve(plan: Plan) -> None:
+    device, options = plan.cluster.device, plan.options
+    assert (options.memory_limit, options.reserve) == (device.memory, device.reserve)
+    assert plan.memory.limit == options.usable_memory == device.memory - device.reserve
+    assert "memory limit  79.1 GiB per device, less a reserve of 6.00 GiB" in str(plan)
+
+
+def test_peak_and_reserve_together_keep_the_limit(plan: Plan) -> None:
+    least = plan_of(objective="memory", gap=0.0).memory.peak
+    tight = plan_of(memory=least + 3000, reserve=3000)
+    assert tight.memory.peak == tight.memory.limit == least
+    assert "no reserve" in str(plan_of(reserve="0"))
+    with pytest.raises(InfeasibleError, match=r"less the reserve of 2\.93 KiB\): .*at least the peak found and the reserve together"):
+        plan_of(memory=least + 2999, reserve=3000)
 
 
 def test_pins_are_kept_and_written_down() -> None:
@@ -100,12 +112,12 @@ def test_a_time_too_short_is_not_called_infeasible() -> None:
 
 def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
     with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('\*=R,R'\)"):
-        plan_of(memory="64KiB", pins=["*=R,R"])
+        plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
 
 
 def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None:
     with pytest.raises(InfeasibleError, match=r"no plan of Sequential .*fits into 64\.0 KiB per device"):
-        plan_of(memory="64KiB")
+        plan_of(memory="64KiB", reserve=0)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +127,11 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"cluster": "h1000"}, "unknown cluster 'h1000'"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
         ({"memory": "much"}, "cannot read memory size 'much'"),
+        (
+            {"memory": "5GiB"},
+            "a reserve of 6.00 GiB leaves nothing of the memory limit of 5.00 GiB; .*cluster h100 is 6.00 GiB; 0 for none",
+        ),
+        ({"reserve": "-1"}, "cannot read memory size '-1'"),
         ({"objective": "beauty"}, "objective 'beauty' is not known; legal: time, memory"),
         ({"pins": "0.weight=R,R"}, "pins must be a list of texts"),
         ({"pins": ["0.weight=R"]}, "has 1 placement, mesh dp=2,tp=2 has 2 axes"),

@@ -42,6 +42,7 @@ def test_more_than_any_device_has_is_refused() -> None:
 def test_less_than_a_byte_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="less than one byte"):
         parse_bytes(text)
+    assert parse_bytes("0", least=0) == 0
 
 
 @pytest.mark.parametrize(

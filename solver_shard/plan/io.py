@@ -156,6 +156,7 @@ def check_plan(plan: Plan) -> None:
     )
     _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
     _check(plan.memory.limit > 0, "memory.limit: expected at least one byte")
+    _check(0 <= plan.options.reserve < plan.options.memory_limit, "options.reserve: expected at least 0 and less than memory_limit")
     try:
         optimizer_state(plan.options.optimizer, master_weights=plan.options.master_weights, state_bytes=plan.options.state_bytes)
     except InputError as error:

@@ -39,6 +39,7 @@ class Options:
         forward_only: whether the step has no backward pass and no update.
         overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
         memory_limit: bytes per device.
+        reserve: bytes of the limit that no tensor may have; every plan keeps peak + reserve <= memory_limit.
         objective: time, or memory (the peak).
         memory_weight: nanoseconds per MiB of peak added to the time objective.
         pins: as the user wrote them.
@@ -55,6 +56,7 @@ class Options:
     forward_only: bool = False
     overlap: float = 0.0
     memory_limit: int
+    reserve: int = 0
     objective: Literal["time", "memory"] = "time"
     memory_weight: int = 0
     pins: tuple[str, ...] = ()
@@ -63,6 +65,11 @@ class Options:
     time_limit: float = 60.0
     work_limit: float | None = None
     seed: int = 0
+
+    @property
+    def usable_memory(self) -> int:
+        """Bytes per device that tensors may have: the limit less the reserve."""
+        return self.memory_limit - self.reserve
 
     def optimizer_state(self) -> OptimizerState:
         """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
@@ -227,7 +234,7 @@ class MemoryTimeline:
     """Bytes per device over one step, by category; time is the position of the running op.
 
     Attributes:
-        limit: bytes.
+        limit: bytes that tensors may have: what the options leave after the reserve.
         peak: largest total, at ``peak_time``, while ``peak_op`` runs (``optimizer`` after the last op).
         at_peak: bytes by category there.
         holders: the largest tensors and copies there, largest first.

@@ -84,6 +84,7 @@ def _headline(plan: Plan) -> list[str]:
     rows = [
         ("step time", step),
         ("peak memory", f"{format_bytes(memory.peak)} of {format_bytes(memory.limit)} per device ({memory.peak / memory.limit:.0%})"),
+        ("memory limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
         ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
@@ -92,6 +93,18 @@ def _headline(plan: Plan) -> list[str]:
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
     title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh} ({devices}), {plan.cluster.title}"
     return [title, "", *table(rows)]
+
+
+def _limit(plan: Plan) -> str:
+    """The limit given, the reserve, and what is left for tensors."""
+    options = plan.options
+    if not options.reserve:
+        return f"{format_bytes(options.memory_limit)} per device, no reserve"
+    left = format_bytes(options.usable_memory)
+    return (
+        f"{format_bytes(options.memory_limit)} per device, less a reserve of {format_bytes(options.reserve)} "
+        f"(context, collective buffers, fragmentation): {left} for tensors"
+    )
 
 
 def _optimizer(plan: Plan) -> str:

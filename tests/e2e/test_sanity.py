@@ -135,7 +135,7 @@ def test_memory_below_the_weights_shards_state_over_data_and_gathers_per_layer()
     inputs = {"x": torch.empty(256, 64, WIDTH, device="meta")}
     weights = layers * 2 * WIDTH * HIDDEN * 4
     plan = optimize(
-        meta(Mlp, layers), inputs, mesh="dp=32", cluster="h100", loss_fn=lambda y: y.square().mean(), memory=int(weights * 0.9),
+        meta(Mlp, layers), inputs, mesh="dp=32", cluster="h100", loss_fn=lambda y: y.square().mean(), memory=int(weights * 0.9), reserve=0,
         pins=["x=S(0)"], optimizer="adamw",
     )  # fmt: skip
     names = [f"{kind}.{k}.weight" for kind in ("up", "down") for k in range(layers)]
@@ -151,7 +151,7 @@ def test_memory_below_the_weights_shards_state_over_data_and_gathers_per_layer()
 def mlp_plan(mesh: str, cluster: str | Cluster = "h100", memory: int = 1 << 40) -> Plan:
     inputs = {"x": torch.empty(64, 32, WIDTH, device="meta")}
     return optimize(
-        meta(Mlp, 2), inputs, mesh=mesh, cluster=cluster, memory=memory, loss_fn=lambda y: y.square().mean(), gap=0.0, time_limit=120
+        meta(Mlp, 2), inputs, mesh=mesh, cluster=cluster, memory=memory, reserve=0, loss_fn=lambda y: y.square().mean(), gap=0.0, time_limit=120
     )
 
 
