@@ -114,8 +114,9 @@ def random_assignment(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | 
 
 
 def replicated(case: Lowered) -> Plan:
-    """A plan with every op replicated; the rest is drawn."""
-    return case.plan(random_assignment(case.graph, 0, {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind is Kind.OP}))
+    """A plan with every op and optimizer state replicated, where tensors are kept as they are produced; the rest is drawn."""
+    first = {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind in (Kind.OP, Kind.STATE, Kind.HOLD)}
+    return case.plan(random_assignment(case.graph, 0, first))
 
 
 class _Draw:

@@ -144,6 +144,8 @@ class _Reader:
             result_layouts=tuple(c.layouts[c.chosen[k]] for c in column.results),
             nanoseconds=whole - sum(collective.nanoseconds for collective in collectives),
             source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
+            implementation=column.implementation(k),
+            collectives=collectives,
         )
 
     def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:

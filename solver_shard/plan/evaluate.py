@@ -1,24 +1,24 @@
 """What a plan costs and needs, worked out anew from the program: the check on everything that lowering and solving did.
 
 The evaluator shares the rules and the cost model with the solver, and nothing else: it sees no choice graph. Of the plan
-it believes only decisions, which are the strategy of every op, the layouts of sources, and which readers share which
-reshard. Prices, times, lives and bytes are computed again, and every decision is checked to be legal:
+it believes only decisions: the strategy of every op, the layouts of sources and of optimizer states, the reshard of every
+group of readers, and what is kept of a tensor between forward and backward readers. Prices, times, lives and bytes are
+computed again (:mod:`solver_shard.plan.lives`), and every decision is checked to be legal:
 
 >>> evaluation = evaluate(plan, program, rulebook, costs)
 >>> evaluation.objective == plan.certificate.objective, evaluation.peak == plan.memory.peak
 (True, True)
 
-Times are op positions. The optimizer update runs after the last op, at T; the step ends at T + 1. All lives are half-open.
+The optimizer's update works where its state is: it reads its slice of the reduced gradient, and the new values then go from
+the state's layout to the parameter's, by a reshard of their own with purpose "update".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
-
-import numpy as np
 
 from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_move, is_legal
@@ -27,15 +27,15 @@ from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import CATEGORIES, Plan, Reshard
+from solver_shard.plan.lives import Key, Life, Profile, find_lives
+from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import DTYPE_BYTES, Program, Role
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import AxisStrategy, Rule
 
 _MIB = 2**20
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
-_Key = tuple[int, str, str]
-"""A group of readers: tensor, purpose, and how they read it."""
+_UPDATE = "update"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class Evaluation:
         op_ns: nanoseconds of each op, in program order, without the collectives inside it.
         inside_ns: nanoseconds of the collectives inside each op.
         reshard_ns: nanoseconds of each reshard, in the plan's order.
+        reshard_lives: start, stop and bytes of each reshard, in the plan's order.
+        hold_lives: the same of each hold.
     """
 
     compute_ns: int
@@ -64,6 +66,8 @@ class Evaluation:
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
     reshard_ns: tuple[int, ...]
+    reshard_lives: tuple[Life, ...]
+    hold_lives: tuple[Life, ...]
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -91,32 +95,32 @@ class _Walk:
         self.plan, self.program, self.costs, self.state = plan, program, costs, state
         self.mesh_shape = costs.mesh.shape
         self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
-        self.update = len(program.ops)
-        self.end = self.update + 1
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
             self.parameter_of.setdefault(gradient, []).append(parameter)
-        self.change = {category: np.zeros(self.end + 1, dtype=np.int64) for category in CATEGORIES}
+        self.lives = find_lives(program, self.rules)
+        self.profile = Profile(self.lives.end)
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
-        op_ns = [self._op(i) for i in range(self.update)]
-        readers = self._groups()
+        op_ns = [self._op(i) for i in range(len(self.program.ops))]
+        self.states = self._states()
+        readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
         reshards = self._reshards_by_group(readers)
         self._all_operands_fit(reshards)
-        first = {key: self._first(key, uses) for key, uses in readers.items()}
-        self.base_stop = self._base_stops(first)
+        self.kept = self._kept()
         update_ns = sum(self._source(t) for t in self.program.sources())
         for t, i in self.made.items():
             if not self.rules[i].view:
-                self._hold(self._category(t), i, self.base_stop[t], self._bytes(t, self.produced[t]))
-        reshard_ns = [0] * len(self.plan.reshards)
-        for key, position in reshards.items():
-            reshard_ns[position] = self._reshard(position, key, first[key], self._last(key, readers[key]))
-        profile = {category: np.cumsum(change)[: self.end] for category, change in self.change.items()}
-        peak = int(np.sum(list(profile.values()), axis=0).max())
-        inside_ns = [self._inside(i) for i in range(self.update)]
+                self.profile.add(self._category(t), i, self.lives.base_stop[t], self._bytes(t, self.produced[t]))
+        hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
+        keys = {position: key for key, position in reshards.items()}
+        reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
+        reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
+        profile = self.profile.series()
+        peak = max(map(sum, zip(*profile.values(), strict=True)))
+        inside_ns = [self._inside(i) for i in range(len(self.program.ops))]
         total = sum(op_ns) + update_ns + sum(reshard_ns) + sum(inside_ns)
         options = self.plan.options
         return Evaluation(
@@ -126,10 +130,12 @@ class _Walk:
             total_ns=total,
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
-            profile={category: tuple(values.tolist()) for category, values in profile.items()},
+            profile=profile,
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
             reshard_ns=tuple(reshard_ns),
+            reshard_lives=tuple(reshard_lives),
+            hold_lives=tuple(hold_lives),
         )
 
     # Layouts and prices of ops
@@ -224,22 +230,9 @@ class _Walk:
 
     # Who reads what through which reshard
 
-    def _groups(self) -> dict[_Key, list[tuple[int, int]]]:
-        """The readers that must share a reshard: those of one tensor, in one phase, that read it in the same way."""
-        groups: dict[_Key, list[tuple[int, int]]] = {}
-        for i, op in enumerate(self.program.ops):
-            matmul = self.rules[i].matmul and op.name == "aten.einsum.default"
-            for j, t in enumerate(op.operands):
-                groups.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
-        for t in self.parameter_of:
-            groups[t, "optimizer", "update"] = []
-        for t in self.program.outputs:
-            groups[t, "output", "output"] = []
-        return groups
-
-    def _reshards_by_group(self, readers: Mapping[_Key, list[tuple[int, int]]]) -> dict[_Key, int]:
+    def _reshards_by_group(self, readers: Mapping[Key, tuple[tuple[int, int], ...]]) -> dict[Key, int]:
         """Position of the one reshard of each group."""
-        found: dict[_Key, int] = {}
+        found: dict[Key, int] = {}
         for position, reshard in enumerate(self.plan.reshards):
             key = (reshard.tensor, reshard.purpose, reshard.family)
             where = f"reshard {position} of {self.program.tensors[reshard.tensor].name!r} ({reshard.purpose}, {reshard.family})"
@@ -248,14 +241,14 @@ class _Walk:
             if key in found:
                 _illegal(f"{where}: reshard {found[key]} already serves this group")
             if sorted(reshard.readers) != sorted(readers[key]):
-                _illegal(f"{where} has readers {list(reshard.readers)}; the group has {readers[key]}")
+                _illegal(f"{where} has readers {list(reshard.readers)}; the group has {list(readers[key])}")
             found[key] = position
         for t, purpose, family in readers:
             if (t, purpose, family) not in found:
                 _illegal(f"{self.program.tensors[t].name!r} has no reshard for its readers ({purpose}, {family})")
         return found
 
-    def _all_operands_fit(self, reshards: Mapping[_Key, int]) -> None:
+    def _all_operands_fit(self, reshards: Mapping[Key, int]) -> None:
         for key, position in reshards.items():
             reshard = self.plan.reshards[position]
             for i, j in reshard.readers:
@@ -266,83 +259,123 @@ class _Walk:
                         f"as {reshard.layout}, and a device cannot make the one from the other alone"
                     )
 
-    def _reshard(self, position: int, key: _Key, first: int, stop: int) -> int:
-        """Check one reshard and add its bytes; its nanoseconds."""
+    def _reshard(self, position: int, key: Key) -> int:
+        """Check one reshard; its nanoseconds."""
         (t, purpose, _), reshard = key, self.plan.reshards[position]
-        tensor, produced = self.program.tensors[t], self.produced[t]
+        tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
         self._executable(t, reshard.layout, where)
-        if reshard.source != produced:
-            _illegal(f"{where} starts from {reshard.source}, but the tensor is produced as {produced}")
-        if reshard.copy == (reshard.layout == produced):
-            _illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the producer's layout {produced}")
-        self._kept(where, key, reshard)
-        category = self._category(t) if not reshard.copy else "gradients" if purpose == "optimizer" else "copies"
-        self._hold(category, first if reshard.copy else self.base_stop[t], stop, self._bytes(t, reshard.layout))
+        source, what = self.produced[t], "the tensor is produced as"
+        if self.lives.later(key):
+            source, what = self.plan.holds[self.kept[t]].layout, "what is kept of the tensor is"
+        elif purpose == _UPDATE:
+            source, what = self.states[t], "the optimizer's state is"
+        if reshard.source != source:
+            _illegal(f"{where} starts from {reshard.source}, but {what} {source}")
+        if reshard.copy == (reshard.layout == source):
+            _illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the layout it starts from, {source}")
+        self._handed_over(where, key, reshard)
         if not reshard.copy:
             return 0
-        reductions = {placement.reduction for placement in (*produced, *reshard.layout) if placement.is_partial}
-        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions))).path(produced, reshard.layout)
+        reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
+        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions))).path(source, reshard.layout)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
 
-    def _kept(self, where: str, key: _Key, reshard: Reshard) -> None:
-        """What outlives the step is whole, and a gradient is laid out as its parameter."""
+    def _handed_over(self, where: str, key: Key, reshard: Reshard) -> None:
+        """What outlives the step is whole and where it belongs: each state finds its slice of the gradient, new values go home."""
         t, purpose, _ = key
         if purpose in ("optimizer", "output") and any(placement.is_partial for placement in reshard.layout):
             _illegal(f"{where} leaves a pending reduction, {reshard.layout}")
+        if purpose == _UPDATE and reshard.layout != self.produced[t]:
+            _illegal(f"{where} brings the new values to {reshard.layout}, but the parameter is stored as {self.produced[t]}")
         for parameter in self.parameter_of.get(t, ()) if purpose == "optimizer" else ():
-            if reshard.layout != self.produced[parameter]:
-                name = self.program.tensors[parameter].name
+            name, wanted = self.program.tensors[parameter].name, self.states.get(parameter)
+            if wanted is None and reshard.layout != self.produced[parameter]:
                 _illegal(f"{where} gives {reshard.layout}, but its parameter {name!r} is stored as {self.produced[parameter]}")
+            if wanted is not None and not free_move(reshard.layout, wanted):
+                _illegal(f"{where} gives {reshard.layout}, of which the optimizer's state of {name!r}, {wanted}, is no slice")
+
+    # What is kept between forward and later readers, and where the optimizer works
+
+    def _states(self) -> dict[int, Layout]:
+        """Layout of the optimizer's state of every parameter that has one."""
+        found = {}
+        for t, planned in enumerate(self.plan.tensors):
+            layout, trained = planned.state, t in self.program.gradients and self.state.optimizer != "none"
+            if trained != (layout is not None):
+                _illegal(f"{planned.name!r} {'lacks a layout for its' if trained else 'has no'} optimizer state")
+            if layout is not None:
+                self._executable(t, layout, f"optimizer state of {planned.name!r}")
+                if any(placement.is_partial for placement in layout):
+                    _illegal(f"optimizer state of {planned.name!r} is stored with a pending reduction, {layout}")
+                found[t] = layout
+        return found
+
+    def _kept(self) -> dict[int, int]:
+        """Position of the hold of every tensor that must have one; each keeps what the forward pass has."""
+        found: dict[int, int] = {}
+        for position, hold in enumerate(self.plan.holds):
+            t, name = hold.tensor, self.program.tensors[hold.tensor].name
+            where = f"hold {position} of {name!r}"
+            if t not in self.lives.held_stop:
+                _illegal(f"{where}: it has no readers in the forward pass and again later")
+            if t in found:
+                _illegal(f"{where}: hold {found[t]} already says what is kept")
+            found[t] = position
+            has, what = self.produced[t], "the tensor is produced as"
+            if hold.reshard is not None:
+                kept = self.plan.reshards[hold.reshard]
+                has, what = kept.layout, f"reshard {hold.reshard} gives"
+                if (kept.tensor, kept.purpose) != (t, "forward") or not kept.copy:
+                    _illegal(f"{where} keeps reshard {hold.reshard}, which is no copy of it for forward readers")
+            if hold.layout != has:
+                _illegal(f"{where} keeps {hold.layout}, but {what} {has}")
+        for t in self.lives.held_stop:
+            if t not in found:
+                _illegal(f"{self.program.tensors[t].name!r} is read in the forward pass and again later, but no hold says what is kept")
+        return found
 
     # Memory over time
 
-    def _first(self, key: _Key, uses: list[tuple[int, int]]) -> int:
-        """When the reshard of a group runs."""
-        t, purpose, _ = key
-        if uses:
-            return min(i for i, _ in uses)
-        return self.made[t] if purpose == "optimizer" else self.update
-
-    def _base_stops(self, first: Mapping[_Key, int]) -> dict[int, int]:
-        """When the bytes of each tensor itself end: after the last of its reshards has run; sources stay."""
-        stops = {t: i + 1 for t, i in self.made.items()}
-        for (t, _, _), start in first.items():
-            if t in stops:
-                stops[t] = max(stops[t], start + 1)
-        return stops | dict.fromkeys(self.program.sources(), self.end)
-
-    def _last(self, key: _Key, uses: list[tuple[int, int]]) -> int:
-        """One past the last use of a group; a view uses what it views as long as its results live."""
-        if not uses:
-            return self.end
-        return max(stop for i, _ in uses for stop in self._use_stops(i))
-
-    def _use_stops(self, i: int) -> Iterator[int]:
-        yield i + 1
-        if self.rules[i].view:
-            yield from (self.base_stop[t] for t in self.program.ops[i].results)
-
     def _source(self, t: int) -> int:
-        """Hold a source for the whole step, with its optimizer state; nanoseconds of its update."""
-        tensor, layout = self.program.tensors[t], self.produced[t]
-        self._hold(_STORED[tensor.role], 0, self.end, self._bytes(t, layout))
-        if tensor.role is not Role.PARAMETER or t not in self.program.gradients:
+        """Own a source for the whole step, with its optimizer state; nanoseconds of its update."""
+        tensor = self.program.tensors[t]
+        self.profile.add(self._category(t), 0, self.lives.end, self._bytes(t, self.produced[t]))
+        if t not in self.states:
             return 0
-        elements = math.prod(layout.local_shape(tensor.shape, self.mesh_shape))
-        self._hold("optimizer", 0, self.end, elements * self.state.resident_bytes(tensor.dtype))
+        elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
+        self.profile.add("optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
         return int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
+
+    def _hold(self, position: int) -> Life:
+        """Own what is kept, from where its forward life ends; a source stays anyway."""
+        hold = self.plan.holds[position]
+        t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
+        if hold.reshard is None:
+            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self._bytes(t, hold.layout))
+        kept = self.plan.reshards[hold.reshard]
+        return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self._bytes(t, hold.layout))
+
+    def _owned(self, position: int, key: Key) -> Life:
+        """Own the bytes of a group: of its copy, or of what it reads as it is beyond the life of that."""
+        (t, purpose, _), reshard, lives = key, self.plan.reshards[position], self.lives
+        nbytes = self._bytes(t, reshard.layout)
+        if purpose == _UPDATE:  # the new values are written where the old ones are
+            return lives.end - 1, lives.end - 1, 0
+        if reshard.copy:
+            return self.profile.add("gradients" if purpose == "optimizer" else "copies", lives.first[key], lives.stop[key], nbytes)
+        category, start = self._category(t), lives.base_stop[t]
+        if lives.later(key):
+            copied = self.plan.holds[self.kept[t]].reshard is not None
+            category = "copies" if copied else category
+            start = lives.held_stop[t] if copied or t in self.made else lives.end
+        return self.profile.add(category, start, lives.stop[key], nbytes)
 
     def _category(self, t: int) -> str:
         role = self.program.tensors[t].role
         return _STORED.get(role, "gradients" if role is Role.GRADIENT else "activations")
-
-    def _hold(self, category: str, start: int, stop: int, nbytes: int) -> None:
-        if start < stop:
-            self.change[category][start] += nbytes
-            self.change[category][stop] -= nbytes
 
 
 def _same_question(plan: Plan, program: Program, costs: CostModel) -> None:

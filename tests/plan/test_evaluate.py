@@ -16,7 +16,8 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.plan import evaluate as module
+from solver_shard.plan import evaluate as evaluate_module
+from solver_shard.plan import lives
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
@@ -40,6 +41,8 @@ def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
     assert list(found.totals) == graph.profile(assignment).tolist()
     assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
     assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
+    assert found.reshard_lives == tuple((reshard.start, reshard.stop, reshard.nbytes) for reshard in plan.reshards)
+    assert found.hold_lives == tuple((hold.start, hold.stop, hold.nbytes) for hold in plan.holds)
     for category, series in plan.memory.series.items():
         assert [found.profile[category][t] for t in plan.memory.times] == list(series), category
     assert found.profile.keys() == plan.memory.series.keys()
@@ -88,9 +91,9 @@ def _with_op(plan: Plan, i: int, **changes: Any) -> Plan:
     return dataclasses.replace(plan, ops=tuple(ops))
 
 
-def _with_reshard(plan: Plan, purpose: str, **changes: Any) -> Plan:
+def _with_reshard(plan: Plan, which: str | int, **changes: Any) -> Plan:
     reshards = list(plan.reshards)
-    k = next(k for k, r in enumerate(reshards) if r.purpose == purpose)
+    k = which if isinstance(which, int) else next(k for k, r in enumerate(reshards) if r.purpose == which)
     reshards[k] = dataclasses.replace(reshards[k], **changes)
     return dataclasses.replace(plan, reshards=tuple(reshards))
 
@@ -100,6 +103,22 @@ def _with_source(plan: Plan, layout: str) -> Plan:
     k = next(k for k, t in enumerate(tensors) if t.role == "parameter")
     tensors[k] = dataclasses.replace(tensors[k], layout=Layout.parse(layout))
     return dataclasses.replace(plan, tensors=tuple(tensors))
+
+
+def _with_state(plan: Plan, role: str, layout: str | None) -> Plan:
+    tensors = list(plan.tensors)
+    k = next(k for k, t in enumerate(tensors) if t.role == role)
+    tensors[k] = dataclasses.replace(tensors[k], state=layout and Layout.parse(layout))
+    return dataclasses.replace(plan, tensors=tuple(tensors))
+
+
+def _position(plan: Plan, purpose: str) -> int:
+    """A reshard of the tensor of the first hold."""
+    return next(k for k, r in enumerate(plan.reshards) if r.purpose == purpose and r.tensor == plan.holds[0].tensor)
+
+
+def _with_hold(plan: Plan, **changes: Any) -> Plan:
+    return dataclasses.replace(plan, holds=(dataclasses.replace(plan.holds[0], **changes), *plan.holds[1:]))
 
 
 def _laid(text: str) -> Layout:
@@ -121,19 +140,45 @@ ILLEGAL: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "partial source": (lambda p: _with_source(p, "P(sum)R"), "stored with a pending reduction"),
     "source cut too often": (lambda p: _with_source(p, "S(3)R"), r"cannot have layout S\(3\)R on mesh"),
-    "reshard from elsewhere": (lambda p: _with_source(p, "S(0)R"), "starts from RR, but the tensor is produced as S"),
+    "reshard from elsewhere": (
+        lambda p: _with_reshard(p, "forward", source=_laid("S(0)R")),
+        r"starts from S\(0\)R, but the tensor is produced as RR",
+    ),
     "no reshard": (lambda p: dataclasses.replace(p, reshards=p.reshards[1:]), "has no reshard for its readers"),
     "two reshards": (lambda p: dataclasses.replace(p, reshards=(*p.reshards, p.reshards[0])), "reshard 0 already serves this group"),
     "other readers": (lambda p: _with_reshard(p, "forward", readers=((0, 0), (1, 0))), "the group has"),
     "other group": (lambda p: _with_reshard(p, "forward", family="all"), "no such group of readers"),
-    "gradient unlike its parameter": (
+    "gradient less than the state needs": (
         lambda p: _with_reshard(p, "optimizer", layout=_laid("S(0)R"), copy=True),
-        "its parameter .* is stored as RR",
+        r"gives S\(0\)R, of which the optimizer's state of '0.down', RR, is no slice",
     ),
-    "copy of nothing": (lambda p: _with_reshard(p, "forward", copy=True), "a copy in the producer's layout RR"),
+    "copy of nothing": (lambda p: _with_reshard(p, "forward", copy=True), "a copy in the layout it starts from, RR"),
     "alias that moves": (
         lambda p: _with_reshard(p, "optimizer", layout=_laid("S(0)R")),
-        "an alias that differs from the producer's layout RR",
+        "an alias that differs from the layout it starts from, RR",
+    ),
+    "no state": (lambda p: _with_state(p, "parameter", None), "'0.up' lacks a layout for its optimizer state"),
+    "state of an input": (lambda p: _with_state(p, "input", "RR"), "'x' has no optimizer state"),
+    "partial state": (lambda p: _with_state(p, "parameter", "RP(sum)"), r"state of '0.up' is stored with a pending reduction, RP\(sum\)"),
+    "state cut too often": (lambda p: _with_state(p, "parameter", "S(3)R"), r"state of '0.up': \[20, 8\] cannot have layout S\(3\)R"),
+    "update from elsewhere": (lambda p: _with_state(p, "parameter", "S(0)R"), r"starts from RR, but the optimizer's state is S\(0\)R"),
+    "update to elsewhere": (lambda p: _with_source(p, "S(0)R"), r"brings the new values to RR, but the parameter is stored as S\(0\)R"),
+    "no update": (
+        lambda p: dataclasses.replace(p, reshards=tuple(r for r in p.reshards if r.purpose != "update"), holds=()),
+        r"'0.up' has no reshard for its readers \(update, update\)",
+    ),
+    "no hold": (lambda p: dataclasses.replace(p, holds=p.holds[1:]), "is read in the forward pass and again later, but no hold says"),
+    "two holds": (lambda p: dataclasses.replace(p, holds=(*p.holds, p.holds[0])), "hold 0 already says what is kept"),
+    "hold of a gradient": (
+        lambda p: dataclasses.replace(p, holds=(dataclasses.replace(p.holds[0], tensor=p.gradients["0.up"]), *p.holds[1:])),
+        r"hold 0 of 'grad\(0.up\)': it has no readers in the forward pass and again later",
+    ),
+    "hold of another layout": (lambda p: _with_hold(p, layout=_laid("S(0)R")), r"keeps S\(0\)R, but the tensor is produced as RR"),
+    "hold of an alias": (lambda p: _with_hold(p, reshard=_position(p, "forward")), "keeps reshard .*, which is no copy of it for forward"),
+    "hold of a backward copy": (lambda p: _with_hold(p, reshard=_position(p, "backward")), "which is no copy of it for forward readers"),
+    "later readers from elsewhere": (
+        lambda p: _with_reshard(p, _position(p, "backward"), source=_laid("S(0)R"), copy=True),
+        r"starts from S\(0\)R, but what is kept of the tensor is RR",
     ),
     "other source": (lambda p: _with_reshard(p, "output", source=_laid("RP(sum)")), r"starts from RP\(sum\)"),
     "partial output": (lambda p: _with_reshard(p, "output", layout=_laid("P(sum)R"), copy=True), "leaves a pending reduction"),
@@ -152,6 +197,20 @@ def test_a_plan_that_is_not_legal_is_refused(change: Callable[[Plan], Plan], mes
     case.evaluate(plan)
     with pytest.raises(InternalError, match=message):
         case.evaluate(change(plan))
+
+
+def test_without_an_optimizer_a_gradient_is_stored_like_its_parameter_and_nothing_is_updated() -> None:
+    program, whole = trained_mlp(12, 8, 20, 1), _laid("RR")
+    case = lowered(program, "2,2", optimizer="none", pins={t: lambda layout: layout == whole for t in range(len(program.tensors))})
+    plan = replicated(case)
+    assert not any(reshard.purpose == "update" for reshard in plan.reshards)
+    assert case.evaluate(plan).update_ns == 0
+    for change, message in [
+        (_with_reshard(plan, "optimizer", layout=_laid("S(0)R"), copy=True), "its parameter '0.down' is stored as RR"),
+        (_with_state(plan, "parameter", "RR"), "'0.up' has no optimizer state"),
+    ]:
+        with pytest.raises(InternalError, match=message):
+            case.evaluate(change)
 
 
 def test_a_cut_below_the_granularity_of_a_rule_is_refused() -> None:
@@ -186,5 +245,6 @@ def test_another_program_mesh_cluster_or_overlap_is_an_input_error() -> None:
 
 
 def test_the_evaluator_sees_no_choice_graph() -> None:
-    names = [node.module or "" for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+    sources = [inspect.getsource(module) for module in (evaluate_module, lives)]
+    names = [node.module or "" for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     assert not [name for name in names if name.startswith(("solver_shard.choice", "solver_shard.solve", "solver_shard.plan.decode"))]

@@ -1,0 +1,125 @@
+"""Who reads a tensor together, and when bytes live, from the program and its rules alone: the time axis of the evaluator.
+
+Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
+
+- The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
+  just before the first of them. A use by a view op lasts as long as the bytes that the view's result borrows.
+- A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
+  its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
+- The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.plan.plan import CATEGORIES
+from solver_shard.program import Phase, Program
+from solver_shard.rulebook.rule import Rule
+
+Key = tuple[int, str, str]
+"""A group of readers: tensor, purpose, and how they read it."""
+
+Life = tuple[int, int, int]
+"""From when until when how many bytes are owned: start, stop, bytes per device; the same start and stop for none."""
+
+LATER = ("backward", "output")
+"""Purposes whose readers start from what is held of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """Groups of readers and the ends of lives.
+
+    Attributes:
+        end: of the step.
+        readers: (op position, operand index) of every group; none for optimizer and output.
+        first, stop: when the reshard of a group runs; one past the group's last use.
+        base_stop: when a tensor's own bytes end.
+        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held.
+    """
+
+    end: int
+    readers: Mapping[Key, tuple[tuple[int, int], ...]]
+    first: Mapping[Key, int]
+    stop: Mapping[Key, int]
+    base_stop: Mapping[int, int]
+    held_stop: Mapping[int, int]
+
+    def later(self, key: Key) -> bool:
+        """Whether a group starts from what is held."""
+        return key[0] in self.held_stop and key[1] in LATER
+
+
+def find_lives(program: Program, rules: Sequence[Rule]) -> Lives:
+    """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
+    update = len(program.ops)
+    end = update + 1
+    readers = _readers(program, rules)
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    of_tensor: dict[int, list[Key]] = {}
+    for key in readers:
+        of_tensor.setdefault(key[0], []).append(key)
+    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == "optimizer" else update for key, uses in readers.items()}
+    stop: dict[Key, int] = {}
+    base_stop: dict[int, int] = {}
+    held_stop: dict[int, int] = {}
+    for t in (*reversed(made), *program.sources()):  # what is viewed after its views
+        keys = of_tensor.get(t, [])
+        for key in keys:
+            stops = [end] if not readers[key] else []
+            for i, _ in readers[key]:
+                stops.append(i + 1)
+                if rules[i].view:
+                    stops += [base_stop[r] for r in program.ops[i].results]
+            stop[key] = max(stops)
+        later = [key for key in keys if key[1] in LATER]
+        early = [key for key in keys if key[1] not in LATER]
+        forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
+        held = forward and later and any(key[1] == "forward" for key in early)
+        if held:
+            held_stop[t] = 1 + max(first[key] for key in later)
+        if t not in made:
+            base_stop[t] = end
+        elif held:
+            base_stop[t] = max(stop[key] for key in early)
+        else:
+            base_stop[t] = 1 + max((first[key] for key in keys), default=made[t])
+    return Lives(end=end, readers=readers, first=first, stop=stop, base_stop=base_stop, held_stop=held_stop)
+
+
+class Profile:
+    """Bytes per device over time, by category, filled life after life."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.change = {category: np.zeros(end + 1, dtype=np.int64) for category in CATEGORIES}
+
+    def add(self, category: str, start: int, stop: int, nbytes: int) -> Life:
+        """Own bytes from start to stop; nothing if that is not later. The life as plans state it."""
+        if start >= stop:
+            return stop, stop, 0
+        self.change[category][start] += nbytes
+        self.change[category][stop] -= nbytes
+        return start, stop, nbytes
+
+    def series(self) -> dict[str, tuple[int, ...]]:
+        """Bytes at each time from 0 to the end."""
+        return {category: tuple(np.cumsum(change)[: self.end].tolist()) for category, change in self.change.items()}
+
+
+def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[int, int], ...]]:
+    """Readers of one tensor, in one phase, that read it in the same way."""
+    found: dict[Key, list[tuple[int, int]]] = {}
+    for i, op in enumerate(program.ops):
+        matmul = rules[i].matmul and op.name == "aten.einsum.default"
+        for j, t in enumerate(op.operands):
+            found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
+    for t in program.gradients.values():
+        found[t, "optimizer", "update"] = []
+    for t in program.outputs:
+        found[t, "output", "output"] = []
+    return {key: tuple(uses) for key, uses in found.items()}
