@@ -55,6 +55,7 @@ def optimize(
     master_weights: bool = True,
     state_bytes: int | None = None,
     pins: Sequence[str] = (),
+    template: str | None = None,
     overlap: float = 0.0,
     objective: Literal["time", "memory"] = "time",
     memory_weight: int = 0,
@@ -85,6 +86,7 @@ def optimize(
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
+        template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         objective: time, or memory for the smallest peak.
         memory_weight: nanoseconds per MiB of peak to add to the time.
@@ -115,6 +117,10 @@ def optimize(
     kept = parse_bytes(reserve, least=0) if reserve is not None else where.device.reserve
     _check_reserve(limit, kept, where)
     _check_pins(pins, axes)
+    if template is not None:
+        from solver_shard.baselines.restrict import parse_template
+
+        parse_template(template, axes)
     options = Options(
         batch=batch,
         seq=seq,
@@ -129,6 +135,7 @@ def optimize(
         objective=objective,
         memory_weight=memory_weight,
         pins=tuple(pins),
+        template=template,
         tied=tied,
         gap=gap,
         time_limit=time_limit,
@@ -152,6 +159,7 @@ def plan_program(
     clock: _Clock | None = None,
 ) -> Plan:
     """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
+    from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
     from solver_shard.costs.model import CostModel
@@ -164,6 +172,7 @@ def plan_program(
     clock = clock or _Clock()
     state = options.optimizer_state()
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
+    narrowed = restriction(program, mesh, parse_template(options.template, mesh)) if options.template else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         rulebook = Rulebook(load_table())
         costs = CostModel(mesh, cluster, overlap=options.overlap)
@@ -173,6 +182,7 @@ def plan_program(
             costs,
             optimizer_state=state,
             pins={t: allowed.allows for t, allowed in pinned.items()},
+            restriction=narrowed,
             limit=options.usable_memory,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):

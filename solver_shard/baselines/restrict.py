@@ -39,7 +39,6 @@ _DATA = ("ddp", "zero1", "zero2", "zero3")
 _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
 _WHOLE = ("aten._log_softmax.default", "aten._softmax.default", "aten.split.Tensor", "aten.split_with_sizes.default")
-_THROUGH = ("aten.view.default", "aten._to_copy.default", "aten.permute.default", "aten.alias.default", "aten.add.Tensor")
 
 
 def parse_template(text: str, mesh: Mesh) -> tuple[str, ...]:
@@ -159,25 +158,7 @@ def block_cut(program: Program) -> dict[int, int]:
     Without the head, whose output dim is the vocabulary, and without fused projections that are split along the dim that
     would be cut: their parts lie one after the other, so a shard would not hold whole heads of each.
     """
-    readers = program.readers()
-    cut = row_cut(program)
-    for op in program.ops:
-        if op.name == "aten.einsum.default" and op.operands[-1] in cut and _reaches(program, readers, op.results[0], _WHOLE):
-            del cut[op.operands[-1]]
-    return cut
-
-
-def _reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:
-    pending, seen = [start], {start}
-    while pending:
-        for i, _ in readers.get(pending.pop(), ()):
-            op = program.ops[i]
-            if op.name in names:
-                return True
-            if op.name in _THROUGH and op.results[0] not in seen:
-                seen.add(op.results[0])
-                pending.append(op.results[0])
-    return False
+    return row_cut(program, whole=_WHOLE)
 
 
 def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement) -> bool:

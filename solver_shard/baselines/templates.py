@@ -87,13 +87,15 @@ def _templates(lowering: Lowering) -> dict[str, Masks]:
     return found
 
 
-def row_cut(program: Program) -> dict[int, int]:
+def row_cut(program: Program, whole: tuple[str, ...] = ()) -> dict[int, int]:
     """For every parameter that Megatron would cut: the dim, by what its product feeds.
 
     A matrix whose product reaches an addition of two activations (the residual) is cut along the contracted dim, other
-    matrices along the output dim, and a bias like the output it is added to.
+    matrices along the output dim, and a bias like the output it is added to. A matrix whose product reaches an op named
+    in ``whole``, through views and additions, is not cut.
     """
     readers = program.readers()
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
     cut: dict[int, int] = {}
     for op in program.ops:
         if op.phase is not Phase.FORWARD or op.name != "aten.einsum.default" or len(op.operands) != 2:
@@ -101,9 +103,11 @@ def row_cut(program: Program) -> dict[int, int]:
         x, w = op.operands
         if program.tensors[w].role is not Role.PARAMETER or program.tensors[x].role is Role.PARAMETER:
             continue
+        if whole and _reaches(program, readers, op.results[0], whole):
+            continue
         left, result = op.attributes["equation"].split("->")
         letters = left.split(",")[1]
-        residual, biases = _follow(program, readers, op.results[0])
+        residual, biases = _follow(program, readers, made, op.results[0])
         contracted = [d for d, letter in enumerate(letters) if letter not in result]
         output = [d for d, letter in enumerate(letters) if letter in result]
         chosen = contracted if residual else output
@@ -114,7 +118,7 @@ def row_cut(program: Program) -> dict[int, int]:
     return cut
 
 
-def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int) -> tuple[bool, list[int]]:
+def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], made: Mapping[int, int], start: int) -> tuple[bool, list[int]]:
     """Whether a tensor reaches a residual addition through views, dropout and bias additions; and those biases."""
     pending, seen = [start], {start}
     biases: list[int] = []
@@ -126,12 +130,28 @@ def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], star
                 continue
             if op.name == "aten.add.Tensor" and len(op.operands) == 2:
                 other = op.operands[1 - j]
-                if program.tensors[other].role is not Role.PARAMETER:
+                if program.tensors[other].role is Role.PARAMETER:
+                    biases.append(other)
+                elif made.get(other, -1) < made[start]:  # older than the product: the residual stream
                     return True, biases
-                biases.append(other)
+                else:
+                    continue
             elif op.name not in _THROUGH:
                 continue
             if op.results[0] not in seen:
                 seen.add(op.results[0])
                 pending.append(op.results[0])
     return False, biases
+
+
+def _reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:
+    pending, seen = [start], {start}
+    while pending:
+        for i, _ in readers.get(pending.pop(), ()):
+            op = program.ops[i]
+            if op.name in names:
+                return True
+            if op.name in (*_THROUGH, "aten.add.Tensor") and op.results[0] not in seen:
+                seen.add(op.results[0])
+                pending.append(op.results[0])
+    return False

@@ -75,6 +75,14 @@ def solve(
             help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes.", show_default=False
         ),
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
+            "megatron-sp, as in dp=zero3,tp=megatron, or one name for all axes, or hsdp.",
+            show_default=False,
+        ),
+    ] = None,
     free: Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).")] = False,
     objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.")] = Objective.TIME,
     memory_weight: Annotated[int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.")] = 0,
@@ -118,6 +126,7 @@ def solve(
             master_weights=master_weights,
             state_bytes=state_bytes,
             pins=tuple(pin or ()),
+            template=template,
             overlap=overlap,
             objective="memory" if objective is Objective.MEMORY else "time",
             memory_weight=memory_weight,

@@ -43,6 +43,7 @@ class Options:
         objective: time, or memory (the peak).
         memory_weight: nanoseconds per MiB of peak added to the time objective.
         pins: as the user wrote them.
+        template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """
@@ -60,6 +61,7 @@ class Options:
     objective: Literal["time", "memory"] = "time"
     memory_weight: int = 0
     pins: tuple[str, ...] = ()
+    template: str | None = None
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0

@@ -1,0 +1,178 @@
+"""Templates: what they are called, what they communicate by the literature's accounting, and that the solver is never dearer."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import pytest
+
+from solver_shard import Mesh, Plan
+from solver_shard.api import plan_program
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template
+from solver_shard.costs.cluster import load_cluster
+from solver_shard.errors import InputError
+from solver_shard.frontends.huggingface import load
+from solver_shard.frontends.torch import trace
+from solver_shard.plan.plan import Options
+from solver_shard.program import Program, Role
+
+LAYERS = 2
+BATCH, SEQ = 16, 512
+
+
+@functools.cache
+def llama() -> Program:
+    import json
+    import tempfile
+    from pathlib import Path
+
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 8192,
+        "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
+    return trace(model, inputs, name="llama")
+
+
+@functools.cache
+def planned(template: str | None, mesh: str = "dp=4,tp=2") -> Plan:
+    options = Options(memory_limit=1 << 40, template=template, gap=0.0 if template is None else 1e-4)
+    return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
+
+
+def collectives(plan: Plan, axis: str) -> Counter[tuple[str, str]]:
+    """Steps on exactly this axis by (purpose, kind), the loss's scalars left out."""
+    return Counter(
+        (r.purpose, s.kind)
+        for r in plan.reshards
+        for s in r.steps
+        if s.axes == (axis,) and s.kind != "slice" and plan.tensors[r.tensor].shape
+    )
+
+
+def parameters(plan: Plan) -> int:
+    return sum(t.role == "parameter" for t in plan.tensors)
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "names"),
+    [
+        ("zero3", "dp=2,tp=2", ("zero3", "zero3")),
+        ("dp=zero3,tp=megatron", "dp=2,tp=2", ("zero3", "megatron")),
+        ("tp=megatron-sp, dp=ddp", "dp=2,tp=2", ("ddp", "megatron-sp")),
+        ("hsdp", "a=2,b=2,c=2", ("ddp", "zero3", "zero3")),
+    ],
+)
+def test_templates_are_read_by_axis(text: str, mesh: str, names: tuple[str, ...]) -> None:
+    assert parse_template(text, Mesh.parse(mesh)) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("zero4", "did you mean 'zero3'"),
+        ("dp=zero3", "says nothing of axis tp"),
+        ("dp=zero3,dp=ddp,tp=ddp", "names axis 'dp' twice"),
+        ("pp=ddp,dp=ddp,tp=ddp", "unknown mesh axis 'pp'"),
+        ("dp=zero3,megatron", "AXIS=TEMPLATE"),
+    ],
+)
+def test_wrong_templates_say_what_is_legal(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_template(text, Mesh.parse("dp=2,tp=2"))
+
+
+def test_hybrid_sharding_needs_two_axes() -> None:
+    with pytest.raises(InputError, match="needs two mesh axes"):
+        parse_template("hsdp", Mesh.parse("8"))
+
+
+def test_blocks_are_cut_by_columns_then_rows() -> None:
+    program = llama()
+    cut = {
+        program.tensors[t].name.removeprefix("model.layers.0."): d
+        for t, d in block_cut(program).items()
+        if ".layers.0." in program.tensors[t].name
+    }
+    rows = {"self_attn.o_proj.weight": 1, "mlp.down_proj.weight": 1}
+    columns = dict.fromkeys([f"self_attn.{x}_proj.weight" for x in "qkv"] + ["mlp.gate_proj.weight", "mlp.up_proj.weight"], 0)
+    assert cut == rows | columns
+
+
+def test_data_parallel_all_reduces_every_gradient_once() -> None:
+    plan = planned("ddp", "dp=8")
+    assert collectives(plan, "dp") == {("optimizer", "all_reduce"): parameters(plan)}
+
+
+def test_zero1_also_gathers_every_parameter_after_the_step() -> None:
+    plan = planned("zero1", "dp=8")
+    n = parameters(plan)
+    assert collectives(plan, "dp") == {("optimizer", "all_reduce"): n, ("update", "all_gather"): n}
+
+
+def test_zero2_reduce_scatters_gradients_and_gathers_parameters_after_the_step() -> None:
+    plan = planned("zero2", "dp=8")
+    n = parameters(plan)
+    assert collectives(plan, "dp") == {("optimizer", "reduce_scatter"): n, ("update", "all_gather"): n}
+
+
+def test_zero3_gathers_every_parameter_in_each_pass_and_reduce_scatters_its_gradient() -> None:
+    """One gather forward, one backward, one reduce-scatter per parameter; the embedding's backward pass does not read its weight."""
+    plan = planned("zero3", "dp=8")
+    n = parameters(plan)
+    assert collectives(plan, "dp") == {
+        ("forward", "all_gather"): n,
+        ("backward", "all_gather"): n - 1,
+        ("optimizer", "reduce_scatter"): n,
+    }
+
+
+def test_hybrid_sharding_gathers_inside_and_all_reduces_across() -> None:
+    plan = planned("hsdp", "nodes=2,gpus=4")
+    assert collectives(plan, "gpus")["forward", "all_gather"] == parameters(plan)
+    assert collectives(plan, "nodes")["forward", "all_gather"] == 0
+    assert collectives(plan, "nodes")["optimizer", "all_reduce"] > 0
+
+
+def test_megatron_all_reduces_twice_per_layer_and_pass() -> None:
+    """Shoeybi et al. 2019, figure 4: two all-reduces forward and two backward per layer; one more around embedding and head."""
+    found = collectives(planned("dp=ddp,tp=megatron"), "tp")
+    assert {kind for purpose, kind in found if purpose in ("forward", "backward")} == {"all_reduce"}
+    assert 2 * LAYERS <= found["forward", "all_reduce"] <= 2 * LAYERS + 1
+    assert 2 * LAYERS <= found["backward", "all_reduce"] <= 2 * LAYERS + 1
+
+
+def test_sequence_parallelism_replaces_them_by_gathers_and_reduce_scatters() -> None:
+    """Korthikanti et al. 2023, section 4.2.2: four all-gathers and four reduce-scatters per layer.
+
+    The embedding's output is whole on every device, so the first layer may do without its first gather (and the backward
+    pass without its last reduce-scatter).
+    """
+    found = collectives(planned("dp=ddp,tp=megatron-sp"), "tp")
+    for purpose in ("forward", "backward"):
+        for kind in ("all_gather", "reduce_scatter"):
+            assert 2 * LAYERS - 1 <= found[purpose, kind] <= 2 * LAYERS
+    assert sum(found[purpose, kind] for purpose, kind in found if purpose in ("forward", "backward")) >= 8 * LAYERS - 2
+
+
+def test_states_follow_the_stage() -> None:
+    names = [t.name for t in planned("zero1", "dp=8").tensors if t.role == Role.PARAMETER.value and t.shape]
+    for template, stored, gradient, state in (("ddp", 1, 1, 1), ("zero1", 1, 1, 8), ("zero2", 1, 8, 8), ("zero3", 8, 8, 8)):
+        plan = planned(template, "dp=8")
+        by_name = {t.name: t for t in plan.tensors}
+        for name in names:
+            assert by_name[name].layout.shards((8,)) == stored
+            assert by_name[f"grad({name})"].layout.shards((8,)) == gradient
+            assert by_name[name].state is not None
+            assert by_name[name].state.shards((8,)) == state
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES, "hsdp", "dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=ddp,tp=zero1"])
+def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
+    assert planned(None).certificate.bound <= planned(template).certificate.objective
+    assert planned(None).certificate.objective <= planned(template).certificate.objective
