@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import (
     Certificate,
     Costs,
+    Hold,
     Holder,
     MemoryTimeline,
     Options,
@@ -131,6 +134,7 @@ def example(layers: int = 3, source: str = "table") -> Plan:
         outputs=(len(tensors) - 1,),
         gradients={},
         reshards=tuple(reshards),
+        holds=(),
         memory=memory,
         costs=Costs(
             compute_ns=compute,
@@ -160,3 +164,35 @@ def example(layers: int = 3, source: str = "table") -> Plan:
             source="deep:mlp",
         ),
     )
+
+
+def stepped(plan: Plan) -> Plan:
+    """The plan with an optimizer: the state of every parameter cut once more than it, and each gather kept for a backward pass."""
+    tensors, reshards, holds = list(plan.tensors), list(plan.reshards), []
+    for t, tensor in enumerate(plan.tensors):
+        if tensor.role == "parameter":
+            state = layout("S(0)S(0)")
+            tensors[t] = dataclasses.replace(tensor, state=state)
+            step = Step(kind="all_to_all", axes=("dp",), nbytes=512, nanoseconds=2000, before=state, after=tensor.layout)
+            reshards.append(
+                Reshard(
+                    tensor=t,
+                    purpose="update",
+                    family="update",
+                    readers=(),
+                    source=state,
+                    layout=tensor.layout,
+                    copy=True,
+                    steps=(step,),
+                    nanoseconds=1000,
+                    start=len(plan.ops),
+                    stop=len(plan.ops),
+                )
+            )
+            k = next(k for k, reshard in enumerate(reshards) if reshard.tensor == t)
+            kept = reshards[k]
+            holds.append(Hold(tensor=t, reshard=k, layout=kept.layout, start=kept.stop, stop=len(plan.ops) + 1, nbytes=kept.nbytes))
+        elif tensor.name.startswith("mid"):
+            holds.append(Hold(tensor=t, reshard=None, layout=tensor.layout, start=2, stop=len(plan.ops) + 1, nbytes=2048))
+    options = dataclasses.replace(plan.options, forward_only=False)
+    return dataclasses.replace(plan, tensors=tuple(tensors), reshards=tuple(reshards), holds=tuple(holds), options=options)

@@ -118,6 +118,10 @@ def check_plan(plan: Plan) -> None:
         )
         dims = len(tensor.shape)
         _check(
+            tensor.state is None or (len(tensor.state) == axes and all(p < dims for p in tensor.state)),
+            f"tensors[{i}] ({tensor.name}): state {tensor.state} does not fit {list(tensor.shape)} on mesh {plan.mesh}",
+        )
+        _check(
             all(p < dims for p in tensor.layout),
             f"tensors[{i}] ({tensor.name}): layout {tensor.layout} cuts a dim that {list(tensor.shape)} does not have",
         )
@@ -150,6 +154,10 @@ def check_plan(plan: Plan) -> None:
             _check(
                 set(step.axes) <= set(plan.mesh.names), f"{where}: step on {', '.join(step.axes)}, mesh has {', '.join(plan.mesh.names)}"
             )
+    for i, hold in enumerate(plan.holds):
+        _check(0 <= hold.tensor < tensors, f"holds[{i}]: refers to a tensor that is not there")
+        _check(hold.reshard is None or 0 <= hold.reshard < len(plan.reshards), f"holds[{i}]: refers to a reshard that is not there")
+        _check(len(hold.layout) == axes, f"holds[{i}]: one placement per mesh axis is needed")
     _check(
         all(0 <= t < tensors for t in (*plan.outputs, *plan.gradients.values())),
         "outputs or gradients: refer to a tensor that is not there",

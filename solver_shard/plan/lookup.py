@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from solver_shard.errors import InputError
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, matching, printable, suggestion, template
 from solver_shard.plan.codec import encode
-from solver_shard.plan.plan import Plan, Reshard
+from solver_shard.plan.plan import Hold, Plan, Reshard
 from solver_shard.plan.report import local_nbytes
 from solver_shard.units import format_bytes, format_ns
 
@@ -47,65 +48,82 @@ def find(plan: Plan, pattern: str) -> list[int]:
 
 def lookup(plan: Plan, pattern: str) -> str:
     """Text about the matching tensors; those that differ only in numbers share one entry."""
-    producers, around = _producers(plan), _around(plan)
+    around = _around(plan)
     found = {plan.tensors[t].name: t for t in find(plan, pattern)}
-    entries = [(name, _entry(plan, t, producers, around, template)) for name, t in found.items()]
+    entries = [(name, _entry(plan, t, around, template)) for name, t in found.items()]
     blocks = []
     for name, lines, count in fold_items(entries):
-        head, *rest = lines if count > 1 else _entry(plan, found[name], producers, around, str)
+        head, *rest = lines if count > 1 else _entry(plan, found[name], around, str)
         blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
     return printable("\n".join(blocks))
 
 
 def lookup_json(plan: Plan, pattern: str) -> str:
     """The same as JSON: one object per tensor, nothing folded."""
-    producers, around = _producers(plan), _around(plan)
+    around = _around(plan)
     found: list[dict[str, Any]] = []
     for t in find(plan, pattern):
         tensor = plan.tensors[t]
-        op = producers.get(t)
+        op = around.producers.get(t)
         found.append(
             {
                 **encode(tensor),
                 "local_shape": list(tensor.layout.local_shape(tensor.shape, plan.mesh.shape)),
                 "producer": None if op is None else {"op": op, "name": plan.ops[op].name, "module": plan.ops[op].module},
-                "reshards": [encode(reshard) for reshard in around.get(t, ())],
+                "reshards": [encode(reshard) for reshard in around.reshards.get(t, ())],
+                "holds": [encode(hold) for hold in around.holds.get(t, ())],
             }
         )
     return json.dumps(found, indent=1)
 
 
-def _producers(plan: Plan) -> dict[int, int]:
-    return {t: i for i, op in enumerate(plan.ops) for t in op.results}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """By tensor: the op that makes it, its reshards, and what is held of it."""
+
+    producers: dict[int, int]
+    reshards: dict[int, list[Reshard]]
+    holds: dict[int, list[Hold]]
 
 
-def _around(plan: Plan) -> dict[int, list[Reshard]]:
-    around: dict[int, list[Reshard]] = {}
+def _around(plan: Plan) -> _Around:
+    reshards: dict[int, list[Reshard]] = {}
     for reshard in plan.reshards:
-        around.setdefault(reshard.tensor, []).append(reshard)
-    return around
+        reshards.setdefault(reshard.tensor, []).append(reshard)
+    holds: dict[int, list[Hold]] = {}
+    for hold in plan.holds:
+        holds.setdefault(hold.tensor, []).append(hold)
+    producers = {t: i for i, op in enumerate(plan.ops) for t in op.results}
+    return _Around(producers=producers, reshards=reshards, holds=holds)
 
 
-def _entry(plan: Plan, t: int, producers: dict[int, int], around: dict[int, list[Reshard]], show: Callable[[str], str]) -> tuple[str, ...]:
+def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> tuple[str, ...]:
     """Lines about one tensor without its name and without positions, so that copies of a layer can be folded.
 
     ``show`` turns module paths into text: ``template`` where entries are to be folded.
     """
     tensor = plan.tensors[t]
     local = format_bytes(local_nbytes(plan, tensor.shape, tensor.dtype, tensor.layout))
-    lines = [f"{tensor.layout.format(tensor.shape, tensor.dtype)}  ({tensor.role}, {local} per device)"]
-    if t in producers:
-        op = plan.ops[producers[t]]
+    state = f", optimizer state {tensor.state}" if tensor.state not in (None, tensor.layout) else ""
+    lines = [f"{tensor.layout.format(tensor.shape, tensor.dtype)}  ({tensor.role}, {local} per device{state})"]
+    if t in around.producers:
+        op = plan.ops[around.producers[t]]
         chosen = ", ".join(f"{axis}: {name}" for axis, name in zip(plan.mesh.names, op.strategy, strict=True))
         lines.append(
             f"  made by {op.name} in {show(op.module) or 'the model'} ({op.phase}), strategy {chosen}, {format_ns(op.nanoseconds)}"
         )
-    for reshard in around.get(t, ()):
+    for reshard in around.reshards.get(t, ()):
+        if reshard.purpose == "update" and not reshard.copy:
+            continue
         readers = sorted({f"{plan.ops[i].name} in {show(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
         line = f"  {reshard.purpose:<9} {reshard.family}: {_move(reshard)}"
         lines.append(
             line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")
         )
+    for hold in around.holds.get(t, ()):
+        if hold.nbytes:
+            copied = "as produced" if hold.reshard is None else f"the copy for forward {plan.reshards[hold.reshard].family}"
+            lines.append(f"  kept      {hold.layout}, {copied}, until the backward pass or the end ({format_bytes(hold.nbytes)})")
     return tuple(lines)
 
 
@@ -115,4 +133,5 @@ def _move(reshard: Reshard) -> str:
     steps = ", ".join(
         f"{step.kind} {','.join(step.axes)} {format_bytes(step.nbytes)}, {format_ns(step.nanoseconds)}" for step in reshard.steps
     )
-    return f"{reshard.source} -> {reshard.layout}  {steps or 'local'} ({format_bytes(reshard.nbytes)} copy)"
+    copied = f" ({format_bytes(reshard.nbytes)} copy)" if reshard.nbytes else ""
+    return f"{reshard.source} -> {reshard.layout}  {steps or 'local'}{copied}"

@@ -22,6 +22,7 @@ PLACE_WIDTH = 60
 PURPOSES = (
     "parameter gathers",
     "gradient reductions",
+    "parameter updates",
     "activations, forward",
     "activations, backward",
     "inside ops, forward",
@@ -52,6 +53,8 @@ def purpose_of(plan: Plan, reshard: Reshard) -> str:
     """Which row of ``PURPOSES`` a reshard belongs to."""
     if reshard.purpose == "optimizer":
         return "gradient reductions"
+    if reshard.purpose == "update":
+        return "parameter updates"
     if reshard.purpose == "output":
         return "outputs"
     if plan.tensors[reshard.tensor].role == "parameter":
@@ -125,12 +128,11 @@ def _optimizer(plan: Plan) -> str:
 
 def _tensor_rows(plan: Plan, tensors: Iterable[tuple[str, PlannedTensor, Layout]]) -> list[tuple[str, str, str, str]]:
     """Folded rows: name, layout text, bytes per device, how many."""
-    items = [(name, (tensor.shape, tensor.dtype, layout)) for name, tensor, layout in tensors]
+    items = [(name, (tensor.shape, tensor.dtype, layout, tensor.state)) for name, tensor, layout in tensors]
     rows = []
-    for name, (shape, dtype, layout), count in fold_items(items):
-        rows.append(
-            (name, layout.format(shape, dtype), format_bytes(local_nbytes(plan, shape, dtype, layout)), f"x{count}" if count > 1 else "")
-        )
+    for name, (shape, dtype, layout, state), count in fold_items(items):
+        text = layout.format(shape, dtype) + (f", state {state}" if state not in (None, layout) else "")
+        rows.append((name, text, format_bytes(local_nbytes(plan, shape, dtype, layout)), f"x{count}" if count > 1 else ""))
     return rows
 
 
@@ -277,12 +279,25 @@ def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
     rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
-    largest = largest_holders(memory, 4)
+    largest, kept = largest_holders(memory, 4), kept_for_backward(plan)
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; share of the limit",
         *table(rows, right=(1, 2)),
     ]
-    return [*lines, f"  largest: {'; '.join(largest)}"] if largest else lines
+    lines += [f"  largest: {'; '.join(largest)}"] if largest else []
+    return [*lines, f"  kept from forward to backward readers: {'; '.join(kept)}"] if kept else lines
+
+
+def kept_for_backward(plan: Plan) -> list[str]:
+    """What is held when the backward pass starts of tensors that the forward pass has read: as produced, and as copies."""
+    start = next((i for i, op in enumerate(plan.ops) if op.phase == "backward"), len(plan.ops))
+    sizes: dict[str, list[int]] = {}
+    for hold in plan.holds:
+        if hold.start <= start < hold.stop:
+            gathered = plan.tensors[hold.tensor].role == "parameter"
+            kind = "as produced" if hold.reshard is None else "gathered parameters" if gathered else "resharded copies"
+            sizes.setdefault(kind, []).append(hold.nbytes)
+    return [f"{format_bytes(sum(found))} {kind} ({len(found)})" for kind, found in sorted(sizes.items())]
 
 
 def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from plan_examples import example
+from plan_examples import example, stepped
 
 from solver_shard.errors import InputError
 from solver_shard.plan.io import MAX_PLAN_BYTES, load_plan, plan_from_json, plan_schema, plan_to_json, save_plan
@@ -20,9 +20,9 @@ SCHEMA = json.loads(Path(str(Path(__file__).parents[2] / "solver_shard/plan/sche
 
 
 def test_a_saved_plan_comes_back_equal(tmp_path: Path) -> None:
-    plan = example()
-    save_plan(plan, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan
+    for plan in (example(), stepped(example())):
+        save_plan(plan, tmp_path / "plan.json")
+        assert load_plan(tmp_path / "plan.json") == plan
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
@@ -34,7 +34,8 @@ def test_saving_twice_writes_the_same_bytes(tmp_path: Path) -> None:
 
 def test_saved_plans_are_valid_under_the_published_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(plan_to_json(example())))
+    for plan in (example(), stepped(example())):
+        jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(plan_to_json(plan)))
 
 
 def test_the_published_schema_is_the_one_of_the_dataclasses() -> None:
@@ -85,7 +86,7 @@ def _drop(path: str) -> Callable[[Any], None]:
     return change
 
 
-DATA = json.loads(plan_to_json(example()))
+DATA = json.loads(plan_to_json(stepped(example())))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,13 @@ DATA = json.loads(plan_to_json(example()))
         (_set("reshards.0.readers", [[0, 9]]), r"reshards\[0\]: refers to an operand that is not there"),
         (_set("reshards.0.readers", [[0]]), "expected a list of 2"),
         (_set("reshards.0.steps.0.axes", ["pp"]), "step on pp, mesh has dp, tp"),
+        (_set("tensors.1.state", "RRR"), r"tensors\[1\] \(layers.0.up.weight\): state RRR does not fit \[128, 32\] on mesh dp=4,tp=2"),
+        (_set("tensors.1.state", "S(2)R"), r"state S\(2\)R does not fit"),
+        (_set("holds.0.tensor", 99), r"holds\[0\]: refers to a tensor that is not there"),
+        (_set("holds.0.reshard", 99), r"holds\[0\]: refers to a reshard that is not there"),
+        (_set("holds.0.layout", "R"), r"holds\[0\]: one placement per mesh axis"),
+        (_drop("holds"), "holds is missing"),
+        (_set("reshards.0.purpose", "step"), "expected 'forward' or 'backward'"),
         (_set("outputs", [-1]), "outputs or gradients"),
         (_set("gradients", {"no": 1}), "a parameter is not among the tensors"),
         (_set("memory.series", {"inputs": [1]}), "memory.series.inputs: 1 values"),
