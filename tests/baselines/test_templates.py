@@ -150,14 +150,13 @@ def test_megatron_all_reduces_twice_per_layer_and_pass() -> None:
 def test_sequence_parallelism_replaces_them_by_gathers_and_reduce_scatters() -> None:
     """Korthikanti et al. 2023, section 4.2.2: four all-gathers and four reduce-scatters per layer.
 
-    The embedding's output is whole on every device, so the first layer may do without its first gather (and the backward
-    pass without its last reduce-scatter).
+    The embedding's output is whole on every device: the first layer slices it instead of gathering its input, and the
+    embedding's backward pass gathers the gradient instead. Gathered inputs are kept for the weight gradients.
     """
     found = collectives(planned("dp=ddp,tp=megatron-sp"), "tp")
-    for purpose in ("forward", "backward"):
-        for kind in ("all_gather", "reduce_scatter"):
-            assert 2 * LAYERS - 1 <= found[purpose, kind] <= 2 * LAYERS
-    assert sum(found[purpose, kind] for purpose, kind in found if purpose in ("forward", "backward")) >= 8 * LAYERS - 2
+    for kind in ("all_gather", "reduce_scatter"):
+        assert found["forward", kind] + found["backward", kind] == 4 * LAYERS
+    assert found["forward", "reduce_scatter"] == found["backward", "reduce_scatter"] == 2 * LAYERS
 
 
 def test_states_follow_the_stage() -> None:
