@@ -85,6 +85,7 @@ def example(layers: int = 3, source: str = "table") -> Plan:
                     layout=layout(read),
                     copy=True,
                     steps=(step,),
+                    bucket=2,
                     nanoseconds=3500,
                     start=n + k,
                     stop=n + k + 1,
@@ -128,7 +129,9 @@ def example(layers: int = 3, source: str = "table") -> Plan:
         name="deep mlp",
         mesh=MESH,
         cluster=load_cluster("h100"),
-        options=Options(batch=64, seq=1, dtype="bf16", forward_only=True, overlap=0.5, memory_limit=20_000, pins=("x=S(0),R",)),
+        options=Options(
+            batch=64, seq=1, dtype="bf16", forward_only=True, overlap=0.5, memory_limit=24_000, reserve=4_000, pins=("x=S(0),R",)
+        ),
         tensors=tuple(tensors),
         ops=tuple(ops),
         outputs=(len(tensors) - 1,),

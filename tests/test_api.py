@@ -53,7 +53,7 @@ def test_the_default_limit_is_the_device_less_its_reserve(plan: Plan) -> None:
     device, options = plan.cluster.device, plan.options
     assert (options.memory_limit, options.reserve) == (device.memory, device.reserve)
     assert plan.memory.limit == options.usable_memory == device.memory - device.reserve
-    assert "memory limit  79.1 GiB per device, less a reserve of 6.00 GiB" in str(plan)
+    assert "limit        79.1 GiB per device, less a reserve of 6.00 GiB" in str(plan)
 
 
 def test_peak_and_reserve_together_keep_the_limit(plan: Plan) -> None:

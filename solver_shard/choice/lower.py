@@ -31,6 +31,7 @@ import numpy as np
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
 from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
+from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_moves, legal_layouts
 from solver_shard.costs.memory import OptimizerState
@@ -108,6 +109,7 @@ class Lowering:
     index: Mapping[tuple[Kind, int, int], int]
     strategies: tuple[OpStrategies, ...]
     lives: Lives
+    buckets: Mapping[tuple[int, str], int]
 
 
 def lower(
@@ -150,6 +152,8 @@ class _Lowerer:
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.lives = lives(program, self.rules)
+        moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
+        self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
@@ -197,6 +201,7 @@ class _Lowerer:
             index=self.index,
             strategies=tuple(strategies),
             lives=self.lives,
+            buckets=self.buckets,
         )
 
     def _name(self, node: Node) -> str:
@@ -269,7 +274,7 @@ class _Lowerer:
         v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
         parameter = self.index[Kind.SOURCE, p, 0]
         target = self.nodes[parameter].layouts
-        key = ("state", tensor.shape, tensor.dtype, layouts, target, self._scope(p, UPDATE))
+        key = ("state", tensor.shape, tensor.dtype, layouts, target, self._scope(p, UPDATE), self._bucket(p, UPDATE))
         self._edge(v, parameter, key, lambda: self._moves(p, UPDATE, layouts, target))
 
     def _strategies(self, i: int) -> OpStrategies:
@@ -312,7 +317,7 @@ class _Lowerer:
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
         tensor = self.program.tensors[t]
-        scope = self._scope(t, group.purpose)
+        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose))
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
@@ -404,6 +409,10 @@ class _Lowerer:
         """Parameter gathers and gradient reductions can run beside compute; the overlap option discounts them."""
         return self.program.tensors[t].role is Role.PARAMETER or purpose == OPTIMIZER
 
+    def _bucket(self, t: int, purpose: str) -> int:
+        """How many tensors share the launches of this one's transitions."""
+        return self.buckets.get((t, purpose), 1)
+
     def _scope(self, t: int, purpose: str) -> Hashable:
         return None if self.restriction is None else self.restriction.scope(t, purpose)
 
@@ -420,7 +429,7 @@ class _Lowerer:
         """Cost of every transition of a tensor, after the overlap discount where it applies."""
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
-        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions).costs_between(held, need)
+        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions, self._bucket(t, purpose)).costs_between(held, need)
         if self.restriction is not None:
             scope, move = self.restriction.scope(t, purpose), self.restriction.move
             allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)

@@ -43,6 +43,7 @@ gets slower. A group of one device takes no time. More than ``MAX_NANOSECONDS`` 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,17 +87,21 @@ class Collectives:
         """Time of one collective over the axes, flattened into one group; 0 when the group is one device."""
         return int(self.times(kind, axes, np.array([nbytes], dtype=np.int64))[0])
 
-    def times(self, kind: str, axes: Sequence[int], nbytes: Ints) -> Ints:
-        """``nanoseconds`` for many sizes at once: int64, same shape as ``nbytes``."""
+    def times(self, kind: str, axes: Sequence[int], nbytes: Ints, bucket: int = 1) -> Ints:
+        """``nanoseconds`` for many sizes at once: int64, same shape as ``nbytes``.
+
+        ``bucket``: how many tensors share the launch and the latency; each pays its part of them (see ``buckets``).
+        """
         if kind not in KINDS:
             raise InternalError(f"unknown collective {kind!r}; legal: {', '.join(KINDS)}")
         levels = enumerate(zip(self.spans(axes), self.cluster.levels, strict=True))
         active = [(number, span, level) for number, (span, level) in levels if span.peers > 1]
         if not active:
             return np.zeros(nbytes.shape, dtype=np.int64)
-        total = np.full(nbytes.shape, self.cluster.launch_ns, dtype=np.float64)
+        total = np.full(nbytes.shape, self.cluster.launch_ns / bucket, dtype=np.float64)
         size = nbytes.astype(np.float64)
-        for number, span, level in active:
+        for number, span, whole in active:
+            level = dataclasses.replace(whole, latency_ns=whole.latency_ns / bucket)
             part = 1 if kind == "all_to_all" else span.part
             for peers in self._rings(axes, number, span) if level.topology == "torus" else (span.peers,):
                 total += level_time(kind, peers, size / part, level)

@@ -43,7 +43,7 @@ class CostModel:
             raise InputError(f"overlap {overlap!r} is not legal; legal: a number from 0 (all communication exposed) to 1 (all hidden)")
         self.mesh, self.cluster, self.overlap = mesh, cluster, float(overlap)
         self.collectives = Collectives(mesh, cluster)
-        self._tables: dict[tuple[tuple[int, ...], int, tuple[str, ...]], TransitionTable] = {}
+        self._tables: dict[tuple[tuple[int, ...], int, tuple[str, ...], int], TransitionTable] = {}
         self._layouts: dict[tuple[tuple[int, ...], tuple[str, ...]], tuple[Layout, ...]] = {}
 
     def collective_ns(self, kind: str, axes: tuple[int, ...], nbytes: int) -> int:
@@ -65,11 +65,14 @@ class CostModel:
             self._layouts[key] = legal_layouts(key[0], self.mesh.shape, key[1])
         return self._layouts[key]
 
-    def transitions(self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",)) -> TransitionTable:
-        """The transition table of a tensor (cached by shape, element size and reductions)."""
-        key = (tuple(shape), DTYPE_BYTES[dtype], tuple(reductions))
+    def transitions(self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",), bucket: int = 1) -> TransitionTable:
+        """The transition table of a tensor that shares its launches with ``bucket`` - 1 others (see ``buckets``).
+
+        Cached by shape, element size, reductions and bucket; each table obeys the triangle inequality.
+        """
+        key = (tuple(shape), DTYPE_BYTES[dtype], tuple(reductions), bucket)
         if key not in self._tables:
-            self._tables[key] = build_table(*key, self.collectives)
+            self._tables[key] = build_table(*key[:3], self.collectives, bucket)
         return self._tables[key]
 
     def local_bytes(self, shape: Sequence[int], dtype: str, layouts: Sequence[Layout]) -> Ints:

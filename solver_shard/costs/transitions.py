@@ -133,8 +133,12 @@ class TransitionTable:
         return tuple(path)
 
 
-def build_table(shape: Sequence[int], itemsize: int, reductions: Sequence[str], collectives: Collectives) -> TransitionTable:
+def build_table(
+    shape: Sequence[int], itemsize: int, reductions: Sequence[str], collectives: Collectives, bucket: int = 1
+) -> TransitionTable:
     """The transition table of a tensor with this global shape and this many bytes per element.
+
+    ``bucket``: how many tensors share the launch and latency of every step (see ``buckets``).
 
     Raises:
         InputError: the mesh has so many axes that the tensor has more than ``MAX_LAYOUTS`` layouts.
@@ -148,7 +152,7 @@ def build_table(shape: Sequence[int], itemsize: int, reductions: Sequence[str], 
         )
     codes = codes_of(layouts)
     sizes = local_sizes(shape, mesh_shape, codes)
-    steps = _find_steps(codes, sizes, itemsize, collectives)
+    steps = _find_steps(codes, sizes, itemsize, collectives, bucket)
     return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps)
 
 
@@ -172,7 +176,7 @@ class _Steps:
     weights: Ints
 
 
-def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives) -> _Steps:
+def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _Steps:
     """All one-collective steps between the layouts, with bytes and weights (cost times _STEP plus one)."""
     mesh_shape = collectives.mesh.shape
     count, dims = sizes.shape
@@ -225,7 +229,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     for number, axes in enumerate(axis_sets):
         for kind in range(1, len(_KINDS)):
             mine = np.flatnonzero((sets == number) & (kinds == kind))
-            weights[mine] += collectives.times(_KINDS[kind], axes, nbytes[mine]) * _STEP
+            weights[mine] += collectives.times(_KINDS[kind], axes, nbytes[mine], bucket) * _STEP
     arrange = np.lexsort((after, before))
     before, after, kinds, sets, nbytes, weights = (x[arrange] for x in (before, after, kinds, sets, nbytes, weights))
     rows = np.searchsorted(before, np.arange(count + 1))

@@ -209,10 +209,11 @@ class _Reader:
         stop: int,
     ) -> Reshard:
         tensor = self.program.tensors[t]
+        bucket = self.lowering.buckets.get((t, purpose), 1)
         steps: tuple[Step, ...] = ()
         if copy:
             reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-            path = self.costs.transitions(tensor.shape, tensor.dtype, reductions).path(source, layout)
+            path = self.costs.transitions(tensor.shape, tensor.dtype, reductions, bucket).path(source, layout)
             steps = tuple(
                 Step(
                     kind=s.kind,
@@ -235,6 +236,7 @@ class _Reader:
             layout=layout,
             copy=copy,
             steps=steps,
+            bucket=bucket,
             nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
             start=start,
             stop=stop,

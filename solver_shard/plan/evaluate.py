@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
@@ -108,6 +109,7 @@ class _Walk:
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
         reshards = self._reshards_by_group(readers)
+        self.buckets = bucket_sizes(self.program, [(t, purpose) for t, purpose, _ in readers])
         self._all_operands_fit(reshards)
         self.kept = self._kept()
         update_ns = sum(self._source(t) for t in self.program.sources())
@@ -275,10 +277,13 @@ class _Walk:
         if reshard.copy == (reshard.layout == source):
             _illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the layout it starts from, {source}")
         self._handed_over(where, key, reshard)
+        bucket = self.buckets.get((t, purpose), 1)
+        if reshard.bucket != bucket:
+            _illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
         if not reshard.copy:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
-        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions))).path(source, reshard.layout)
+        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket).path(source, reshard.layout)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds

@@ -157,7 +157,7 @@ class Step:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all; slice moves nothing between devices.
         axes: names of the mesh axes that take part.
         nbytes: bytes per device: gathered output, input before a scatter, or the buffer.
-        nanoseconds: time of this step alone, before any overlap.
+        nanoseconds: time of this step, its part of the launch and latency where it shares them, before any overlap.
         before, after: the tensor's layout around this step.
     """
 
@@ -183,6 +183,8 @@ class Reshard:
         layout: the layout that the readers get; equal to ``source`` where nothing is copied.
         copy: whether the group holds a copy of its own (False: it reads the producer's bytes).
         steps: the collectives, in order; empty for an alias and for moves that need no communication.
+        bucket: how many tensors of its block share one launch, and so its latency: parameters gathered for the same purpose, or
+            gradients that are reduced.
         nanoseconds: what the objective pays for it: the sum over ``steps`` after the overlap discount.
         start, stop: op positions between which the group's bytes live, half-open.
         nbytes: bytes per device that it adds to memory during that time.
@@ -196,6 +198,7 @@ class Reshard:
     layout: Layout
     copy: bool
     steps: tuple[Step, ...] = ()
+    bucket: int = 1
     nanoseconds: int = 0
     start: int = 0
     stop: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
@@ -87,7 +88,7 @@ def _headline(plan: Plan) -> list[str]:
     rows = [
         ("step time", step),
         ("peak memory", f"{format_bytes(memory.peak)} of {format_bytes(memory.limit)} per device ({memory.peak / memory.limit:.0%})"),
-        ("memory limit", _limit(plan)),
+        ("limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
         ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
@@ -207,6 +208,7 @@ def _collectives(plan: Plan) -> list[str]:
     parameters = {gradient: name for name, gradient in plan.gradients.items()}
     makers = {t: op.module or op.name for op in plan.ops for t in op.results}
     found: dict[tuple[str, str, str], list[tuple[int, int, str]]] = {}
+    launches: dict[tuple[str, str, str], Fraction] = {}
     for reshard in plan.reshards:
         tensor = plan.tensors[reshard.tensor]
         purpose = purpose_of(plan, reshard)
@@ -214,7 +216,9 @@ def _collectives(plan: Plan) -> list[str]:
         where = parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
         for step in reshard.steps:
             if step.nbytes:
-                found.setdefault((purpose, step.kind, ",".join(step.axes)), []).append((step.nanoseconds, step.nbytes, where))
+                row = (purpose, step.kind, ",".join(step.axes))
+                found.setdefault(row, []).append((step.nanoseconds, step.nbytes, where))
+                launches[row] = launches.get(row, Fraction()) + Fraction(1, reshard.bucket)
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(inside.axes)), []).append(
@@ -224,20 +228,21 @@ def _collectives(plan: Plan) -> list[str]:
         return ["Collectives: none"]
     order = {purpose: i for i, purpose in enumerate(PURPOSES)}
     ranked = sorted(found.items(), key=lambda item: (order[item[0][0]], -sum(ns for ns, _, _ in item[1]), item[0]))
-    rows = [("purpose", "collective", "axes", "count", "bytes", "time", "where")]
+    rows = [("purpose", "collective", "axes", "count", "launches", "bytes", "time", "where")]
     for (purpose, kind, axes), steps in ranked[:MAX_COLLECTIVES]:
         by_place: dict[str, int] = {}
         for ns, _, where in steps:
             by_place[where] = by_place.get(where, 0) + ns
         places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
         total_bytes, total_ns = sum(size for _, size, _ in steps), sum(ns for ns, _, _ in steps)
-        rows.append((purpose, kind, axes, str(len(steps)), format_bytes(total_bytes), format_ns(total_ns), shorten(places, PLACE_WIDTH)))
-    rows.append(
-        ("all", "", "", str(sum(map(len, found.values()))), "", format_ns(sum(ns for steps in found.values() for ns, _, _ in steps)), "")
-    )
+        shared = str(math.ceil(launches.get((purpose, kind, axes), len(steps))))
+        counts = (str(len(steps)), shared, format_bytes(total_bytes), format_ns(total_ns))
+        rows.append((purpose, kind, axes, *counts, shorten(places, PLACE_WIDTH)))
+    everything = [step for steps in found.values() for step in steps]
+    rows.append(("all", "", "", str(len(everything)), "", "", format_ns(sum(ns for ns, _, _ in everything)), ""))
     return [
-        "Collectives per step, bytes and time summed, before overlap",
-        *table(rows, right=(3, 4, 5), header=True),
+        "Collectives per step, bytes and time summed, before overlap; parameters of one block share launches",
+        *table(rows, right=(3, 4, 5, 6), header=True),
         *_more(ranked, MAX_COLLECTIVES, "less time"),
     ]
 

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from solver_shard.costs import cluster, collectives, compute, kernels, layouts, memory, model, overlap, transitions
+from solver_shard.costs import buckets, cluster, collectives, compute, kernels, layouts, memory, model, overlap, transitions
 
 
-@pytest.mark.parametrize("module", [cluster, collectives, compute, kernels, layouts, memory, model, overlap, transitions])
+@pytest.mark.parametrize("module", [buckets, cluster, collectives, compute, kernels, layouts, memory, model, overlap, transitions])
 def test_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.failed == 0

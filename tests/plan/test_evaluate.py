@@ -181,6 +181,7 @@ ILLEGAL: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         r"starts from S\(0\)R, but what is kept of the tensor is RR",
     ),
     "other source": (lambda p: _with_reshard(p, "output", source=_laid("RP(sum)")), r"starts from RP\(sum\)"),
+    "shares a launch with others": (lambda p: _with_reshard(p, "optimizer", bucket=99), "shares its launch among 99, but the program has"),
     "partial output": (lambda p: _with_reshard(p, "output", layout=_laid("P(sum)R"), copy=True), "leaves a pending reduction"),
     "reader that needs more": (
         lambda p: _with_reshard(p, "forward", layout=_laid("S(0)R"), copy=True),

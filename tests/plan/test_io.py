@@ -128,6 +128,8 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_set("gradients", {"no": 1}), "a parameter is not among the tensors"),
         (_set("memory.series", {"inputs": [1]}), "memory.series.inputs: 1 values"),
         (_set("memory.limit", 0), "memory.limit"),
+        (_set("options.reserve", 24_000), "options.reserve: expected at least 0 and less than memory_limit"),
+        (_set("options.reserve", -1), "options.reserve"),
         (_set("mesh.axes.0.size", 0), "mesh.*size 0"),
         (_set("mesh.axes", []), "a mesh needs at least one axis"),
         (_set("options.optimizer", "lion"), "options: unknown optimizer 'lion'"),

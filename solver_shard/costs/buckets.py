@@ -1,0 +1,60 @@
+"""Which collectives share a launch: fully sharded training moves the parameters of one block together.
+
+>>> unit_of("model.layers.3.mlp.up_proj.weight"), unit_of("lm_head.weight")
+('model.layers.3', '')
+
+A **bucket** holds the parameters of one unit and dtype that are moved for one purpose: gathered for the forward or the
+backward pass, gathered after the update, or, as gradients, reduced for it. A unit is what users hand to ``fully_shard``: the
+module down to the first number in its path (a block of a numbered stack), and the model itself for all parameters outside of
+blocks. PyTorch FSDP gathers and reduces a unit with one collective (Zhao et al., "PyTorch FSDP", VLDB 16(12), 2023, section
+3.2); DDP reduces buckets of gradients (Li et al., "PyTorch Distributed", VLDB 13(12), 2020, section 3.2).
+
+**Price.** Every member pays 1/k of the launch and of the latency per hop, k being the number of members, and its own bytes in
+full; each step is rounded up. k is counted on the program, once and for all, so that the price of a tensor does not depend on
+what others decide. Where all k members take the same step, the sum is the time of the one collective that moves them
+together (at most k ns more by rounding, and less where the fastest algorithm for one of them is not the fastest for all).
+
+**Limits.** Where only some members of a bucket move, or on other axes, there are fewer tensors per launch than k says and the
+price is too low, at most by (k - 1)/k of a launch and latency for each that moves. Memory is not bucketed: a gathered
+parameter is counted from its own first reader, not from that of the whole unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from solver_shard.program import Program, Role
+
+REDUCED = "optimizer"
+GATHERED = ("forward", "backward", "update")
+
+
+def unit_of(name: str) -> str:
+    """The unit of a parameter: its path up to the first part that is a number, "" where there is none."""
+    parts = name.split(".")
+    for depth, part in enumerate(parts[:-1], start=1):
+        if part.isdecimal():
+            return ".".join(parts[:depth])
+    return ""
+
+
+def bucket_sizes(program: Program, moves: Iterable[tuple[int, str]]) -> Mapping[tuple[int, str], int]:
+    """How many tensors share the launch of each move that is in a bucket; all others have one of their own.
+
+    Args:
+        moves: (tensor position, purpose) of everything that may be moved; purposes as in ``Reshard.purpose``.
+    """
+    parameter_of = {gradient: parameter for parameter, gradient in program.gradients.items()}
+    bucket: dict[tuple[int, str], tuple[str, str, str]] = {}
+    members: dict[tuple[str, str, str], set[int]] = {}
+    for t, purpose in moves:
+        tensor = program.tensors[t]
+        if purpose == REDUCED and t in parameter_of:
+            unit = unit_of(program.tensors[parameter_of[t]].name)
+        elif purpose in GATHERED and tensor.role is Role.PARAMETER:
+            unit = unit_of(tensor.name)
+        else:
+            continue
+        bucket[t, purpose] = key = (purpose, unit, tensor.dtype)
+        members.setdefault(key, set()).add(t)
+    return {move: len(members[key]) for move, key in bucket.items()}

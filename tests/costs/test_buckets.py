@@ -1,0 +1,92 @@
+"""Tensors that share a launch: who is in a bucket, and what its members pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import trained_mlp
+
+from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.costs.buckets import bucket_sizes, unit_of
+from solver_shard.costs.cluster import PRESETS, load_cluster
+from solver_shard.costs.collectives import KINDS, Collectives
+from solver_shard.costs.model import CostModel
+from solver_shard.mesh import Mesh
+from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("transformer.h.11.attn.c_attn.bias", "transformer.h.11"),
+        ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "model.layers.0"),
+        ("model.embed_tokens.weight", ""),
+        ("0.weight", "0"),
+        ("weight", ""),
+        ("layers.0", ""),
+    ],
+)
+def test_a_unit_is_the_block_of_a_numbered_stack(name: str, unit: str) -> None:
+    assert unit_of(name) == unit
+
+
+def _two_blocks() -> Program:
+    names = ("blocks.0.a", "blocks.0.b", "blocks.0.c", "blocks.1.a", "blocks.1.b", "head")
+    parameters = [
+        Tensor(name=name, shape=(4,), dtype="f32" if name == "blocks.0.c" else "bf16", role=Role.PARAMETER, trainable=True)
+        for name in names
+    ]
+    gradients = [Tensor(name=f"grad({p.name})", shape=(4,), dtype=p.dtype, role=Role.GRADIENT) for p in parameters]
+    ops = tuple(
+        Op(name="aten.neg.default", operands=(i,), results=(6 + i,), attributes={"self": Ref(0)}, phase=Phase.BACKWARD) for i in range(6)
+    )
+    return Program(name="blocks", tensors=(*parameters, *gradients), ops=ops, outputs=(), gradients={i: 6 + i for i in range(6)})
+
+
+def test_members_are_of_one_unit_dtype_and_purpose() -> None:
+    moves = [(t, "forward") for t in (0, 1, 2, 3, 5)] + [(0, "backward"), (0, "output"), (0, "forward")]
+    sizes = bucket_sizes(_two_blocks(), [*moves, *((t, "optimizer") for t in range(6, 12)), *((t, "update") for t in range(6))])
+    assert {t: sizes[t, "forward"] for t in (0, 1, 2, 3, 5)} == {0: 2, 1: 2, 2: 1, 3: 1, 5: 1}
+    assert sizes[0, "backward"] == 1
+    assert [sizes[t, "optimizer"] for t in range(6, 12)] == [2, 2, 1, 2, 2, 1]
+    assert [sizes[t, "update"] for t in range(6)] == [2, 2, 1, 2, 2, 1]
+    assert (0, "output") not in sizes
+
+
+def test_activations_have_launches_of_their_own() -> None:
+    program = trained_mlp(12, 8, 20, 2)
+    moves = [(t, "forward") for t in range(len(program.tensors))]
+    shared = bucket_sizes(program, moves)
+    assert {t for t, _ in shared} == {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
+
+
+@given(st.sampled_from(KINDS), st.sampled_from(PRESETS), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from([(0,), (1,), (0, 1)]))
+def test_equal_members_together_pay_for_the_collective_that_moves_them_all(
+    kind: str, cluster: str, bucket: int, nbytes: int, axes: tuple[int, ...]
+) -> None:
+    times = Collectives(Mesh.parse("dp=16,tp=8"), load_cluster(cluster))
+    one = int(times.times(kind, axes, np.array([nbytes]), bucket)[0])
+    whole = times.nanoseconds(kind, axes, bucket * nbytes)
+    assert whole - 1 <= bucket * one <= whole + bucket  # both are rounded up
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from(["2,4", "3,2", "2,2,2"]), st.sampled_from([(24,), (16, 24), (8, 6, 12)]), st.integers(2, 150), st.sampled_from(PRESETS)
+)
+def test_every_table_obeys_the_triangle_inequality_and_is_cheaper_in_larger_buckets(
+    mesh: str, shape: tuple[int, ...], bucket: int, cluster: str
+) -> None:
+    model = CostModel(Mesh.parse(mesh), load_cluster(cluster))
+    table = model.transitions(shape, "bf16", ("sum",), bucket)
+    costs = np.minimum(table.costs, FORBIDDEN)
+    for middle in range(len(table.layouts)):
+        assert (costs <= costs[:, middle, None] + costs[None, middle, :]).all()
+    assert (costs <= model.transitions(shape, "bf16").costs).all()
+    assert table is model.transitions(shape, "bf16", ("sum",), bucket)
+    for src, dst in ((0, -1), (-1, 0)):
+        a, b = table.layouts[src], table.layouts[dst]
+        if costs[src, dst] < FORBIDDEN:
+            assert costs[src, dst] == sum(step.nanoseconds for step in table.path(a, b))
