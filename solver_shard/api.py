@@ -57,6 +57,7 @@ def optimize(
     pins: Sequence[str] = (),
     template: str | None = None,
     overlap: float = 0.0,
+    fusion: bool = False,
     objective: Literal["time", "memory"] = "time",
     memory_weight: int = 0,
     tied: bool = True,
@@ -88,6 +89,7 @@ def optimize(
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
         template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
+        fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
         objective: time, or memory for the smallest peak.
         memory_weight: nanoseconds per MiB of peak to add to the time.
         tied: copies of a repeated layer share one decision; False searches the larger, free space.
@@ -130,6 +132,7 @@ def optimize(
         state_bytes=state_bytes,
         forward_only=forward_only,
         overlap=overlap,
+        fusion=fusion,
         memory_limit=limit,
         reserve=kept,
         objective=objective,
@@ -184,6 +187,7 @@ def plan_program(
             pins={t: allowed.allows for t, allowed in pinned.items()},
             restriction=narrowed,
             limit=options.usable_memory,
+            fusion=options.fusion,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, options, clock)

@@ -76,6 +76,7 @@ def lowered(
     *,
     cluster: str = "h100",
     overlap: float = 0.0,
+    fusion: bool = False,
     optimizer: str = "adamw",
     master_weights: bool = True,
     state_bytes: int | None = None,
@@ -90,6 +91,7 @@ def lowered(
         master_weights=master_weights,
         state_bytes=state_bytes,
         overlap=overlap,
+        fusion=fusion,
         memory_limit=limit,
         objective=objective,  # type: ignore[arg-type]
         memory_weight=memory_weight,
@@ -100,7 +102,7 @@ def lowered(
         rulebook=rulebook,
         costs=costs,
         state=options.optimizer_state(),
-        lowering=lower(program, rulebook, costs, optimizer_state=options.optimizer_state(), pins=pins, limit=limit),
+        lowering=lower(program, rulebook, costs, optimizer_state=options.optimizer_state(), pins=pins, limit=limit, fusion=fusion),
         options=options,
     )
 

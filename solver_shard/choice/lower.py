@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from solver_shard.choice.fusion import fused_tensors
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
 from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
@@ -110,6 +111,7 @@ class Lowering:
     strategies: tuple[OpStrategies, ...]
     lives: Lives
     buckets: Mapping[tuple[int, str], int]
+    fused: frozenset[int]
 
 
 def lower(
@@ -121,6 +123,7 @@ def lower(
     pins: Pins | None = None,
     limit: int | None = None,
     restriction: Restriction | None = None,
+    fusion: bool = False,
 ) -> Lowering:
     """Build the choice graph of a program on the cost model's mesh.
 
@@ -131,11 +134,12 @@ def lower(
         pins: layouts that the user allows, by tensor position.
         limit: bytes that may be live on one device at any time.
         restriction: layouts and transitions to which the graph is narrowed.
+        fusion: price pointwise chains as fused, see ``choice.fusion``.
 
     Raises:
         InputError: a pin leaves a tensor without a layout.
     """
-    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction).run(limit)
+    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion).run(limit)
 
 
 class _Lowerer:
@@ -147,11 +151,13 @@ class _Lowerer:
         state: OptimizerState,
         pins: Pins,
         restriction: Restriction | None,
+        fusion: bool,
     ) -> None:
         self.program, self.costs, self.state, self.pins, self.restriction = program, costs, state, pins, restriction
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.lives = lives(program, self.rules)
+        self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
@@ -202,6 +208,7 @@ class _Lowerer:
             strategies=tuple(strategies),
             lives=self.lives,
             buckets=self.buckets,
+            fused=self.fused,
         )
 
     def _name(self, node: Node) -> str:
@@ -292,9 +299,10 @@ class _Lowerer:
 
     def _op(self, i: int, column: OpStrategies) -> None:
         op = self.program.ops[i]
-        key = ("op cost", id(column), op.name)
+        fused = tuple(t in self.fused for t in (*op.operands, *op.results))
+        key = ("op cost", id(column), op.name, fused)
         if key not in self.cache:
-            self.cache[key] = op_nanoseconds(self.program, i, column, self.costs)
+            self.cache[key] = op_nanoseconds(self.program, i, column, self.costs, self.fused)
         times: Ints = self.cache[key]
         v = self._add(Node(kind=Kind.OP, item=i), times, np.zeros_like(times), (i, i))
         for j, t in enumerate(op.results):
@@ -317,7 +325,7 @@ class _Lowerer:
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
         tensor = self.program.tensors[t]
-        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose))
+        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
@@ -418,6 +426,9 @@ class _Lowerer:
 
     def _transition_table(self, t: int, group: Group, held: Layouts, alias: Layouts, need: Layouts) -> Ints:
         table = self._moves(t, group.purpose, held, need)
+        if t in self.fused:
+            spill = spill_nanoseconds(self.program.tensors[t].dtype, self._bytes(t, held)[:, None], self._bytes(t, need), self.costs)
+            table = np.where(table >= FORBIDDEN, FORBIDDEN, table + spill)
         same = _equal_table(held, need) == 0
         if group.readers:
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
@@ -446,19 +457,29 @@ class _Lowerer:
                 self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: _read_table(g, c))  # type: ignore[misc]
 
 
-def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel) -> Ints:
-    """Roofline time of an op and the collectives inside it, under each of its strategies; views take none."""
+def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel, fused: frozenset[int] = frozenset()) -> Ints:
+    """Roofline time of an op and the collectives inside it, under each of its strategies; views take none.
+
+    Tensors that are ``fused`` are neither written nor read.
+    """
     rule = column.rule
     if rule.view:
         return np.zeros(len(column.work), dtype=np.int64)
     nbytes = np.zeros(len(column.work), dtype=np.int64)
+    op = program.ops[i]
     for j, operand in enumerate(column.operands):
-        if not rule.reads or rule.reads[j]:
+        if (not rule.reads or rule.reads[j]) and op.operands[j] not in fused:
             nbytes += operand.nbytes[operand.chosen]
-    for result in column.results:
-        nbytes += result.nbytes[result.chosen]
+    for j, result in enumerate(column.results):
+        if op.results[j] not in fused:
+            nbytes += result.nbytes[result.chosen]
     computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), kernel_of(rule))
     return computing + column.collective_nanoseconds(costs.collectives.times)
+
+
+def spill_nanoseconds(dtype: str, written: Ints, read: Ints, costs: CostModel) -> Ints:
+    """What a copy of a fused tensor costs besides its collectives: the maker writes it after all, the reader reads it back."""
+    return costs.compute_ns(0, written, dtype) + costs.compute_ns(0, read, dtype)
 
 
 def compute_dtype(program: Program, i: int) -> str:

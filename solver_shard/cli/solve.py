@@ -87,6 +87,7 @@ def solve(
     objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.")] = Objective.TIME,
     memory_weight: Annotated[int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.")] = 0,
     overlap: Annotated[float, typer.Option(help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.")] = 0.0,
+    fusion: Annotated[bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).")] = False,
     gap: Annotated[float, typer.Option(help="Stop when (objective - bound) / objective is at most this.")] = 1e-4,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 60.0,
     work_limit: Annotated[
@@ -128,6 +129,7 @@ def solve(
             pins=tuple(pin or ()),
             template=template,
             overlap=overlap,
+            fusion=fusion,
             objective="memory" if objective is Objective.MEMORY else "time",
             memory_weight=memory_weight,
             tied=not free,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
-from solver_shard.choice.lower import Kind, Lowering, Node
+from solver_shard.choice.lower import Kind, Lowering, Node, spill_nanoseconds
 from solver_shard.choice.strategies import local_bytes
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -50,7 +50,7 @@ def decode(
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
     reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE))
     memory = reader.memory(ops, limit)
-    compute = sum(op.nanoseconds for op in ops)
+    compute = sum(op.nanoseconds for op in ops) + sum(r.spill_ns for r in reshards)
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
     inside = [collective for op in ops for collective in op.collectives]
     communication = sum(r.nanoseconds for r in reshards) + sum(collective.nanoseconds for collective in inside)
@@ -226,6 +226,10 @@ class _Reader:
                 for s in path
             )
         full = sum(s.nanoseconds for s in steps)
+        spill = 0
+        if copy and t in self.lowering.fused:
+            written, read = (np.array(local_bytes(tensor, x, self.mesh.shape), dtype=np.int64) for x in (source, layout))
+            spill = int(spill_nanoseconds(tensor.dtype, written, read, self.costs))
         hidden = tensor.role is Role.PARAMETER or purpose == OPTIMIZER
         return Reshard(
             tensor=t,
@@ -237,6 +241,7 @@ class _Reader:
             copy=copy,
             steps=steps,
             bucket=bucket,
+            spill_ns=spill,
             nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
             start=start,
             stop=stop,

@@ -44,8 +44,8 @@ class Evaluation:
     """The price and the memory of a plan, recomputed.
 
     Attributes:
-        compute_ns, update_ns, communication_ns: nanoseconds of ops, optimizer and all collectives (those of reshards after
-            the overlap discount).
+        compute_ns, update_ns, communication_ns: nanoseconds of ops (and of spills), optimizer and all collectives (those of
+            reshards after the overlap discount).
         total_ns: their sum, the time of a step.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time.
@@ -53,6 +53,7 @@ class Evaluation:
         op_ns: nanoseconds of each op, in program order, without the collectives inside it.
         inside_ns: nanoseconds of the collectives inside each op.
         reshard_ns: nanoseconds of each reshard, in the plan's order.
+        spill_ns: nanoseconds of each reshard for breaking a fused chain.
         reshard_lives: start, stop and bytes of each reshard, in the plan's order.
         hold_lives: the same of each hold.
     """
@@ -67,6 +68,7 @@ class Evaluation:
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
     reshard_ns: tuple[int, ...]
+    spill_ns: tuple[int, ...]
     reshard_lives: tuple[Life, ...]
     hold_lives: tuple[Life, ...]
 
@@ -105,6 +107,7 @@ class _Walk:
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
+        self.fused = self._fused() if self.plan.options.fusion else set()
         op_ns = [self._op(i) for i in range(len(self.program.ops))]
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
@@ -123,10 +126,12 @@ class _Walk:
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self._inside(i) for i in range(len(self.program.ops))]
-        total = sum(op_ns) + update_ns + sum(reshard_ns) + sum(inside_ns)
+        spill_ns = [self._spill(position) for position in sorted(keys)]
+        compute_ns = sum(op_ns) + sum(spill_ns)
+        total = compute_ns + update_ns + sum(reshard_ns) + sum(inside_ns)
         options = self.plan.options
         return Evaluation(
-            compute_ns=sum(op_ns),
+            compute_ns=compute_ns,
             update_ns=update_ns,
             communication_ns=sum(reshard_ns) + sum(inside_ns),
             total_ns=total,
@@ -136,6 +141,7 @@ class _Walk:
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
             reshard_ns=tuple(reshard_ns),
+            spill_ns=tuple(spill_ns),
             reshard_lives=tuple(reshard_lives),
             hold_lives=tuple(hold_lives),
         )
@@ -167,9 +173,9 @@ class _Walk:
         share = self._share(where, rule, axes)
         if rule.view:
             return 0
-        moved = sum(self._bytes(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]) + sum(
-            self._bytes(t, planned.result_layouts[j]) for j, t in enumerate(op.results)
-        )
+        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]]
+        written = list(zip(op.results, planned.result_layouts, strict=True))
+        moved = sum(self._bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
@@ -287,6 +293,30 @@ class _Walk:
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
+
+    def _fused(self) -> set[int]:
+        """Results that a pointwise chain hands on without memory: op by op, each asks who reads what it made."""
+        chained = {i for i, rule in enumerate(self.rules) if rule.family in ("pointwise", "cast")}
+        readers = self.program.readers()
+        kept = {*self.program.outputs, *self.parameter_of}
+        found = set()
+        for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
+            if t in kept or len(readers.get(t, ())) != 1:
+                continue
+            ((i, j),) = readers[t]
+            op, reads = self.program.ops[i], self.rules[i].reads
+            alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
+            if i in chained and alike and (not reads or reads[j]) and op.phase is self.program.ops[self.made[t]].phase:
+                found.add(t)
+        return found
+
+    def _spill(self, position: int) -> int:
+        """What a copy of a fused tensor pays for writing it and reading it back."""
+        reshard = self.plan.reshards[position]
+        if not reshard.copy or reshard.tensor not in self.fused:
+            return 0
+        dtype = self.program.tensors[reshard.tensor].dtype
+        return sum(int(self.costs.compute_ns(0, self._bytes(reshard.tensor, x), dtype)) for x in (reshard.source, reshard.layout))
 
     def _handed_over(self, where: str, key: Key, reshard: Reshard) -> None:
         """What outlives the step is whole and where it belongs: each state finds its slice of the gradient, new values go home."""

@@ -38,6 +38,7 @@ class Options:
         state_bytes: of optimizer state per parameter element; None for the optimizer's own.
         forward_only: whether the step has no backward pass and no update.
         overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
+        fusion: whether pointwise chains are priced as fused.
         memory_limit: bytes per device.
         reserve: bytes of the limit that no tensor may have; every plan keeps peak + reserve <= memory_limit.
         objective: time, or memory (the peak).
@@ -56,6 +57,7 @@ class Options:
     state_bytes: int | None = None
     forward_only: bool = False
     overlap: float = 0.0
+    fusion: bool = False
     memory_limit: int
     reserve: int = 0
     objective: Literal["time", "memory"] = "time"
@@ -185,7 +187,9 @@ class Reshard:
         steps: the collectives, in order; empty for an alias and for moves that need no communication.
         bucket: how many tensors of its block share one launch, and so its latency: parameters gathered for the same purpose, or
             gradients that are reduced.
-        nanoseconds: what the objective pays for it: the sum over ``steps`` after the overlap discount.
+        nanoseconds: what the objective pays for its collectives: the sum over ``steps`` after the overlap discount.
+        spill_ns: what it pays besides: where pointwise chains are priced as fused and the copy breaks one, for writing the tensor
+            and reading it back.
         start, stop: op positions between which the group's bytes live, half-open.
         nbytes: bytes per device that it adds to memory during that time.
     """
@@ -199,6 +203,7 @@ class Reshard:
     copy: bool
     steps: tuple[Step, ...] = ()
     bucket: int = 1
+    spill_ns: int = 0
     nanoseconds: int = 0
     start: int = 0
     stop: int = 0
@@ -293,7 +298,7 @@ class Costs:
     """The parts of the objective, in integer nanoseconds per step.
 
     Attributes:
-        compute_ns: all ops, without the collectives inside them.
+        compute_ns: all ops, without the collectives inside them, and the spills of reshards.
         update_ns: the optimizer.
         communication_ns: all reshards, after the overlap discount, and the collectives inside ops.
         hidden_ns: what the overlap discount took off.

@@ -14,7 +14,6 @@ from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.choice.lower import Kind
 from solver_shard.choice.structure import node_classes, op_classes
 from solver_shard.costs.cluster import load_cluster
-from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.plan.plan import Options
 from solver_shard.program import Role
@@ -109,27 +108,13 @@ def test_repeated_layers_are_found_by_structure_not_by_name() -> None:
     assert all(program.ops[i].name == program.ops[c].name for i, c in enumerate(classes.tolist()))
 
 
-def test_without_an_optimizer_pins_that_leave_parameter_and_gradient_apart_are_refused() -> None:
+def test_pins_that_leave_parameter_and_gradient_apart_are_refused() -> None:
     program = trained_mlp(16, 32, 64, 1)
     parameter = next(iter(program.gradients))
     name = program.tensors[parameter].name
-    options = Options(memory_limit=1 << 40, optimizer="none", pins=(f"{name}=R,S(0)", f"grad({name})=R,R"))
+    options = Options(memory_limit=1 << 40, pins=(f"{name}=R,S(0)", f"grad({name})=R,R"))
     with pytest.raises(InputError, match="no common layout"):
         plan_program(program, mesh=Mesh.parse("2,2"), cluster=load_cluster("h100"), options=options)
-
-
-@pytest.mark.parametrize("gradient", ["R,R", "S(0),R", "R,S(0)"])
-def test_an_optimizer_works_on_a_slice_of_the_gradient_and_brings_new_values_to_the_parameter(gradient: str) -> None:
-    program = trained_mlp(16, 32, 64, 1)
-    parameter = next(iter(program.gradients))
-    name = program.tensors[parameter].name
-    options = Options(memory_limit=1 << 40, pins=(f"{name}=R,S(0)", f"grad({name})={gradient}"))
-    plan = plan_program(program, mesh=Mesh.parse("2,2"), cluster=load_cluster("h100"), options=options)
-    state = plan.tensors[parameter].state
-    assert state is not None
-    assert free_move(Layout.parse(gradient), state)
-    (update,) = (reshard for reshard in plan.reshards if reshard.purpose == "update" and reshard.tensor == parameter)
-    assert (update.source, update.layout, update.copy) == (state, plan.layouts[name], state != plan.layouts[name])
 
 
 def test_a_pinned_activation_may_still_be_computed_partial() -> None:

@@ -40,6 +40,7 @@ def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
     assert found.peak == graph.peak(assignment) == plan.memory.peak
     assert list(found.totals) == graph.profile(assignment).tolist()
     assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
+    assert found.spill_ns == tuple(reshard.spill_ns for reshard in plan.reshards)
     assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
     assert found.reshard_lives == tuple((reshard.start, reshard.stop, reshard.nbytes) for reshard in plan.reshards)
     assert found.hold_lives == tuple((hold.start, hold.stop, hold.nbytes) for hold in plan.holds)
@@ -57,8 +58,9 @@ def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
         {"overlap": 0.37, "memory_weight": 1000},
         {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"},
         {"master_weights": False, "state_bytes": 3},
+        {"fusion": True, "overlap": 0.5},
     ],
-    ids=["time", "weighted", "memory", "state"],
+    ids=["time", "weighted", "memory", "state", "fusion"],
 )
 def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
     case = lowered(program, mesh, **options)

@@ -1,0 +1,44 @@
+"""Which intermediate tensors of pointwise chains a fusing compiler never writes to memory.
+
+>>> fused_tensors(program, rules)  # 5 = gelu(4) is read by a dropout of the same shape alone
+frozenset({5})
+
+A tensor is fused where a pointwise op or a cast makes it, one pointwise op or cast reads it, once, in the same phase and to
+a result of the same shape, and nothing else needs it (no backward pass, no output, no gradient). So every link of a chain is
+decided by the program alone, and the prices of ops stay separate: the maker does not write the tensor, the reader does not
+read it. What torch.compile's Inductor fuses beyond this is not counted: prologues and epilogues of matrix products and
+reductions, several readers in one kernel, tensors that are written but not read back.
+
+**Price.** Each op takes the longer of its operations and of the bytes that it still moves, so a chain costs at least what one
+fused kernel would. Where a reshard changes the layout between maker and reader there is a collective between the two, no kernel
+can hold both, and the copy pays for writing the tensor and reading it back (``Reshard.spill_ns``).
+
+**Memory** is not changed: a fused tensor still counts its bytes, so the peak is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solver_shard.program import Program
+from solver_shard.rulebook.rule import Rule
+
+FUSED_FAMILIES = frozenset({"pointwise", "cast"})
+
+
+def fused_tensors(program: Program, rules: Sequence[Rule]) -> frozenset[int]:
+    """Positions of the fused tensors; ``rules`` has one rule per op."""
+    pointwise = [rule.family in FUSED_FAMILIES for rule in rules]
+    needed = {*program.outputs, *program.gradients.values()}
+    producers = program.producers()
+    found = set()
+    for t, uses in program.readers().items():
+        if t in needed or t not in producers or len(uses) != 1:
+            continue
+        maker, (reader, operand) = producers[t][0], uses[0]
+        read = not rules[reader].reads or rules[reader].reads[operand]
+        if not (pointwise[maker] and pointwise[reader] and read) or program.ops[maker].phase is not program.ops[reader].phase:
+            continue
+        if program.tensors[t].shape == program.tensors[program.ops[reader].results[0]].shape:
+            found.add(t)
+    return frozenset(found)
