@@ -27,7 +27,7 @@ from solver_shard.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
-    from solver_shard.choice.lower import Lowering
+    from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.solve.solution import Event, Solution

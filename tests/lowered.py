@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.choice.lower import Kind, Lowering, Pins, lower
+from solver_shard.choice.lower import lower
+from solver_shard.choice.nodes import Kind, Lowering, Pins
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel

@@ -80,7 +80,7 @@ def _name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRestriction:
-    """What the templates of all axes allow; see ``solver_shard.choice.lower.Restriction``."""
+    """What the templates of all axes allow; see ``solver_shard.choice.nodes.Restriction``."""
 
     program: Program
     mesh: Mesh

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.fold import Folded
-from solver_shard.choice.lower import Kind, Lowering
+from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout, R
 from solver_shard.program import Phase, Program, Role
 from solver_shard.solve.solution import WarmStart

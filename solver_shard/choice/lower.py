@@ -21,19 +21,29 @@ Tables are cached by the layouts they relate, so a deep model has no more distin
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 from solver_shard.choice.fusion import fused_tensors
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Lives, lives
-from solver_shard.choice.strategies import LayoutColumn, OpStrategies, local_bytes, op_strategies
+from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, lives
+from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
+from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
+from solver_shard.choice.strategies import OpStrategies, local_bytes, op_strategies
+from solver_shard.choice.tables import (
+    Layouts,
+    equal_table,
+    free_table,
+    hold_table,
+    keep_table,
+    read_table,
+    result_table,
+    stored_table,
+    tail_table,
+)
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import free_moves, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -42,76 +52,6 @@ from solver_shard.errors import InputError
 from solver_shard.layout import Layout
 from solver_shard.program import DTYPE_BYTES, Program, Role
 from solver_shard.rulebook.build import Rulebook
-
-Pins = Mapping[int, Callable[[Layout], bool]]
-"""Tensor position to a predicate that tells which layouts the user allows."""
-
-
-Layouts = tuple[Layout, ...]
-"""Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
-
-
-class Restriction(Protocol):
-    """Narrows the choice graph to what a template or another plan does; every answer must be the same on every call."""
-
-    def source(self, t: int, layout: Layout) -> bool:
-        """Whether a parameter, buffer or input may be stored so."""
-
-    def state(self, p: int, layout: Layout) -> bool:
-        """Whether a parameter's optimizer state may be stored so."""
-
-    def keeps_copies(self, t: int) -> bool:
-        """Whether a copy that the forward pass made may be kept for the backward pass."""
-
-    def scope(self, t: int, purpose: str) -> Hashable:
-        """A key of tensors and purposes for which ``move`` answers alike."""
-
-    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
-        """Whether this transition may be used; staying as it is is always allowed."""
-
-
-class Kind(enum.Enum):
-    """What a node of the choice graph decides."""
-
-    SOURCE = "source"
-    OP = "op"
-    RESULT = "result"
-    RESHARD = "reshard"
-    TAIL = "tail"
-    HOLD = "hold"
-    KEEP = "keep"
-    STATE = "state"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Node:
-    """One node: ``item`` is the op position for OP, the tensor position otherwise; ``group`` counts the tensor's groups.
-
-    ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases. A
-    HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
-    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin.
-    """
-
-    kind: Kind
-    item: int
-    group: int = 0
-    layouts: Layouts = ()
-    aliases: int = 0
-    origins: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lowering:
-    """A choice graph and what its nodes mean."""
-
-    program: Program
-    graph: ChoiceGraph
-    nodes: tuple[Node, ...]
-    index: Mapping[tuple[Kind, int, int], int]
-    strategies: tuple[OpStrategies, ...]
-    lives: Lives
-    buckets: Mapping[tuple[int, str], int]
-    fused: frozenset[int]
 
 
 def lower(
@@ -311,7 +251,7 @@ class _Lowerer:
             layouts = result.layouts if final else self._pinned(t, result.layouts)
             held = self._bytes(t, layouts) if not column.rule.view else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
-            self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: _result_table(result, layouts))  # type: ignore[misc]
+            self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: result_table(result, layouts))  # type: ignore[misc]
 
     def _group_of(self, t: int, i: int, j: int) -> int:
         return next(k for k, g in enumerate(self.lives.groups[t]) if (i, j) in g.readers)
@@ -337,16 +277,16 @@ class _Lowerer:
             tail_usages = np.concatenate([[0], self._bytes(t, alias), [0] * stored]).astype(np.int64)
             tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), *alias, *(Layout(),) * stored))
             w = self._add(tail, np.zeros_like(tail_usages), tail_usages, (base_stop, group.stop))
-            self._edge(v, w, ("tail", len(alias), len(need), stored), lambda: _tail_table(len(alias), len(need), stored))
+            self._edge(v, w, ("tail", len(alias), len(need), stored), lambda: tail_table(len(alias), len(need), stored))
             if stored:
                 origins = self.nodes[producer].origins
-                self._edge(producer, w, ("stored", held, origins, alias), lambda: _stored_table(held, origins, alias))
+                self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             for p in self._parameters(t):
                 # the update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter
                 sliced = (Kind.STATE, p, 0) in self.index
                 target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
-                layouts, build = self.nodes[target].layouts, _free_table if sliced else _equal_table
+                layouts, build = self.nodes[target].layouts, free_table if sliced else equal_table
                 self._edge(v, target, (sliced, node.layouts, layouts), lambda b=build, y=layouts: b(node.layouts, y))  # type: ignore[misc]
 
     def _producer(self, t: int) -> int:
@@ -366,12 +306,12 @@ class _Lowerer:
             layouts, origins = layouts + copies[k], origins + (k,) * len(copies[k])
         zeros = np.zeros(len(layouts), dtype=np.int64)
         v = self._add(Node(kind=Kind.HOLD, item=t, layouts=layouts, origins=origins), zeros, zeros, (0, 0))
-        self._edge(producer, v, ("hold", held, layouts, origins), lambda: _hold_table(held, 0, -1, layouts, origins))
+        self._edge(producer, v, ("hold", held, layouts, origins), lambda: hold_table(held, 0, -1, layouts, origins))
         for k in early:
             w = self.index[Kind.RESHARD, t, k]
             given, aliases = self.nodes[w].layouts, self.nodes[w].aliases
             key = ("hold", given, aliases, k, layouts, origins)
-            self._edge(w, v, key, lambda g=given, a=aliases, k=k: _hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
+            self._edge(w, v, key, lambda g=given, a=aliases, k=k: hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
         if t in self.made:
             owners.append((-1, held, self.lives.base[t][1]))
@@ -381,7 +321,7 @@ class _Lowerer:
                 w = self._add(
                     Node(kind=Kind.KEEP, item=t, group=k + 1, layouts=(Layout(), *kept)), np.zeros_like(usages), usages, (start, until)
                 )
-                self._edge(v, w, ("keep", kept, k, layouts, origins), lambda y=kept, k=k: _keep_table(layouts, origins, k, y))  # type: ignore[misc]
+                self._edge(v, w, ("keep", kept, k, layouts, origins), lambda y=kept, k=k: keep_table(layouts, origins, k, y))  # type: ignore[misc]
         return v
 
     def _copies(self, t: int, k: int) -> Layouts:
@@ -429,12 +369,12 @@ class _Lowerer:
         if t in self.fused:
             spill = spill_nanoseconds(self.program.tensors[t].dtype, self._bytes(t, held)[:, None], self._bytes(t, need), self.costs)
             table = np.where(table >= FORBIDDEN, FORBIDDEN, table + spill)
-        same = _equal_table(held, need) == 0
+        same = equal_table(held, need) == 0
         if group.readers:
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
             aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
             same |= free_moves(held, need) & aliased[:, None]
-        return np.concatenate([_equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
+        return np.concatenate([equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 
     def _moves(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Ints:
         """Cost of every transition of a tensor, after the overlap discount where it applies."""
@@ -454,93 +394,4 @@ class _Lowerer:
             for j, t in enumerate(op.operands):
                 v = self.index[Kind.RESHARD, t, self._group_of(t, i, j)]
                 given, column = self.nodes[v].layouts, strategies[i].operands[j]
-                self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: _read_table(g, c))  # type: ignore[misc]
-
-
-def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel, fused: frozenset[int] = frozenset()) -> Ints:
-    """Roofline time of an op and the collectives inside it, under each of its strategies; views take none.
-
-    Tensors that are ``fused`` are neither written nor read.
-    """
-    rule = column.rule
-    if rule.view:
-        return np.zeros(len(column.work), dtype=np.int64)
-    nbytes = np.zeros(len(column.work), dtype=np.int64)
-    op = program.ops[i]
-    for j, operand in enumerate(column.operands):
-        if (not rule.reads or rule.reads[j]) and op.operands[j] not in fused:
-            nbytes += operand.nbytes[operand.chosen]
-    for j, result in enumerate(column.results):
-        if op.results[j] not in fused:
-            nbytes += result.nbytes[result.chosen]
-    computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), kernel_of(rule))
-    return computing + column.collective_nanoseconds(costs.collectives.times)
-
-
-def spill_nanoseconds(dtype: str, written: Ints, read: Ints, costs: CostModel) -> Ints:
-    """What a copy of a fused tensor costs besides its collectives: the maker writes it after all, the reader reads it back."""
-    return costs.compute_ns(0, written, dtype) + costs.compute_ns(0, read, dtype)
-
-
-def compute_dtype(program: Program, i: int) -> str:
-    """Dtype an op computes in: its first floating-point operand's, else its first result's."""
-    op = program.ops[i]
-    dtypes = [program.tensors[t].dtype for t in (*op.operands, *op.results)]
-    return next((d for d in dtypes if d[0] in "fb" and d != "bool"), dtypes[0])
-
-
-def _equal_table(rows: Sequence[Layout], columns: Sequence[Layout]) -> Ints:
-    position = {layout: k for k, layout in enumerate(columns)}
-    table = np.full((len(rows), len(columns)), FORBIDDEN, dtype=np.int64)
-    for r, layout in enumerate(rows):
-        if layout in position:
-            table[r, position[layout]] = 0
-    return table
-
-
-def _result_table(result: LayoutColumn, kept: Layouts) -> Ints:
-    return _equal_table(result.layouts, kept)[result.chosen]
-
-
-def _tail_table(alias: int, copies: int, stored: bool) -> Ints:
-    table = np.full((alias + copies, 1 + alias + stored), FORBIDDEN, dtype=np.int64)
-    table[np.arange(alias), 1 + np.arange(alias)] = 0
-    table[:alias, 1 + alias :] = 0
-    table[alias:, 0] = 0
-    return table
-
-
-def _stored_table(held: Layouts, origins: tuple[int, ...], alias: Layouts) -> Ints:
-    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, or (last strategy) nobody's."""
-    table = np.full((len(held), 2 + len(alias)), FORBIDDEN, dtype=np.int64)
-    own = np.array(origins) < 0
-    table[:, 0] = 0
-    table[own, -1] = 0
-    table[~own, 1:-1] = _equal_table(tuple(layout for layout, mine in zip(held, own, strict=True) if not mine), alias)
-    return table
-
-
-def _free_table(rows: Layouts, columns: Layouts) -> Ints:
-    return np.where(free_moves(rows, columns), 0, FORBIDDEN).astype(np.int64)
-
-
-def _hold_table(given: Layouts, aliases: int, origin: int, layouts: Layouts, origins: tuple[int, ...]) -> Ints:
-    """What a producer (origin -1) or a forward group allows to be held: only what it has, and a group only its copies."""
-    table = np.zeros((len(given), len(layouts)), dtype=np.int64)
-    own = np.array(origins) == origin
-    table[:, own] = _equal_table(given, tuple(layout for layout, mine in zip(layouts, own, strict=True) if mine))
-    table[:aliases, own] = FORBIDDEN
-    return table
-
-
-def _keep_table(layouts: Layouts, origins: tuple[int, ...], origin: int, kept: Layouts) -> Ints:
-    position = {layout: 1 + k for k, layout in enumerate(kept)}
-    table = np.full((len(layouts), 1 + len(kept)), FORBIDDEN, dtype=np.int64)
-    for r, (layout, where) in enumerate(zip(layouts, origins, strict=True)):
-        table[r, position[layout] if where == origin else 0] = 0
-    return table
-
-
-def _read_table(given: Layouts, asked: LayoutColumn) -> Ints:
-    table = np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
-    return table[:, asked.chosen].astype(np.int64)
+                self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: read_table(g, c))  # type: ignore[misc]

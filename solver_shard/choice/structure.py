@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.choice.lower import Kind, Lowering
+from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.program import Phase, Program, Role
 
 _LEAST_BLOCK = 4

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
-from solver_shard.choice.lower import Kind, Lowering, Node, spill_nanoseconds
+from solver_shard.choice.nodes import Kind, Lowering, Node
+from solver_shard.choice.prices import spill_nanoseconds
 from solver_shard.choice.strategies import local_bytes
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel

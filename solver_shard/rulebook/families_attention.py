@@ -1,7 +1,8 @@
 """Scaled dot-product attention, forward and backward: one family for all variants.
 
 ``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
-one key-value head (``h`` is a multiple of ``kv``). Keys and head dims stay whole.
+one key-value head (``h`` is a multiple of ``kv``). Where every device has a single key-value head, further axes can cut
+the queries of its group (keys and values whole, their gradients pending sums). Keys and head dims stay whole.
 
 ``cut-queries``, an implementation of the flash variants, cuts the query's sequence and gathers keys and values (their
 gradients are pending sums): every device attends from its own queries, with its offset in the causal mask. Contiguous
@@ -28,6 +29,8 @@ class _Parts:
 
     batch: Held
     heads: Held
+    queries: Held
+    """All query heads: of each key-value head the group that it serves."""
     query: Held
     keys: Held
     width: Held
@@ -56,8 +59,8 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
     parts = _parts(draft)
     _operands(draft, parts)
     for name in _GRADIENTS:
-        draft.put(name, [parts.batch, parts.heads, parts.query, parts.value])
-    draft.put("out", [parts.batch, parts.heads, parts.query, parts.value])
+        draft.put(name, [parts.batch, parts.queries, parts.query, parts.value])
+    draft.put("out", [parts.batch, parts.queries, parts.query, parts.value])
     for index, argument in zip(made, ("query", "key", "value"), strict=False):
         slot = call.slot(argument)
         if slot is not None:
@@ -67,7 +70,7 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
         shape = call.results[made[3]].shape
         if mask is not None and shape == call.shape(mask):
             draft.result(made[3], _mask(draft, parts, shape))
-            draft.restrict((*parts.batch, *parts.heads), reduction="sum")
+            draft.restrict((*parts.batch, *parts.queries), reduction="sum")
         else:
             draft.alike.append(made[3])
     draft.linear((name for name in _GRADIENTS if name in call.names), ("sum", "avg"))
@@ -100,9 +103,12 @@ def _parts(draft: Draft) -> _Parts:
             f"{call.name}: its rule expects query [b, h, q, d], key [b, kv, s, d], value [b, kv, s, e] with h a multiple of kv, "
             f"got {query}, {key}, {value}"
         )
+    batch, heads = draft.factor("batch", query[0]), draft.factor("heads", key[1], even=True)
+    group = draft.factor("group", query[1] // max(key[1], 1), even=True, reduction="sum")
     return _Parts(
-        batch=draft.factor("batch", query[0]),
-        heads=draft.factor("heads", key[1], even=True),
+        batch=batch,
+        heads=heads,
+        queries=(*heads, *group),
         query=draft.factor("query", query[2], cut=_cuttable(call)),
         keys=draft.factor("keys", key[2], cut=False),
         width=draft.factor("width", query[3], cut=False),
@@ -112,10 +118,7 @@ def _parts(draft: Draft) -> _Parts:
 
 def _operands(draft: Draft, parts: _Parts) -> None:
     call = draft.call
-    draft.put(
-        "query",
-        [parts.batch, parts.heads, parts.query, parts.width] if parts.heads or call.shape("query")[1] == 1 else _one_group(draft, parts),
-    )
+    draft.put("query", [parts.batch, parts.queries, parts.query, parts.width])
     draft.put("key", [parts.batch, parts.heads, parts.keys, parts.width])
     draft.put("value", [parts.batch, parts.heads, parts.keys, parts.value])
     for name in _MASKS:
@@ -126,15 +129,10 @@ def _operands(draft: Draft, parts: _Parts) -> None:
             draft.put(name, _statistics(draft, parts, call.shape(name)))
 
 
-def _one_group(draft: Draft, parts: _Parts) -> list[Held]:
-    """Many query heads on one key-value head: nothing to cut."""
-    return [parts.batch, draft.factor("queries", draft.call.shape("query")[1], cut=False), parts.query, parts.width]
-
-
 def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
     """A mask broadcast to ``[b, h, q, s]``."""
     batch, heads, query, _ = draft.call.shape("query")
-    leads = {-4: (batch, parts.batch), -3: (heads, parts.heads), -2: (query, parts.query)}
+    leads = {-4: (batch, parts.batch), -3: (heads, parts.queries), -2: (query, parts.query)}
     held: list[Held] = []
     for d, size in enumerate(shape, start=-len(shape)):
         full, factor = leads.get(d, (0, ()))
@@ -146,10 +144,9 @@ def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Hel
     """``[b, h, q, ...]`` per query; dims that are padded stay whole."""
     if len(shape) < 2 or shape[:2] != draft.call.shape("query")[:2]:
         return draft.whole(shape)
-    heads = parts.heads or draft.factor("queries", shape[1], cut=False)
     if shape[2:3] == draft.call.shape("query")[2:3]:
-        return [parts.batch, heads, parts.query, *draft.whole(shape[3:])]
-    return [parts.batch, heads, *draft.whole(shape[2:])]
+        return [parts.batch, parts.queries, parts.query, *draft.whole(shape[3:])]
+    return [parts.batch, parts.queries, *draft.whole(shape[2:])]
 
 
 def _result(draft: Draft, parts: _Parts, index: int, shape: tuple[int, ...]) -> None:

@@ -99,13 +99,17 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisStrategy:
-    """What one mesh axis does to an op: a placement per operand and per result; ``factor`` is the cut one, if any."""
+    """What one mesh axis does to an op: a placement per operand and per result; ``factor`` is the cut one, if any.
+
+    ``after`` names factors that lie above it in some dim: axes to the left must have cut each of them into single units.
+    """
 
     name: str
     operands: tuple[Placement, ...]
     results: tuple[Placement, ...]
     factor: int | None = None
     implementation: Implementation | None = None
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,24 +148,8 @@ class Rule:
         A factor is cut only where it is the major one (factors of size 1 aside) of every dim that holds it.
         """
         operands, results = self.operands, self.results
-        special = {implementation.factor for implementation in self.implementations}
         found = [AxisStrategy(name="R", operands=(R,) * len(operands), results=(R,) * len(results))]
-        for index, factor in enumerate(self.factors):
-            if not factor.cut or factor.size < 2 or index in special:
-                continue
-            places = [self._cut(dims, index) for dims in (*operands, *results)]
-            if any(place is None for place in places):
-                continue
-            ins = tuple(p for p in places[: len(operands)] if p is not None)
-            outs = []
-            for position, place in enumerate(places[len(operands) :]):
-                if place == R and position not in self.alike:
-                    if factor.reduction is None:
-                        break
-                    place = P(factor.reduction)
-                outs.append(place)
-            else:
-                found.append(AxisStrategy(name=factor.name, operands=ins, results=tuple(p for p in outs if p is not None), factor=index))
+        found += [strategy for strategy in self._cuts() if not strategy.after]
         for linear in self.linear:
             for reduction in linear.reductions:
                 ins = tuple(P(reduction) if i in linear.operands else R for i in range(len(operands)))
@@ -170,6 +158,50 @@ class Rule:
         for way in self.implementations:
             found.append(AxisStrategy(name=way.name, operands=way.operands, results=way.results, factor=way.factor, implementation=way))
         return tuple(found)
+
+    def minor_strategies(self) -> tuple[AxisStrategy, ...]:
+        """Cuts of factors that lie below others in some dim, legal once axes to the left hold single units of these.
+
+        Attention whose 8 key-value heads serve 8 queries each: cut by 8 along ``heads`` first, then along ``group``, where
+        keys and values stay whole. Meant for sub-axes: a part of an axis cuts the heads, the rest of it the groups.
+        """
+        return tuple(strategy for strategy in self._cuts() if strategy.after)
+
+    def complete(self, axes: Sequence[AxisStrategy], sizes: Sequence[int]) -> bool:
+        """Whether the axes, left to right, cut whatever lies above a minor cut into single units before it."""
+        return all(
+            math.prod(n for axis, n in zip(axes[:a], sizes[:a], strict=True) if axis.factor == above) == self.factors[above].size
+            for a, strategy in enumerate(axes)
+            for above in strategy.after
+        )
+
+    def _cuts(self) -> list[AxisStrategy]:
+        """Cuts of one factor each, in the factors' order."""
+        found = []
+        special = {implementation.factor for implementation in self.implementations}
+        for index, factor in enumerate(self.factors):
+            if not factor.cut or factor.size < 2 or index in special:
+                continue
+            above = self._above(index)
+            if any(f in special or not self.factors[f].cut for f in above):
+                continue
+            ins = tuple(_place(dims, index) for dims in self.operands)
+            outs = []
+            for position, dims in enumerate(self.results):
+                place = _place(dims, index)
+                if place == R and position not in self.alike:
+                    if factor.reduction is None:
+                        break
+                    place = P(factor.reduction)
+                outs.append(place)
+            else:
+                found.append(AxisStrategy(name=factor.name, operands=ins, results=tuple(outs), factor=index, after=above))
+        return found
+
+    def _above(self, index: int) -> tuple[int, ...]:
+        """Factors that precede this one in some dim, those of size 1 aside."""
+        held = [h[: h.index(index)] for dims in (*self.operands, *self.results) for h in dims if index in h]
+        return tuple(sorted({f for major in held for f in major if self.factors[f].size > 1}))
 
     def share(self, index: int, shards: int) -> float:
         """The part of the op's flops that the busiest device does when factor ``index`` is cut into so many shards."""
@@ -183,10 +215,7 @@ class Rule:
         starts = range(0, size, length)
         return max(min(start + length, size) ** 2 - start**2 for start in starts) / size**2
 
-    def _cut(self, dims: Dims, index: int) -> Placement | None:
-        """Where the factor sits: S(dim), R when absent, None when it is not the major factor of its dim."""
-        for dim, held in enumerate(dims):
-            if index in held:
-                major = next(f for f in held if self.factors[f].size > 1)
-                return S(dim) if major == index else None
-        return R
+
+def _place(dims: Dims, index: int) -> Placement:
+    """Where the factor sits: S(dim), or R when absent."""
+    return next((S(d) for d, held in enumerate(dims) if index in held), R)

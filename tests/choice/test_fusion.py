@@ -7,7 +7,7 @@ from lowered import lowered, random_assignment
 from programs import Builder, trained_mlp
 
 from solver_shard.choice.fusion import fused_tensors
-from solver_shard.choice.lower import Kind
+from solver_shard.choice.nodes import Kind
 from solver_shard.program import Phase, Program, Ref, Role
 from solver_shard.rulebook.build import Rulebook
 

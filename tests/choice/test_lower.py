@@ -11,7 +11,7 @@ from solver_shard import Layout, Mesh
 from solver_shard.api import plan_program
 from solver_shard.choice.fold import expand, fold
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.choice.lower import Kind
+from solver_shard.choice.nodes import Kind
 from solver_shard.choice.structure import node_classes, op_classes
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError

@@ -10,7 +10,7 @@ import pytest
 from e2e.test_simulate import case_of, check
 from lowered import Lowered, lowered, random_assignment
 
-from solver_shard.choice.lower import Kind
+from solver_shard.choice.nodes import Kind
 from solver_shard.errors import InternalError
 from solver_shard.export.simulate import simulate
 

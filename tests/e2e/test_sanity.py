@@ -151,9 +151,16 @@ def test_memory_below_the_weights_shards_state_over_data_and_gathers_per_layer()
 def mlp_plan(mesh: str, cluster: str | Cluster = "h100", memory: int = 1 << 40) -> Plan:
     inputs = {"x": torch.empty(64, 32, WIDTH, device="meta")}
     return optimize(
-        meta(Mlp, 2), inputs, mesh=mesh, cluster=cluster, memory=memory, reserve=0, loss_fn=lambda y: y.square().mean(), gap=0.0,
+        meta(Mlp, 2),
+        inputs,
+        mesh=mesh,
+        cluster=cluster,
+        memory=memory,
+        reserve=0,
+        loss_fn=lambda y: y.square().mean(),
+        gap=0.0,
         time_limit=120,
-    )  # fmt: skip
+    )
 
 
 def test_at_proven_optima_a_looser_limit_never_costs_more() -> None:

@@ -1,0 +1,81 @@
+"""What the nodes of a lowered choice graph mean, and what narrows it: pins and restrictions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from solver_shard.choice.graph import ChoiceGraph
+from solver_shard.choice.groups import Lives
+from solver_shard.choice.strategies import OpStrategies
+from solver_shard.choice.tables import Layouts
+from solver_shard.layout import Layout
+from solver_shard.program import Program
+
+Pins = Mapping[int, Callable[[Layout], bool]]
+"""Tensor position to a predicate that tells which layouts the user allows."""
+
+
+class Restriction(Protocol):
+    """Narrows the choice graph to what a template or another plan does; every answer must be the same on every call."""
+
+    def source(self, t: int, layout: Layout) -> bool:
+        """Whether a parameter, buffer or input may be stored so."""
+
+    def state(self, p: int, layout: Layout) -> bool:
+        """Whether a parameter's optimizer state may be stored so."""
+
+    def keeps_copies(self, t: int) -> bool:
+        """Whether a copy that the forward pass made may be kept for the backward pass."""
+
+    def scope(self, t: int, purpose: str) -> Hashable:
+        """A key of tensors and purposes for which ``move`` answers alike."""
+
+    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
+        """Whether this transition may be used; staying as it is is always allowed."""
+
+
+class Kind(enum.Enum):
+    """What a node of the choice graph decides."""
+
+    SOURCE = "source"
+    OP = "op"
+    RESULT = "result"
+    RESHARD = "reshard"
+    TAIL = "tail"
+    HOLD = "hold"
+    KEEP = "keep"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """One node: ``item`` is the op position for OP, the tensor position otherwise; ``group`` counts the tensor's groups.
+
+    ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases. A
+    HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
+    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin.
+    """
+
+    kind: Kind
+    item: int
+    group: int = 0
+    layouts: Layouts = ()
+    aliases: int = 0
+    origins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lowering:
+    """A choice graph and what its nodes mean."""
+
+    program: Program
+    graph: ChoiceGraph
+    nodes: tuple[Node, ...]
+    index: Mapping[tuple[Kind, int, int], int]
+    strategies: tuple[OpStrategies, ...]
+    lives: Lives
+    buckets: Mapping[tuple[int, str], int]
+    fused: frozenset[int]

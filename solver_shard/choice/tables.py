@@ -1,0 +1,81 @@
+"""Tables of the choice graph that say what fits together: 0 where two strategies may be chosen, forbidden elsewhere.
+
+Rows are the strategies of the edge's first node, columns those of its second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.choice.strategies import LayoutColumn
+from solver_shard.costs.layouts import free_moves
+from solver_shard.layout import Layout
+
+Layouts = tuple[Layout, ...]
+"""Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
+
+
+def equal_table(rows: Sequence[Layout], columns: Sequence[Layout]) -> Ints:
+    """The same layout on both sides."""
+    position = {layout: k for k, layout in enumerate(columns)}
+    table = np.full((len(rows), len(columns)), FORBIDDEN, dtype=np.int64)
+    for r, layout in enumerate(rows):
+        if layout in position:
+            table[r, position[layout]] = 0
+    return table
+
+
+def result_table(result: LayoutColumn, kept: Layouts) -> Ints:
+    """An op's strategies against the layouts of one of its results."""
+    return equal_table(result.layouts, kept)[result.chosen]
+
+
+def tail_table(alias: int, copies: int, stored: bool) -> Ints:
+    """An alias prolongs the bytes it reads, a copy nobody's; strategy 0 and, where ``stored``, the last one have no bytes."""
+    table = np.full((alias + copies, 1 + alias + stored), FORBIDDEN, dtype=np.int64)
+    table[np.arange(alias), 1 + np.arange(alias)] = 0
+    table[:alias, 1 + alias :] = 0
+    table[alias:, 0] = 0
+    return table
+
+
+def stored_table(held: Layouts, origins: tuple[int, ...], alias: Layouts) -> Ints:
+    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, or (last strategy) nobody's."""
+    table = np.full((len(held), 2 + len(alias)), FORBIDDEN, dtype=np.int64)
+    own = np.array(origins) < 0
+    table[:, 0] = 0
+    table[own, -1] = 0
+    table[~own, 1:-1] = equal_table(tuple(layout for layout, mine in zip(held, own, strict=True) if not mine), alias)
+    return table
+
+
+def free_table(rows: Layouts, columns: Layouts) -> Ints:
+    """Moves without communication."""
+    return np.where(free_moves(rows, columns), 0, FORBIDDEN).astype(np.int64)
+
+
+def hold_table(given: Layouts, aliases: int, origin: int, layouts: Layouts, origins: tuple[int, ...]) -> Ints:
+    """What a producer (origin -1) or a forward group allows to be held: only what it has, and a group only its copies."""
+    table = np.zeros((len(given), len(layouts)), dtype=np.int64)
+    own = np.array(origins) == origin
+    table[:, own] = equal_table(given, tuple(layout for layout, mine in zip(layouts, own, strict=True) if mine))
+    table[:aliases, own] = FORBIDDEN
+    return table
+
+
+def keep_table(layouts: Layouts, origins: tuple[int, ...], origin: int, kept: Layouts) -> Ints:
+    """What a hold keeps of one origin; column 0 where it keeps another's."""
+    position = {layout: 1 + k for k, layout in enumerate(kept)}
+    table = np.full((len(layouts), 1 + len(kept)), FORBIDDEN, dtype=np.int64)
+    for r, (layout, where) in enumerate(zip(layouts, origins, strict=True)):
+        table[r, position[layout] if where == origin else 0] = 0
+    return table
+
+
+def read_table(given: Layouts, asked: LayoutColumn) -> Ints:
+    """A reshard's layouts against what the reader's strategies ask for."""
+    table = np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
+    return table[:, asked.chosen].astype(np.int64)
