@@ -241,7 +241,10 @@ def _infeasible(
     limit = format_bytes(options.memory_limit)
     if solution.assignment is None and solution.status is Status.UNKNOWN:
         given = f"{options.time_limit:g} s" + (f" and {options.work_limit:g} work units" if options.work_limit is not None else "")
-        return SolverShardError(f"no plan of {program.name} was found within {given}, and none is proven impossible; give more of them")
+        return SolverShardError(
+            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more --time-limit"
+            + (" and --work-limit" if options.work_limit is not None else "")
+        )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
     if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.memory_limit:

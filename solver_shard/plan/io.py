@@ -127,9 +127,13 @@ def check_plan(plan: Plan) -> None:
         _check(all(size >= 0 for size in tensor.shape), f"tensors[{i}] ({tensor.name}): negative size in {list(tensor.shape)}")
     names = {tensor.name for tensor in plan.tensors}
     _check(len(names) == tensors, "tensors: two have one name")
+    made = {t for t, tensor in enumerate(plan.tensors) if tensor.role in ("parameter", "buffer", "input")}
     for i, op in enumerate(plan.ops):
         where = f"ops[{i}] ({op.name})"
         _check(all(0 <= t < tensors for t in (*op.operands, *op.results)), f"{where}: refers to a tensor that is not there")
+        _check(made.issuperset(op.operands), f"{where}: reads a tensor that no op before it makes")
+        _check(made.isdisjoint(op.results) and len(set(op.results)) == len(op.results), f"{where}: makes a tensor that is there already")
+        made.update(op.results)
         _check(
             len(op.operand_layouts) == len(op.operands) and len(op.result_layouts) == len(op.results),
             f"{where}: one layout per operand and result is needed",

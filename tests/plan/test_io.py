@@ -110,6 +110,8 @@ DATA = json.loads(plan_to_json(example()))
         (_set("tensors.1.role", "thing"), "expected 'parameter' or 'buffer'"),
         (_set("tensors", {}), "tensors: expected a list"),
         (_set("ops.0.operands", [0, 999]), r"ops\[0\] .*refers to a tensor that is not there"),
+        (_set("ops.0.operands", [4, 1]), r"ops\[0\] .*: reads a tensor that no op before it makes"),
+        (_set("ops.1.results", [2]), r"ops\[1\] .*: makes a tensor that is there already"),
         (_set("ops.0.operand_layouts", ["RR"]), "one layout per operand"),
         (_set("ops.0.nanoseconds", True), "expected a whole number, got True"),
         (_set("ops.0.nanoseconds", 10**30), "expected a whole number"),
