@@ -33,6 +33,7 @@ Report = Callable[[Ints | None, int | None, str], None]
 FIRST_CELLS = 2500
 """Pairs in the first kernel; each next one has three times as many."""
 
+SHRINK=0.5
 PATIENCE = 3
 """Batches of sweeps without progress after which message passing stops."""
 
@@ -185,7 +186,11 @@ class Search:
 
     def _prices(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual) -> None:
         """Multipliers by column generation in a box that moves with the best ones."""
-        if not dual.columns:
+        if current.weight and not dual.multipliers.any():
+            self._weights(restore, dual, dual.weight, 100)
+        elif self.best.value is None:
+            self._weights(restore, dual, 4.0 * max(abs(dual.best), 1.0) / max(dual.high, 1), 40)
+        if not dual.columns or self.closed() or self.clock.over():
             return
         if dual.multipliers.any():
             radius = 0.02 * float(dual.multipliers.max())
@@ -194,7 +199,7 @@ class Search:
         else:
             radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
         master = Master(dual)
-        stale = 0
+        stale, rounds = 0, 1
         for _ in range(200):
             if self.clock.over() or self.closed():
                 return
@@ -208,26 +213,60 @@ class Search:
             small = max(min(0.03 * room, 2e-3 * abs(dual.best)), 0.2 * self.gap * abs(dual.best))
             if promised <= small and not edge:
                 return
-            self._step(restore, dual, multipliers, before + 0.1 * promised)
+            reached = self._step(restore, dual, multipliers, before + 0.1 * promised, rounds)
             gain = dual.best - before
-            radius *= 4.0 if edge and gain > 0.5 * promised else 1.5 if gain > 0.1 * promised else 0.7
+            rounds = 1 if gain > 0.1 * promised else min(5, rounds + 1)
+            if gain > 0.1 * promised:
+                radius *= 4.0 if edge and gain > 0.5 * promised else 1.5
+            elif reached < before - SHRINK * promised:
+                radius *= 0.7
             stale = stale + 1 if gain <= 0.1 * small else 0
             if stale >= 30:
                 return
 
-    def _step(self, restore: Callable[[Ints], Ints], dual: Dual, multipliers: Floats, goal: float) -> None:
-        """Sweeps at new multipliers until the bound reaches the goal, or a decoded assignment shows that it cannot."""
-        ceiling = np.inf
-        for _ in range(5):
+    def _weights(self, restore: Callable[[Ints], Ints], dual: Dual, total: float, steps: int) -> None:
+        """Multiplicative weights: multipliers of a fixed sum that follow the use of memory.
+
+        Where the peak is the objective they come close to the best multipliers within some dozen steps; with a limit and a large sum,
+        the decoded assignments use little memory, and the first one within the limit is all that is asked.
+        """
+        multipliers = np.full(len(dual.problem.base), total / len(dual.problem.base))
+        limited = not dual.problem.weight
+        last = dual.best
+        for step in range(1, steps + 1):
+            spent = dual.work
+            _, theta = dual.evaluate(multipliers, 2)
+            column = dual.decode(theta)
+            self.clock.spend(dual.work - spent)
+            self._note(dual, None if column is None else column.assignment, restore, "weights")
+            if self.closed() or self.clock.over() or (limited and self.best.value is not None):
+                return
+            if column is None:
+                continue
+            use = column.usage / max(float(column.usage.max()), 1.0)
+            multipliers = multipliers * np.exp(2.0 * (use - 1.0)) + 1e-9 * total
+            multipliers *= total * (1.0 + 0.1 * step * limited) / multipliers.sum()
+            if step % 25 == 0 and not limited:
+                room = np.inf if self.best.value is None else self.best.value * dual.scale - dual.best
+                if dual.best - last < 0.2 * room:
+                    return
+                last = dual.best
+
+    def _step(self, restore: Callable[[Ints], Ints], dual: Dual, multipliers: Floats, goal: float, rounds: int) -> float:
+        """Sweeps at new multipliers until the bound reaches the goal, or a decoded assignment shows that it cannot; the bound there."""
+        ceiling, bound = np.inf, -np.inf
+        for _ in range(rounds):
             spent, last = dual.work, dual.best
-            bound, theta = dual.evaluate(multipliers, 3)
+            found, theta = dual.evaluate(multipliers, 3)
+            bound = max(bound, found)
             column = dual.decode(theta)
             self.clock.spend(dual.work - spent + 0.003)
             self._note(dual, None if column is None else column.assignment, restore, "multipliers")
             if column is not None:
                 ceiling = min(ceiling, column.cost + float(multipliers @ (column.usage - dual.problem.base)) + dual.offset(multipliers))
             if bound >= goal or ceiling < goal or (dual.best > last and bound < goal and ceiling == np.inf):
-                return
+                break
+        return bound
 
     def _kernel(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual, extra: list[Floats], base: float, target: int) -> int:
         """One integer program; returns the size of the next, or -1 when nothing more can be done."""
