@@ -239,11 +239,12 @@ def _infeasible(
     from solver_shard.solve.solution import Status
 
     limit = format_bytes(options.memory_limit)
+    given, longer = f"{options.time_limit:g} s", "--time-limit"
+    if options.work_limit is not None:
+        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
     if solution.assignment is None and solution.status is Status.UNKNOWN:
-        given = f"{options.time_limit:g} s" + (f" and {options.work_limit:g} work units" if options.work_limit is not None else "")
         return SolverShardError(
-            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more --time-limit"
-            + (" and --work-limit" if options.work_limit is not None else "")
+            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
         )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
@@ -270,7 +271,7 @@ def _infeasible(
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
     return InfeasibleError(
-        f"{what} into {limit} per device: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
+        f"{what} into {limit} per device: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
         achieved_peak=solution.peak,
         peak_bound=solution.peak_bound or None,
         details=details,
