@@ -36,12 +36,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise InputError(f"{path} has {path.stat().st_size} bytes; a plan has at most {MAX_PLAN_BYTES}: is this the right file?")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        name = "plan.json" if path.is_dir() else path.name
+        name = "plan.json" if os.path.isdir(path) else path.name
         raise InputError(
             f"cannot read plan {str(path)!r}: {error.strerror or error}; 'solver-shard solve ... -o {name}' writes one"
         ) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
+    except ValueError:  # neither UTF-8 nor, with a null byte, a path
+        raise InputError(f"{str(path)!r} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
     try:
         return plan_from_json(text)
     except InputError as error:

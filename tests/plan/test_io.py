@@ -63,6 +63,12 @@ def test_saving_where_there_is_no_folder_says_so(tmp_path: Path) -> None:
         save_plan(example(), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "."])
+def test_what_cannot_be_a_plan_file_is_an_input_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="plan"):
+        load_plan(tmp_path / name)
+
+
 def _set(path: str, value: Any) -> Callable[[Any], None]:
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
 
