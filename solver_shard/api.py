@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ MAX_MEMORY_WEIGHT = 10**9
 
 
 def optimize(
-    model: str | torch.nn.Module | Program,
+    model: str | os.PathLike[str] | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     *,
     mesh: str | int | Mesh,
@@ -107,6 +108,8 @@ def optimize(
     """
     from solver_shard.plan.plan import Options
 
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     clock = _Clock(progress=progress)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     _check_numbers(
@@ -128,22 +131,22 @@ def optimize(
         seq=seq,
         dtype=dtype,
         optimizer=optimizer,
-        master_weights=master_weights,
+        master_weights=bool(master_weights),
         state_bytes=state_bytes,
-        forward_only=forward_only,
-        overlap=overlap,
-        fusion=fusion,
+        forward_only=bool(forward_only),
+        overlap=float(overlap),
+        fusion=bool(fusion),
         memory_limit=limit,
         reserve=kept,
         objective=objective,
-        memory_weight=memory_weight,
+        memory_weight=int(memory_weight),
         pins=tuple(pins),
         template=template,
-        tied=tied,
-        gap=gap,
-        time_limit=time_limit,
-        work_limit=work_limit,
-        seed=seed,
+        tied=bool(tied),
+        gap=float(gap),
+        time_limit=float(time_limit),
+        work_limit=None if work_limit is None else float(work_limit),
+        seed=int(seed),
     )
     _check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
@@ -261,9 +264,13 @@ def _infeasible(
     limit = f"{format_bytes(options.usable_memory)} per device"
     if options.reserve:
         limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
+    given, longer = f"{options.time_limit:g} s", "--time-limit"
+    if options.work_limit is not None:
+        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
     if solution.assignment is None and solution.status is Status.UNKNOWN:
-        given = f"{options.time_limit:g} s" + (f" and {options.work_limit:g} work units" if options.work_limit is not None else "")
-        return SolverShardError(f"no plan of {program.name} was found within {given}, and none is proven impossible; give more of them")
+        return SolverShardError(
+            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
+        )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
     if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.usable_memory:
@@ -290,7 +297,7 @@ def _infeasible(
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
     return InfeasibleError(
-        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else ", or more --time-limit"),
+        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
         achieved_peak=solution.peak,
         peak_bound=solution.peak_bound or None,
         details=details,
@@ -341,10 +348,12 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
-    from solver_shard.costs.cluster import load_cluster
+    from solver_shard.costs.cluster import Cluster, load_cluster
 
     if isinstance(cluster, str | os.PathLike):
         return load_cluster(os.fspath(cluster))
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"a cluster of type {type(cluster).__name__} was given; give a preset's name, a TOML file or a Cluster")
     return cluster
 
 
@@ -354,6 +363,8 @@ def _check_pins(pins: Sequence[str], mesh: Mesh) -> None:
 
     if isinstance(pins, str):
         raise InputError(f"pins must be a list of texts, got one text {pins!r}; write [{pins!r}]")
+    if not isinstance(pins, Sequence) or not all(isinstance(text, str) for text in pins):
+        raise InputError(f"pins must be a list of texts, got {pins!r}; write them as in ['lm_head.weight={mesh.names[-1]}=S(0)']")
     for text in pins:
         parse_pin(text, mesh)
 
@@ -368,8 +379,10 @@ def _check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
 
 def _check_optimizer(options: Options) -> None:
     """An optimizer that is known, with a state that something keeps."""
-    from solver_shard.costs.memory import optimizer_state
+    from solver_shard.costs.memory import OPTIMIZERS, optimizer_state
 
+    if not isinstance(options.optimizer, str):
+        raise InputError(f"optimizer {options.optimizer!r} is not known; legal: {', '.join(OPTIMIZERS)}")
     optimizer_state(options.optimizer, master_weights=options.master_weights, state_bytes=options.state_bytes)
     if options.state_bytes is not None and (options.forward_only or options.optimizer == "none"):
         what = "a forward-only step" if options.forward_only else "optimizer none"
@@ -379,24 +392,29 @@ def _check_optimizer(options: Options) -> None:
 def _check_numbers(
     *, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None, seed: int
 ) -> None:
-    if not 0 <= overlap <= 1:
-        raise InputError(f"overlap {overlap} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
+    if not _is_number(overlap) or not 0 <= overlap <= 1:
+        raise InputError(f"overlap {overlap!r} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
     if objective not in ("time", "memory"):
         raise InputError(f"objective {objective!r} is not known; legal: time, memory")
-    if not 0 <= memory_weight <= MAX_MEMORY_WEIGHT or memory_weight != int(memory_weight):
+    if not _is_number(memory_weight, whole=True) or not 0 <= memory_weight <= MAX_MEMORY_WEIGHT:
         raise InputError(
-            f"memory weight {memory_weight} is not legal; it is a whole number of nanoseconds per MiB of peak, 0 to {MAX_MEMORY_WEIGHT}"
+            f"memory weight {memory_weight!r} is not legal; it is a whole number of nanoseconds per MiB of peak, 0 to {MAX_MEMORY_WEIGHT}"
         )
     if memory_weight and objective == "memory":
         raise InputError("a memory weight only makes sense with the time objective; drop it, or use objective time")
-    if not 0 <= gap < 1:
-        raise InputError(f"gap {gap} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
-    if not 0 < time_limit < math.inf:
-        raise InputError(f"time limit {time_limit} is not legal; give seconds, more than 0")
-    if work_limit is not None and not 0 < work_limit < math.inf:
-        raise InputError(f"work limit {work_limit} is not legal; give a number of work units, more than 0")
-    if not 0 <= seed < 2**31 or seed != int(seed):
-        raise InputError(f"seed {seed} is not legal; give a whole number, 0 to {2**31 - 1}")
+    if not _is_number(gap) or not 0 <= gap < 1:
+        raise InputError(f"gap {gap!r} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
+    if not _is_number(time_limit) or not 0 < time_limit < math.inf:
+        raise InputError(f"time limit {time_limit!r} is not legal; give seconds, more than 0")
+    if work_limit is not None and not (_is_number(work_limit) and 0 < work_limit < math.inf):
+        raise InputError(f"work limit {work_limit!r} is not legal; give a number of work units, more than 0")
+    if not _is_number(seed, whole=True) or not 0 <= seed < 2**31:
+        raise InputError(f"seed {seed!r} is not legal; give a whole number, 0 to {2**31 - 1}")
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    """Whether this is a number of Python or numpy; truth values are not."""
+    return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
 
 
 @dataclass(slots=True, kw_only=True)

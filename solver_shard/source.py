@@ -45,6 +45,8 @@ def program_of(
         InputError: the arguments do not fit together, or the model, file or entry point does not exist.
         TraceError: the model cannot be traced.
     """
+    if loss_fn is not None and not callable(loss_fn):
+        raise InputError(f"a loss function of type {type(loss_fn).__name__} was given; give a function of the model's outputs")
     if isinstance(model, Program):
         _refuse("a Program", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
         return model, f"program {model.name}"

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
 import solver_shard
+import solver_shard.solve.engine
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
 from solver_shard.plan.plan import Plan
+from solver_shard.solve.solution import Solution, Status
 from solver_shard.source import program_of
 
 
@@ -98,14 +101,22 @@ def test_optimizer_state_and_master_weights_count_as_asked() -> None:
     assert resident(torch.float32, optimizer="none") == 0
 
 
+def test_numbers_of_other_types_are_kept_as_plain_ones() -> None:
+    made = plan_of(overlap=np.float64(0.5), seed=np.int64(3), memory_weight=np.int32(2), gap=0, time_limit=30, master_weights=1)
+    assert plan_from_json(plan_to_json(made)) == made
+    assert (made.options.overlap, made.options.seed, made.options.master_weights) == (0.5, 3, True)
+
+
 def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
     made = solver_shard.optimize(model, (torch.empty(8, 8),), mesh="2", loss_fn=torch.sum)
     assert made.certificate.problem == "free"
 
 
-def test_a_time_too_short_is_not_called_infeasible() -> None:
-    with pytest.raises(SolverShardError, match="found within 1e-09 s, and none is proven impossible") as caught:
+def test_a_time_too_short_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Solution(status=Status.UNKNOWN)
+    monkeypatch.setattr(solver_shard.solve.engine, "solve", lambda graph, **options: nothing)
+    with pytest.raises(SolverShardError, match=r"found within 1e-09 s, .*; give more --time-limit") as caught:
         plan_of(time_limit=1e-9)
     assert not isinstance(caught.value, InfeasibleError)
 
@@ -139,6 +150,16 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"memory_weight": -1}, "memory weight -1 is not legal"),
         ({"memory_weight": 0.5}, "memory weight 0.5 is not legal"),
         ({"memory_weight": 10**10}, "memory weight 10000000000 is not legal; .* 0 to 1000000000"),
+        ({"memory_weight": "3"}, "memory weight '3' is not legal"),
+        ({"overlap": "half"}, "overlap 'half' is not legal"),
+        ({"gap": None}, "gap None is not legal"),
+        ({"time_limit": None}, "time limit None is not legal"),
+        ({"seed": True}, "seed True is not legal"),
+        ({"pins": None}, "pins must be a list of texts, got None"),
+        ({"pins": [3]}, r"pins must be a list of texts, got \[3\]"),
+        ({"cluster": None}, "a cluster of type NoneType was given"),
+        ({"optimizer": None}, "optimizer None is not known; legal: adamw, sgd, none"),
+        ({"loss_fn": "mse"}, "a loss function of type str was given"),
         ({"seed": -1}, "seed -1 is not legal; give a whole number, 0 to"),
         ({"seed": 2**31}, "seed 2147483648 is not legal"),
         ({"time_limit": float("inf")}, "time limit inf is not legal"),

@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(given, prog_name="solver-shard", obj=tuple(given))
     except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # typer's way to hand on a KeyboardInterrupt
+            print("interrupted", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else OK if stop.code is None else ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

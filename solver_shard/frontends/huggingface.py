@@ -13,6 +13,7 @@ import importlib.resources
 import inspect
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,9 +80,9 @@ def _read(source: str | Path) -> tuple[dict[str, Any], str]:
         found: dict[str, Any] = json.loads(content)
         return found, text
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "config.json"
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(
             f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json"
         )

@@ -36,12 +36,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise InputError(f"{path} has {path.stat().st_size} bytes; a plan has at most {MAX_PLAN_BYTES}: is this the right file?")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        name = "plan.json" if path.is_dir() else path.name
+        name = "plan.json" if os.path.isdir(path) else path.name
         raise InputError(
             f"cannot read plan {str(path)!r}: {error.strerror or error}; 'solver-shard solve ... -o {name}' writes one"
         ) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
+    except ValueError:  # neither UTF-8 nor, with a null byte, a path
+        raise InputError(f"{str(path)!r} is not text, so not a plan; 'solver-shard solve ... -o plan.json' writes one") from None
     try:
         return plan_from_json(text)
     except InputError as error:
@@ -131,9 +131,13 @@ def check_plan(plan: Plan) -> None:
         _check(all(size >= 0 for size in tensor.shape), f"tensors[{i}] ({tensor.name}): negative size in {list(tensor.shape)}")
     names = {tensor.name for tensor in plan.tensors}
     _check(len(names) == tensors, "tensors: two have one name")
+    made = {t for t, tensor in enumerate(plan.tensors) if tensor.role in ("parameter", "buffer", "input")}
     for i, op in enumerate(plan.ops):
         where = f"ops[{i}] ({op.name})"
         _check(all(0 <= t < tensors for t in (*op.operands, *op.results)), f"{where}: refers to a tensor that is not there")
+        _check(made.issuperset(op.operands), f"{where}: reads a tensor that no op before it makes")
+        _check(made.isdisjoint(op.results) and len(set(op.results)) == len(op.results), f"{where}: makes a tensor that is there already")
+        made.update(op.results)
         _check(
             len(op.operand_layouts) == len(op.operands) and len(op.result_layouts) == len(op.results),
             f"{where}: one layout per operand and result is needed",

@@ -10,25 +10,34 @@ import time
 
 
 class Clock:
-    """Wall time since construction and work since then, each with an optional limit."""
+    """Wall time since construction and work since then, each with an optional limit; a part also obeys its whole."""
 
-    def __init__(self, time_limit: float | None, work_limit: float | None) -> None:
+    def __init__(self, time_limit: float | None, work_limit: float | None, whole: Clock | None = None) -> None:
         self.started = time.monotonic()
-        self.time_limit, self.work_limit = time_limit, work_limit
+        self.time_limit, self.work_limit, self.whole = time_limit, work_limit, whole
         self.work = 0.0
+
+    def part(self, *, time_share: float, work: float | None) -> Clock:
+        """A clock for a stage: a share of the time that is left, and some work."""
+        left = self.time_left()
+        return Clock(None if left == float("inf") else left * time_share, work, self)
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def time_left(self) -> float:
         """Seconds, infinite without a limit."""
-        return float("inf") if self.time_limit is None else max(0.0, self.time_limit - self.seconds())
+        own = float("inf") if self.time_limit is None else max(0.0, self.time_limit - self.seconds())
+        return own if self.whole is None else min(own, self.whole.time_left())
 
     def work_left(self) -> float:
-        return float("inf") if self.work_limit is None else max(0.0, self.work_limit - self.work)
+        own = float("inf") if self.work_limit is None else max(0.0, self.work_limit - self.work)
+        return own if self.whole is None else min(own, self.whole.work_left())
 
     def spend(self, work: float) -> None:
         self.work += work
+        if self.whole is not None:
+            self.whole.spend(work)
 
     def over(self) -> bool:
         return self.time_left() <= 0.0 or self.work_left() <= 0.0

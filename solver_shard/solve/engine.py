@@ -136,13 +136,13 @@ class _Run:
         )
         small, undo = presolve(free)
         self.clock.spend(1e-3 * free.size)
-        search = self._search(small, undo, order)
+        search = self._search(small, undo, order, self.clock.part(time_share=0.6, work=None))
         search.run()
         fits = self.assignment is not None and search.best.assignment is not None
         if fits and search.best.assignment is not None:
             fits = self._within(_unordered(undo.restore(search.best.assignment), order))
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
-        return bool(fits) and search.closed()
+        return bool(fits) and (search.closed() or self.clock.over())
 
     def _limited(self) -> None:
         """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""
@@ -154,7 +154,9 @@ class _Run:
         self.peak_bound = max(self.peak_bound, problem.least())
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
-        search = self._search(small, undo, order)
+        search = self._search(small, undo, order, self.clock)
+        self._warm(small, undo, order)
+        search.best.value = self.value
         if not memory and self.graph.limit is not None:
             search.rescue = self._least_peak
         search.run()
@@ -187,14 +189,40 @@ class _Run:
         self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
         return self.value
 
-    def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
+    def _warm(self, small: Problem, undo: Undo, order: Ints) -> None:
+        """Complete each warm start as well as a little work allows."""
+        for start in self.warm_starts:
+            if self.clock.over():
+                return
+            started = self.clock.seconds()
+            rank = np.empty_like(order)
+            rank[order] = np.arange(len(order))
+            masks = undo.reduce({int(rank[v]): mask for v, mask in start.allowed.items()})
+            keep = [np.ones(int(k), dtype=bool) if mask is None else mask for mask, k in zip(masks, small.sizes, strict=True)]
+            self.clock.spend(1e-3 * small.size)
+            try:
+                restricted, inner = presolve(small, keep)
+            except NoAssignment:
+                self._stage(f"warm start {start.name}", started, "cannot be completed")
+                continue
+
+            def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Undo = inner, name: str = start.name) -> None:
+                if assignment is not None:
+                    self._offer(_unordered(undo.restore(inner.restore(assignment)), order), f"warm start {name}, {found_by}")
+
+            clock = self.clock.part(time_share=0.05, work=1.0)
+            search = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
+            search.run()
+            self._stage(f"warm start {start.name}", started, f"objective {search.best.value}")
+
+    def _search(self, small: Problem, undo: Undo, order: Ints, clock: Clock) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
             if assignment is not None:
                 self._offer(_unordered(undo.restore(assignment), order), found_by)
             if bound is not None:
                 self._raise(bound, found_by)
 
-        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=0)
+        return Search(small, clock, gap=self.gap, seed=self.seed, report=report)
 
     def _within(self, assignment: Ints) -> bool:
         return self.graph.limit is None or self.graph.peak(assignment) <= self.graph.limit
@@ -235,7 +263,7 @@ class _Run:
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
         value = objective_value(self.objective, self.memory_weight, cost, peak)
-        bound = None if self.bound is None else self.bound if self.assignment is None else min(self.bound, value)
+        bound = None if self.bound is None or status is Status.INFEASIBLE else min(self.bound, value)
         return Solution(
             status=status,
             assignment=tuple(found.tolist()),

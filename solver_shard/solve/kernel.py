@@ -26,8 +26,9 @@ from solver_shard.solve.dual import Dual
 from solver_shard.solve.problem import Edge, Floats, Problem
 from solver_shard.solve.solution import MIB
 
-HIGHS_MARGIN = 2e-6
-"""Relative; HiGHS keeps rows and bounds to 1e-6 of numbers scaled to about 1."""
+HIGHS_MARGIN = 1e-8
+"""Relative. HiGHS allows 1e-7 of dual infeasibility per column; costs are scaled to about 1e6 in total, so that 1e4 columns
+of range 1 can make its bound too high by 1e-9 of it."""
 
 TINY_VALUES = 300
 TINY_CELLS = 3000
@@ -346,7 +347,7 @@ class _Highs:
         value = result.termination.objective_bounds.dual_bound * self.unit
         bound = None
         if np.isfinite(value):
-            bound = int(np.floor(value - HIGHS_MARGIN * abs(value))) + self.problem.constant
+            bound = int(np.ceil(value - HIGHS_MARGIN * (abs(value) + 1e5 * self.unit))) + self.problem.constant
         if not result.has_primal_feasible_solution():
             return _Answer(None, bound, False, False, done)
         values = np.array(result.variable_values(self.variables[: int(self.problem.offsets[-1])]))

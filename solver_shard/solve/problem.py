@@ -128,6 +128,12 @@ class Problem:
         most = int((self.base + self.mult[:, self.columns] @ largest).max())
         return most if self.limit is None else min(most, self.limit)
 
+    def most(self) -> int:
+        """No allowed assignment within the limit has a larger objective."""
+        total = self.constant + sum(int(np.where(row < FORBIDDEN, row, 0).max()) for row in self.unary)
+        total += sum(int(np.where(e.core < FORBIDDEN, e.core, 0).max()) for e in self.edges)
+        return total + self.weight * self.ceiling() // MIB
+
     def least(self) -> int:
         """A simple lower bound on the peak: every node at its smallest usage."""
         smallest = np.array([int(c.usage.min()) for c in self.carriers], dtype=np.int64)

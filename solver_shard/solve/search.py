@@ -1,15 +1,14 @@
 """The search on one problem: bound, incumbent, fixing, and integer programs on what is left, until the gap is closed.
 
-One round:
-
-1. *dual*: message passing and, where memory binds, multipliers; every decoded assignment within the limit is an incumbent.
-2. *fix*: strategies whose bound exceeds the incumbent go; if that is a good part, the problem is presolved again and the round
-   starts over on the smaller one.
+1. *price* (pricing.py): every decoded assignment within the limit is an incumbent.
+2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
+   problem is presolved again and pricing starts over on the smaller one.
 3. *kernel*: the strategies whose bound exceeds the dual bound by at most some delta, as an integer program. A solution of it is an
    incumbent. Whatever it proves, every other solution costs at least bound + delta: so the bound rises to the smaller
    of both. Delta starts small and grows until the gap is closed.
+4. *neighbourhoods* (neighbourhood.py) of the incumbent, when the kernel that would close the gap is too large.
 
-All bounds compose: removed strategies only occur in solutions that cost at least the cutoff they were removed with.
+All bounds compose: removed strategies only occur in solutions that cost at least the incumbent they were removed with.
 """
 
 from __future__ import annotations
@@ -21,20 +20,27 @@ import numpy as np
 
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.dual import Dual, Master
-from solver_shard.solve.kernel import cells_of, solve_kernel
+from solver_shard.solve.dual import Column, Dual
+from solver_shard.solve.kernel import KernelResult, cells_of, solve_kernel
 from solver_shard.solve.marginals import marginals
+from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.solve.pricing import Pricing
 from solver_shard.solve.problem import Bools, Floats, Problem
 
 Report = Callable[[Ints | None, int | None, str], None]
 """Called with a better assignment of the search's problem, or a better bound, and what found it."""
 
+Restore = Callable[[Ints], Ints]
+
 FIRST_CELLS = 2500
 """Pairs in the first kernel; each next one has three times as many."""
 
-PATIENCE = 3
-"""Batches of sweeps without progress after which message passing stops."""
+MOST_CELLS = 60_000
+"""Pairs beyond which an integer program is not tried."""
+
+WORTH_FIXING = 600
+"""Strategies below which a problem is not worth shrinking before pricing is done."""
 
 
 @dataclass
@@ -51,15 +57,23 @@ class Best:
         return max(0, self.value - self.bound) / max(1, abs(self.value))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Margins:
+    """Objective that any solution with a strategy exceeds ``base`` by, per node and strategy."""
+
+    base: float
+    extra: list[Floats]
+
+
 class Search:
     """A search on a presolved problem.
 
     Attributes:
-        best: what is known; an incumbent from elsewhere may be put in before ``run``.
+        best: what is known; the value of an incumbent from elsewhere may be put in before ``run``.
         infeasible: proven that no assignment keeps the limit.
         enough: a value at which to stop.
-        rescue: called once when the dual finds no assignment within the limit: the value of one, or None when there is none.
-        multipliers: by time label, for the next problem.
+        rescue: called once when pricing finds no assignment within the limit: the value of one, or None when there is none.
+        multipliers: cost per byte by time label, for the next problem.
     """
 
     def __init__(self, problem: Problem, clock: Clock, *, gap: float, seed: int, report: Report, least_peak: int = 0) -> None:
@@ -67,15 +81,18 @@ class Search:
         self.least_peak = least_peak
         self.best = Best()
         self.infeasible = False
-        self.multipliers: dict[int, float] = {}
         self.enough: int | None = None
         self.rescue: Callable[[], int | None] | None = None
+        self.multipliers: dict[int, float] = {}
         self.rng = np.random.default_rng(seed)
 
     def closed(self) -> bool:
         if self.enough is not None and self.best.value is not None and self.best.value <= self.enough:
             return True
         return self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
+
+    def stopped(self) -> bool:
+        return self.closed() or self.clock.over()
 
     def offer(self, assignment: Ints, source: str) -> bool:
         """Take an assignment as incumbent if it is within the limit and better."""
@@ -94,192 +111,158 @@ class Search:
             self.report(None, bound, source)
 
     def run(self) -> None:
-        """Search until the gap is closed or the clock says stop."""
+        """Search until the gap is closed, nothing more can be done, or the clock says stop."""
         self.raise_bound(self.problem.constant, "presolve")
-        if self.problem.size == 0:
-            nothing = np.zeros(0, dtype=np.int64)
-            value = self.problem.value(nothing)
-            self.infeasible = value is None and self.best.value is None
-            if value is not None:
-                self.offer(nothing, "presolve")
-                self.raise_bound(value, "presolve")
-            return
-        current, restore = self.problem, _same
-        target = FIRST_CELLS
-        while not self.closed() and not self.clock.over():
-            dual = self._dual(current, restore)
-            self._rescue()
-            if self.closed() or self.clock.over():
+        current: Problem = self.problem
+        restore: Restore = _same
+        while True:
+            if current.size == 0:
+                self._nothing_left(current, restore)
                 return
-            parts = dual.parts()
-            least = marginals(dual.messages, parts, 4, self.rng)
-            self.clock.spend(dual.messages.work * 10)
-            base = (parts.constant + dual.offset(dual.multipliers)) / dual.scale
-            extra = [row / dual.scale for row in least]
-            tried = None
-            while True:
-                if self.best.value is not None and self.best.value != tried:
-                    tried = self.best.value
-                    keep = [row < tried - base for row in extra]
-                    if not all(mask.any() for mask in keep):
-                        self.raise_bound(tried, "fixing")
-                        return
-                    if sum(int(mask.sum()) for mask in keep) < 0.7 * current.offsets[-1]:
-                        break
-                target = self._kernel(current, restore, dual, extra, base, target)
-                if target < 0 or self.closed() or self.clock.over():
-                    return
-            try:
-                current, restore = self._smaller(current, restore, keep, dual)
-            except NoAssignment:
-                self.raise_bound(tried, "fixing")
+            smaller = self._round(current, restore)
+            if smaller is None:
                 return
+            current, restore = smaller
 
-    def _rescue(self) -> None:
-        if self.best.value is None and self.rescue is not None and not self.clock.over():
+    def _nothing_left(self, current: Problem, restore: Restore) -> None:
+        nothing = np.zeros(0, dtype=np.int64)
+        value = current.value(nothing)
+        if value is not None:
+            self.offer(restore(nothing), "presolve")
+            self.raise_bound(value, "presolve")
+        self._exhausted("presolve")
+
+    def _exhausted(self, source: str) -> None:
+        """No better solution exists than the incumbent."""
+        if self.best.value is None:
+            self.infeasible = True
+        else:
+            self.raise_bound(self.best.value, source)
+
+    def _round(self, current: Problem, restore: Restore) -> tuple[Problem, Restore] | None:
+        """Price, fix, and solve kernels; a smaller problem to go on with, or None at the end."""
+        most = current.most()
+
+        def found(dual: Dual, column: Column | None, source: str) -> None:
+            if dual.bound > most:
+                self._exhausted(source)
+            self.raise_bound(dual.bound, source)
+            if column is not None:
+                self.offer(restore(column.assignment), source)
+
+        pricing = Pricing(
+            current,
+            self.clock,
+            gap=self.gap,
+            found=found,
+            value=lambda: self.best.value,
+            start=np.array([self.multipliers.get(t, 0.0) for t in current.times.tolist()]),
+            least_peak=self.least_peak,
+        )
+        fixed_at = np.inf
+        for _ in pricing.steps():
+            if self.stopped():
+                return None
+            room = pricing.room()
+            if room < min(0.5 * fixed_at, 0.05 * abs(pricing.dual.best)) and current.offsets[-1] > WORTH_FIXING:
+                fixed_at = room
+                keep = self._fixing(self._margins(pricing.dual))
+                if keep is not None:
+                    return self._smaller(current, restore, keep, pricing.dual)
+        if self.best.value is None and self.rescue is not None:
             self.best.value = self.rescue()
             self.infeasible = self.best.value is None and not self.clock.over()
             self.rescue = None
+        if self.stopped():
+            return None
+        return self._kernels(current, restore, pricing.dual)
 
-    def _smaller(self, current: Problem, restore: Callable[[Ints], Ints], keep: list[Bools], dual: Dual) -> tuple[Problem, Callable[[Ints], Ints]]:
+    def _kernels(self, current: Problem, restore: Restore, dual: Dual) -> tuple[Problem, Restore] | None:
+        margins = self._margins(dual)
+        target, tried = FIRST_CELLS, None
+        while target <= 3 * MOST_CELLS and not self.stopped():
+            if self.best.value is not None and self.best.value != tried:
+                tried = self.best.value
+                keep = self._fixing(margins)
+                if keep is not None:
+                    return self._smaller(current, restore, keep, dual)
+            if self.stopped() or self._kernel(current, restore, dual, margins, min(target, MOST_CELLS)):
+                break
+            target *= 3
+        if not self.stopped() and self.best.assignment is not None:
+            neighbourhoods(self.problem, self.best.assignment, self.clock, seed=self.seed, gap=self.gap, offer=self.offer)
+        return None
+
+    def _margins(self, dual: Dual) -> _Margins:
+        parts = dual.parts()
+        least = marginals(dual.messages, parts, 4, self.rng)
+        self.clock.spend(dual.messages.work * 10)
+        return _Margins((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
+
+    def _fixing(self, margins: _Margins) -> list[Bools] | None:
+        """Which strategies may still occur in a better solution; None where that removes little."""
+        if self.best.value is None:
+            return None
+        keep = [row < self.best.value - margins.base for row in margins.extra]
+        if not all(mask.any() for mask in keep):
+            self._exhausted("fixing")
+            return None
+        left = sum(int(mask.sum()) for mask in keep)
+        return keep if left < 0.7 * sum(map(len, keep)) else None
+
+    def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], dual: Dual) -> tuple[Problem, Restore] | None:
         self._remember(current, dual)
-        smaller, undo = presolve(current, keep)
+        try:
+            smaller, undo = presolve(current, keep)
+        except NoAssignment:
+            self._exhausted("fixing")
+            return None
         self.clock.spend(1e-3 * current.size)
         return smaller, lambda x: restore(undo.restore(x))
 
     def _remember(self, current: Problem, dual: Dual) -> None:
-        for t, value in zip(current.times.tolist(), (dual.multipliers / dual.scale).tolist(), strict=True):
-            self.multipliers[t] = value
+        self.multipliers.update(zip(current.times.tolist(), (dual.multipliers / dual.scale).tolist(), strict=True))
 
-    def _dual(self, current: Problem, restore: Callable[[Ints], Ints]) -> Dual:
-        """Bound and assignments by messages and multipliers."""
-        dual = Dual(current, least_peak=self.least_peak)
-        start = np.array([self.multipliers.get(t, 0.0) for t in current.times.tolist()]) * dual.scale
-        self._sweeps(current, restore, dual, start)
-        if len(current.base) and not self.closed():
-            self._prices(current, restore, dual)
+    def _kernel(self, current: Problem, restore: Restore, dual: Dual, margins: _Margins, target: int) -> bool:
+        """One integer program; true when nothing larger needs to be tried."""
+        room = self.best.value - margins.base if self.best.value is not None else np.inf
+        delta = min(_delta(current, margins.extra, target), room)
+        keep = [(row < delta) | (row <= row.min()) for row in margins.extra] if np.isfinite(delta) else [row >= 0 for row in margins.extra]
+        whole = delta >= room or all(mask.all() for mask in keep)
         self._remember(current, dual)
-        return dual
-
-    def _note(self, dual: Dual, assignment: Ints | None, restore: Callable[[Ints], Ints], source: str) -> None:
-        self.raise_bound(dual.bound, source)
-        if assignment is not None:
-            self.offer(restore(assignment), source)
-
-    def _sweeps(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual, multipliers: Floats) -> None:
-        """Message passing at fixed multipliers until it hardly gains."""
-        stale = 0
-        for _ in range(60):
-            before, spent = dual.best, dual.work
-            _, theta = dual.evaluate(multipliers, 5)
-            column = dual.decode(theta)
-            self.clock.spend(dual.work - spent)
-            self._note(dual, None if column is None else column.assignment, restore, "messages")
-            if self.closed() or self.clock.over():
-                return
-            room = self.best.value * dual.scale - dual.best if self.best.value is not None else np.inf
-            small = 0.02 * room if np.isfinite(room) else 3e-4 * abs(dual.best)
-            stale = stale + 1 if dual.best - before <= max(small, 1e-5 * abs(dual.best)) else 0
-            if stale >= PATIENCE:
-                return
-
-    def _prices(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual) -> None:
-        """Multipliers by column generation in a box that moves with the best ones."""
-        if not dual.columns:
-            return
-        if dual.multipliers.any():
-            radius = 0.02 * float(dual.multipliers.max())
-        elif current.weight:
-            radius = 0.3 * dual.weight
-        else:
-            radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
-        master = Master(dual)
-        stale = 0
-        for _ in range(200):
-            if self.clock.over() or self.closed():
-                return
-            answer = master.solve(dual.multipliers, radius)
-            if answer is None:
-                return
-            value, multipliers, edge = answer
-            before = dual.best
-            promised = value - before
-            room = self.best.value * dual.scale - dual.best if self.best.value is not None else np.inf
-            small = max(min(0.03 * room, 2e-3 * abs(dual.best)), 0.2 * self.gap * abs(dual.best))
-            if promised <= small and not edge:
-                return
-            self._step(restore, dual, multipliers, before + 0.1 * promised)
-            gain = dual.best - before
-            radius *= 4.0 if edge and gain > 0.5 * promised else 1.5 if gain > 0.1 * promised else 0.7
-            stale = stale + 1 if gain <= 0.1 * small else 0
-            if stale >= 30:
-                return
-
-    def _step(self, restore: Callable[[Ints], Ints], dual: Dual, multipliers: Floats, goal: float) -> None:
-        """Sweeps at new multipliers until the bound reaches the goal, or a decoded assignment shows that it cannot."""
-        ceiling = np.inf
-        for _ in range(5):
-            spent, last = dual.work, dual.best
-            bound, theta = dual.evaluate(multipliers, 3)
-            column = dual.decode(theta)
-            self.clock.spend(dual.work - spent + 0.003)
-            self._note(dual, None if column is None else column.assignment, restore, "multipliers")
-            if column is not None:
-                ceiling = min(ceiling, column.cost + float(multipliers @ (column.usage - dual.problem.base)) + dual.offset(multipliers))
-            if bound >= goal or ceiling < goal or (dual.best > last and bound < goal and ceiling == np.inf):
-                return
-
-    def _kernel(self, current: Problem, restore: Callable[[Ints], Ints], dual: Dual, extra: list[Floats], base: float, target: int) -> int:
-        """One integer program; returns the size of the next, or -1 when nothing more can be done."""
-        room = self.best.value - base if self.best.value is not None else np.inf
-        delta = _delta(current, extra, target)
-        whole = delta >= room or not np.isfinite(delta)
-        delta = min(delta, room)
-        keep = [(row < delta) | (row <= row.min()) for row in extra] if np.isfinite(delta) else [row >= 0 for row in extra]
-        whole = whole or all(mask.all() for mask in keep)
-        self._remember(current, dual)
-        outside = base + delta  # every solution that uses another strategy costs at least that
+        outside = None if whole else int(np.ceil(margins.base + delta))  # every solution with another strategy costs at least that
         try:
             kernel, undo = presolve(current, keep)
-            self.clock.spend(1e-3 * current.size)
         except NoAssignment:
-            self._outside(outside, whole)
-            return 3 * target
+            self._emptied(outside)
+            return whole
+        self.clock.spend(1e-3 * current.size)
+        result, inside = self._solve_kernel(kernel)
+        if result.assignment is not None:
+            self.offer(restore(undo.restore(result.assignment)), "kernel")
+        if result.empty:
+            self._emptied(outside)
+        else:
+            self.raise_bound(inside if outside is None else min(inside, outside), "kernel")
+        return whole or not result.proven
+
+    def _solve_kernel(self, kernel: Problem) -> tuple[KernelResult, int]:
         inner = Dual(kernel, least_peak=self.least_peak)
         start = np.array([self.multipliers.get(t, 0.0) for t in kernel.times.tolist()]) * inner.scale
         for _ in range(4):
             inner.evaluate(start, 5)
         inner.multipliers = start
         self.clock.spend(inner.work)
-        result = solve_kernel(
-            kernel,
-            inner,
-            self.clock,
-            cutoff=self.best.value,
-            gap=self.gap / 4,
-            seed=self.seed,
-            effort=min(60.0, 2.0 + cells_of(kernel) / 1000),
-        )
-        if result.assignment is not None:
-            self.offer(restore(undo.restore(result.assignment)), "kernel")
-        if result.empty:
-            self._outside(outside, whole)
-        else:
-            inside = max(inner.bound, result.bound if result.bound is not None else inner.bound)
-            self.raise_bound(min(inside, int(np.ceil(outside)) if not whole else inside), "kernel")
-        if whole:
-            return -1
-        return 3 * target
+        effort = min(60.0, 2.0 + cells_of(kernel) / 1000)
+        result = solve_kernel(kernel, inner, self.clock, cutoff=self.best.value, gap=self.gap / 4, seed=self.seed, effort=effort)
+        return result, max(inner.bound, result.bound if result.bound is not None else inner.bound)
 
-    def _outside(self, outside: float, whole: bool) -> None:
-        """The kernel holds no better solution: all others cost at least ``outside``."""
-        if whole:
-            if self.best.value is None:
-                self.infeasible = True
-            else:
-                self.raise_bound(self.best.value, "kernel")
+    def _emptied(self, outside: int | None) -> None:
+        """The kernel holds no better solution: all others cost at least ``outside``, or there are none."""
+        if outside is None:
+            self._exhausted("kernel")
         else:
-            self.raise_bound(int(np.ceil(outside)), "kernel")
+            self.raise_bound(outside, "kernel")
 
 
 def _same(assignment: Ints) -> Ints:
@@ -287,28 +270,29 @@ def _same(assignment: Ints) -> Ints:
 
 
 def _delta(problem: Problem, extra: list[Floats], cells: int) -> float:
-    """The largest of some thresholds for which the edges between strategies below it have at most so many pairs."""
-    values = np.sort(np.concatenate(extra))
-    best = float(values[min(len(values) - 1, problem.size)])
+    """The largest threshold for which the edges between strategies below it have at most so many pairs."""
+    values = np.unique(np.concatenate(extra))
     low, high = 0, len(values)
     while low < high:
         middle = (low + high + 1) // 2
-        if middle == len(values):
-            threshold = np.inf
-        else:
-            threshold = float(values[middle])
-        if _cells_below(problem, extra, threshold) <= cells:
-            best, low = max(best, threshold), middle
+        if middle == len(values) or _cells_below(problem, extra, float(values[middle])) <= cells:
+            low = middle
+            if middle == len(values):
+                break
         else:
             high = middle - 1
-    return best
+    if low == len(values):
+        return np.inf if _cells_below(problem, extra, np.inf) <= cells else float(values[-1])
+    return float(values[low])
 
 
 def _cells_below(problem: Problem, extra: list[Floats], threshold: float) -> int:
     masks = [row < threshold for row in extra]
     total = 0
     for edge in problem.edges:
-        rows = len(np.unique(edge.rows[masks[edge.a]]))
-        cols = len(np.unique(edge.cols[masks[edge.b]]))
-        total += rows * cols
+        rows = np.zeros(edge.core.shape[0], dtype=bool)
+        cols = np.zeros(edge.core.shape[1], dtype=bool)
+        rows[edge.rows[masks[edge.a]]] = True
+        cols[edge.cols[masks[edge.b]]] = True
+        total += int(rows.sum()) * int(cols.sum())
     return total

@@ -146,9 +146,10 @@ def test_errors_are_one_message_and_a_code(
         assert line in err
 
 
-def test_an_interrupt_exits_with_130(fake: Optimize) -> None:
+def test_an_interrupt_exits_with_130(fake: Optimize, capsys: pytest.CaptureFixture[str]) -> None:
     fake.result = KeyboardInterrupt()
     assert main(["solve", "gpt2", "--mesh", "8", "-q"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_debug_shows_the_traceback(fake: Optimize, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,12 +138,14 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {}, "has a 'quantization_config'; .*take it out"),
     ("vit-base", {}, "seq 4 was asked, but 'vit-base' reads images"),
     ("gpt2", {"seq": 2048}, "at most 1024"),
+    ("a" * 5000, {}, "neither a preset nor a config file"),
+    ("a\0b", {}, "neither a preset nor a config file"),
 ]
 
 
 @pytest.mark.parametrize(("content", "change", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
 def test_what_cannot_be_loaded_is_said(tmp_path: Path, content: Any, change: dict[str, Any], message: str) -> None:
-    source = content if content in ("no-such-preset", "gpt2", "vit-base") else write(tmp_path, content)
+    source = content if content in ("no-such-preset", "gpt2", "vit-base", "a" * 5000, "a\0b") else write(tmp_path, content)
     with pytest.raises(InputError, match=message):
         load(source, **({"batch": 2, "seq": 4, "dtype": "f32"} | change))
 

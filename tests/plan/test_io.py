@@ -64,6 +64,12 @@ def test_saving_where_there_is_no_folder_says_so(tmp_path: Path) -> None:
         save_plan(example(), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "."])
+def test_what_cannot_be_a_plan_file_is_an_input_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="plan"):
+        load_plan(tmp_path / name)
+
+
 def _set(path: str, value: Any) -> Callable[[Any], None]:
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
 
@@ -111,6 +117,8 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_set("tensors.1.role", "thing"), "expected 'parameter' or 'buffer'"),
         (_set("tensors", {}), "tensors: expected a list"),
         (_set("ops.0.operands", [0, 999]), r"ops\[0\] .*refers to a tensor that is not there"),
+        (_set("ops.0.operands", [4, 1]), r"ops\[0\] .*: reads a tensor that no op before it makes"),
+        (_set("ops.1.results", [2]), r"ops\[1\] .*: makes a tensor that is there already"),
         (_set("ops.0.operand_layouts", ["RR"]), "one layout per operand"),
         (_set("ops.0.nanoseconds", True), "expected a whole number, got True"),
         (_set("ops.0.nanoseconds", 10**30), "expected a whole number"),
