@@ -69,12 +69,12 @@ def chain() -> Program:
 def step() -> Program:
     """One trained vector: loss = sum(x w), gradient = sum over rows of x."""
     b = Builder()
-    x, w = b.input("x", 64, 8), b.weight("w", 8, trainable=True)
+    x, w = b.input("x", 64, 3), b.weight("w", 3, trainable=True)
     y = b.einsum("ac,c->a", x, w)
     attributes = {"self": Ref(0), "dim": (0,), "keepdim": False, "dtype": None}
     loss = b.call("aten.sum.dim_IntList", (y,), attributes, (), role=Role.OUTPUT, result="loss")
     sum_rows = {"self": Ref(0), "dim": (0,), "keepdim": False, "dtype": None}
-    g = b.call("aten.sum.dim_IntList", (x,), sum_rows, (8,), role=Role.GRADIENT, phase=Phase.BACKWARD, result="grad(w)")
+    g = b.call("aten.sum.dim_IntList", (x,), sum_rows, (3,), role=Role.GRADIENT, phase=Phase.BACKWARD, result="grad(w)")
     return b.program(loss, gradients={w: g})
 
 

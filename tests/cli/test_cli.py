@@ -52,7 +52,7 @@ def test_solve_prints_the_report_and_progress(fake: Optimize, capsys: pytest.Cap
 
 def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
-    words += " --no-master-weights --state-bytes 4 --reserve 3GiB"
+    words += " --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron"
     words += (
         " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion --gap 0.01 --time-limit 9 --work-limit 3"
     )
@@ -73,6 +73,7 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "master_weights": False,
         "state_bytes": 4,
         "pins": ("x=R,R", "*.w=tp=S(0)"),
+        "template": "dp=zero3,tp=megatron",
         "overlap": 0.5,
         "fusion": True,
         "objective": "time",
