@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard import __version__
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
-from solver_shard.mesh import Mesh
+from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
 from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
 from solver_shard.units import format_bytes, parse_bytes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
+    from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Event, Solution
 
 Progress = Callable[[str], None]
@@ -56,6 +57,7 @@ def optimize(
     master_weights: bool = True,
     state_bytes: int | None = None,
     pins: Sequence[str] = (),
+    split: Mapping[str, Sequence[int]] | str | bool = True,
     template: str | None = None,
     overlap: float = 0.0,
     fusion: bool = False,
@@ -88,6 +90,8 @@ def optimize(
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
+        split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
+            where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
         template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
@@ -112,6 +116,7 @@ def optimize(
         model = os.fspath(model)
     clock = _Clock(progress=progress)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
+    axes, splitting = _split(axes, split)
     _check_numbers(
         overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed
     )
@@ -141,6 +146,7 @@ def optimize(
         objective=objective,
         memory_weight=int(memory_weight),
         pins=tuple(pins),
+        split=splitting,
         template=template,
         tied=bool(tied),
         gap=float(gap),
@@ -164,7 +170,7 @@ def plan_program(
     command: str | None = None,
     clock: _Clock | None = None,
 ) -> Plan:
-    """From a traced program to a plan: rules, costs, choice graph, solver, plan."""
+    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan."""
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -177,10 +183,11 @@ def plan_program(
 
     clock = clock or _Clock()
     state = options.optimizer_state()
+    rulebook = Rulebook(load_table())
+    mesh = _refined(program, rulebook, mesh, options)
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
     narrowed = restriction(program, mesh, parse_template(options.template, mesh)) if options.template else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
-        rulebook = Rulebook(load_table())
         costs = CostModel(mesh, cluster, overlap=options.overlap)
         lowering = lower(
             program,
@@ -193,7 +200,7 @@ def plan_program(
             fusion=options.fusion,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, options, clock)
+        solution, problem = _solve(lowering, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None)
@@ -226,7 +233,26 @@ def plan_program(
     )
 
 
-def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:
+    """The mesh with what the user asks to split, and what ``Options.split`` records."""
+    if isinstance(split, bool):
+        return mesh, "auto" if split else "off"
+    sizes = parse_split(split) if isinstance(split, str) else {name: tuple(parts) for name, parts in split.items()}
+    return mesh.split(sizes), ",".join(f"{name}={'x'.join(map(str, parts))}" for name, parts in sizes.items()) or "off"
+
+
+def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options) -> Mesh:
+    """The mesh with an axis split where the model's heads ask for it, unless the user decides; of a template, its tensor parallel axes."""
+    from solver_shard.baselines.restrict import parse_template, tensor_axes
+    from solver_shard.choice.subaxes import split_where_needed
+
+    if options.split != "auto" or mesh.whole != mesh:
+        return mesh
+    axes = tensor_axes(parse_template(options.template, mesh)) if options.template else None
+    return split_where_needed(program, rulebook, mesh, axes)
+
+
+def _solve(lowering: Lowering, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
     import dataclasses
 
@@ -246,7 +272,7 @@ def _solve(lowering: Lowering, options: Options, clock: _Clock) -> tuple[Solutio
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, folded),
+        warm_starts=warm_starts(lowering, folded, mesh),
         progress=clock.solver_event,
     )
     if folded and solution.assignment is not None:

@@ -99,7 +99,10 @@ class Layout(tuple[Placement, ...]):
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh | None = None) -> Layout:
-        """Read ``S(0)R``, ``S(0),R``, ``f32[8, 32]| S(0)R`` or, given a mesh, ``dp=S(0)`` (axes not named are R)."""
+        """Read ``S(0)R``, ``S(0),R``, ``f32[8, 32]| S(0)R`` or, given a mesh, ``dp=S(0)`` (axes not named are R).
+
+        Given a mesh, a placement of an axis that is split is one of each of its parts.
+        """
         header = _HEADER.match(text)
         body = text[header.end() :] if header else text
         if "=" in body:
@@ -107,9 +110,12 @@ class Layout(tuple[Placement, ...]):
                 raise InputError(f"layout {text!r} names mesh axes, but no mesh was given; write one placement per axis, as in 'S(0),R'")
             placements = [R] * len(mesh.axes)
             for name, placement in parse_named(body, text):
-                placements[mesh.index(name)] = placement
+                for axis in mesh.positions(name):
+                    placements[axis] = placement
             return cls(placements)
         layout = cls(_placements(body, text))
+        if mesh is not None and len(layout) == len(mesh.whole.axes):
+            layout = cls(mesh.spread(layout))
         if mesh is not None and len(layout) != len(mesh.axes):
             raise InputError(f"layout {text!r} has {len(layout)} placements, mesh {mesh} has {len(mesh.axes)} axes; give one per axis")
         return layout

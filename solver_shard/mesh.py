@@ -23,8 +23,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from solver_shard.errors import InputError
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_DEVICES = 1_000_000
@@ -64,16 +67,14 @@ class Mesh:
             if [name for _, name in parts] != [f"{parent}.{k}" for k in range(len(parts))] or parts[-1][0] - parts[0][0] != len(parts) - 1:
                 raise InputError(f"parts of mesh axis {parent!r} must lie side by side and be called {parent}.0, {parent}.1, ..., in order")
             if len(parts) < 2 or parent in names:
-                raise InputError(
-                    f"mesh axis {parent!r} is split into {len(parts)} part{'s' * (len(parts) != 1)}; give at least two, and no axis of that name"
-                )
+                raise InputError(f"mesh axis {parent!r} is split, so it needs at least two parts, and no other axis may have its name")
         if self.size > MAX_DEVICES:
             raise InputError(f"mesh {self} has {self.size} devices; at most {MAX_DEVICES} are supported")
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
         """Read ``dp=32,tp=8`` (outermost first); bare sizes, as in ``8`` or ``4,2``, are named d0, d1, ...; ``tp=4x2`` is split."""
-        axes = []
+        axes: list[Axis] = []
         for index, part in enumerate(text.split(",")):
             name, sign, size = (piece.strip() for piece in part.rpartition("="))
             if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*" if name else r"[0-9]{1,9}", size) or (sign and not name):
@@ -140,7 +141,7 @@ class Mesh:
                 return at
         return (self.index(name),)
 
-    def spread(self, per_axis: Sequence[str]) -> tuple[str, ...]:
+    def spread(self, per_axis: Sequence[T]) -> tuple[T, ...]:
         """One item per axis of the whole mesh as one per axis of this mesh: every part gets its axis's."""
         return tuple(item for item, (_, at) in zip(per_axis, self._families(), strict=True) for _ in at)
 

@@ -8,6 +8,9 @@
 Patterns are globs over tensor names: parameters and buffers as in ``state_dict``, inputs, outputs (``loss``),
 gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that leave nothing are an error.
 
+On a mesh with a split axis (``tp=8x2``), a placement of the axis is one of each of its parts: ``tp=S(0)`` cuts dim 0 by all 16.
+``tp.0=S(0)``, or one placement per part, pins the parts apart.
+
 >>> pin = parse_pin("x=tp=S(1)", Mesh.parse("dp=2,tp=4"))
 >>> pin.pattern, pin.choices
 ('x', ('*', 'S(1)'))
@@ -81,14 +84,18 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
             found = _choices(value, text) if sign else []
             if len(found) != 1:
                 raise InputError(f"cannot read pin {text!r} at {part.strip()!r}; name every axis, as in 'PATTERN={mesh.names[-1]}=S(0)'")
-            if name not in mesh.names:
-                raise InputError(f"pin {text!r}: unknown mesh axis {name!r}; this mesh has {', '.join(mesh.names)}")
-            if name in named:
+            if name not in mesh.names and name not in mesh.whole.names:
+                raise InputError(f"pin {text!r}: unknown mesh axis {name!r}; this mesh has {', '.join(mesh.names)}{_part_of(name, mesh)}")
+            parts = {mesh.names[a] for a in mesh.positions(name)}
+            if parts & named:
                 raise InputError(f"pin {text!r} names axis {name!r} twice; give each axis one placement")
-            named.add(name)
-            choices[mesh.index(name)] = found[0]
+            named |= parts
+            for a in mesh.positions(name):
+                choices[a] = found[0]
     else:
         choices = _choices(body, text)
+        if len(choices) == len(mesh.whole.axes):
+            choices = list(mesh.spread(choices))
         if len(choices) != len(mesh.axes):
             raise InputError(
                 f"pin {text!r} has {len(choices)} placement{'s' * (len(choices) != 1)}, mesh {mesh} has {len(mesh.axes)} axes; "
@@ -115,6 +122,12 @@ def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[i
             _check(both, tensor, mesh)
             left[position] = both
     return left
+
+
+def _part_of(name: str, mesh: Mesh) -> str:
+    """A hint for parts of an axis that is not split."""
+    axis, dot, _ = name.rpartition(".")
+    return f"; {axis} has parts to pin once it is split by hand, as in --split {axis}=8x2" if dot and axis in mesh.names else ""
 
 
 def _choices(body: str, whole: str) -> list[str]:

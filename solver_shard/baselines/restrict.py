@@ -14,6 +14,10 @@ equal layouts an elementwise op has) the solver fills in at the least cost. Temp
 | ``megatron`` | columns, rows | alike | alike | R | activations P to R |
 | ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
 
+On an axis that is split into sub-axes, every part does what its axis does; tensor parallelism cuts each matrix by the parts
+that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
+16), as Megatron-LM and its users do with fewer key-value heads than devices.
+
 Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages; Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
 "Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism. Hybrid
 sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
@@ -22,9 +26,10 @@ sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from solver_shard.baselines.heads import Heads, heads_of
 from solver_shard.baselines.templates import row_cut
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.errors import InputError
@@ -48,7 +53,11 @@ def parse_template(text: str, mesh: Mesh) -> tuple[str, ...]:
     ('zero3', 'megatron')
     >>> parse_template("hsdp", Mesh.parse("nodes=4,gpus=8"))
     ('ddp', 'zero3')
+    >>> parse_template("dp=zero3,tp=megatron", Mesh.parse("dp=4,tp=8x2"))
+    ('zero3', 'megatron', 'megatron')
     """
+    if mesh.whole != mesh:
+        return mesh.spread(parse_template(text, mesh.whole))
     if "=" not in text:
         if text.strip() == "hsdp":
             if len(mesh.axes) < 2:
@@ -70,6 +79,11 @@ def parse_template(text: str, mesh: Mesh) -> tuple[str, ...]:
     return tuple(chosen[name] for name in mesh.names)
 
 
+def tensor_axes(templates: Sequence[str]) -> tuple[int, ...]:
+    """Positions of the axes with tensor parallelism, which wants whole heads."""
+    return tuple(a for a, name in enumerate(templates) if name in _TENSOR)
+
+
 def _name(text: str) -> str:
     if text not in TEMPLATES:
         close = difflib.get_close_matches(text, TEMPLATES, n=1)
@@ -86,6 +100,8 @@ class TemplateRestriction:
     mesh: Mesh
     templates: tuple[str, ...]
     cut: Mapping[int, int]
+    heads: Mapping[int, Heads]
+    """What the cut dim of a matrix holds, where these are heads."""
     joined: frozenset[int]
     """Gradients of the parts of a fused projection: they are joined whole."""
 
@@ -127,9 +143,17 @@ class TemplateRestriction:
             return placement == R
         if tensor.role is Role.PARAMETER and name == "zero3" and t in self.program.gradients:
             return self._cut_or_too_small(t, axis, layout)
-        if tensor.role is Role.PARAMETER and name in _TENSOR and t in self.cut:
+        if tensor.role is Role.PARAMETER and name in _TENSOR and t in self.cut and self._whole_heads(t, axis):
             return placement == self.cut[t]
         return placement == R
+
+    def _whole_heads(self, t: int, axis: int) -> bool:
+        """Whether a part of a split axis cuts between heads; an axis that is not split is always used."""
+        parent = self.mesh.axes[axis].parent
+        if parent is None or t not in self.heads:
+            return True
+        parts = self.mesh.positions(parent)
+        return self.heads[t].cut_by([self.mesh.shape[a] for a in parts])[parts.index(axis)]
 
     def _cut_or_too_small(self, t: int, axis: int, layout: Layout) -> bool:
         """Cut, or R where no dim is left that is long enough."""
@@ -149,7 +173,8 @@ class TemplateRestriction:
 def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
     """The restriction of a program to one template per mesh axis."""
     joined = frozenset(t for op in program.ops if op.name == "aten.cat.default" and op.phase is Phase.BACKWARD for t in op.operands)
-    return TemplateRestriction(program=program, mesh=mesh, templates=templates, cut=block_cut(program), joined=joined)
+    cut = block_cut(program)
+    return TemplateRestriction(program=program, mesh=mesh, templates=templates, cut=cut, heads=heads_of(program, cut), joined=joined)
 
 
 def block_cut(program: Program) -> dict[int, int]:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_shard.baselines.heads import heads_of
 from solver_shard.choice.fold import Folded
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout, R
+from solver_shard.mesh import Mesh
 from solver_shard.program import Phase, Program, Role
 from solver_shard.solve.solution import WarmStart
 
@@ -27,10 +29,13 @@ Masks = Mapping[int, NDArray[np.bool_]]
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
 
 
-def warm_starts(lowering: Lowering, folded: Folded | None = None) -> tuple[WarmStart, ...]:
-    """The templates as restrictions of the graph's nodes (of the folded graph's, when there is one)."""
+def warm_starts(lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None) -> tuple[WarmStart, ...]:
+    """The templates as restrictions of the graph's nodes (of the folded graph's, when there is one).
+
+    Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
+    """
     found = []
-    for name, masks in _templates(lowering).items():
+    for name, masks in _templates(lowering, mesh).items():
         if folded is None:
             allowed = dict(masks)
         else:
@@ -43,11 +48,12 @@ def warm_starts(lowering: Lowering, folded: Folded | None = None) -> tuple[WarmS
     return tuple(found)
 
 
-def _templates(lowering: Lowering) -> dict[str, Masks]:
+def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
     program = lowering.program
     rows = row_cut(program)
     axes = len(next((n.layouts[0] for n in lowering.nodes if n.kind is Kind.SOURCE), ()))
-    inner = axes - 1
+    inner = min(mesh.positions(mesh.whole.names[-1])) if mesh is not None else axes - 1
+    heads = heads_of(program, rows)
 
     def shape_of(t: int) -> tuple[int, ...]:
         return program.tensors[t].shape
@@ -65,8 +71,10 @@ def _templates(lowering: Lowering) -> dict[str, Masks]:
 
     def megatron(outer: Callable[[int, Layout], int]) -> Callable[[int, Layout], int]:
         def score(t: int, layout: Layout) -> int:
-            wanted = rows.get(t, R)
-            return 100 * (int(layout[inner]) == int(wanted)) + outer(t, Layout((*layout[:inner], R)))
+            cut = heads[t].cut_by(mesh.shape[inner:]) if mesh is not None and inner < axes - 1 and t in heads else (True,) * (axes - inner)
+            wanted = [rows.get(t, R) if here else R for here in cut]
+            found = sum(int(p) == int(w) for p, w in zip(layout[inner:], wanted, strict=True))
+            return 100 * found + outer(t, Layout((*layout[:inner], *(R,) * (axes - inner))))
 
         return score
 

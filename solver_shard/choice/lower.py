@@ -231,7 +231,7 @@ class _Lowerer:
         key = ("strategies", id(self.rules[i]), tuple((t.shape, t.dtype) for t in tensors), pending)
         if key not in self.cache:
             n = len(op.operands)
-            self.cache[key] = op_strategies(self.rules[i], tensors[:n], tensors[n:], self.mesh_shape, pending)
+            self.cache[key] = op_strategies(self.rules[i], tensors[:n], tensors[n:], self.mesh_shape, pending, self.costs.mesh.inner)
         found: OpStrategies = self.cache[key]
         for j, t in enumerate(op.results):
             self.pending[t] = frozenset(s.results[j].reduction for s in found.single if s.results[j].is_partial)

@@ -1,5 +1,8 @@
 """All strategies of one op instance on a mesh: the product over mesh axes of its rule's single-axis strategies.
 
+On inner sub-axes a strategy may also cut a minor factor (see ``Rule.minor_strategies``), where the axes to the left have
+single units of what lies above it.
+
 Only what cannot be executed is dropped: a factor cut into more shards than its rule allows, a dim smaller than its
 shard count, two reductions pending on one tensor that do not commute (max with sum), two different implementations.
 Collectives inside an implementation run over all axes that choose it, as one group. Everything is held in arrays with
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,14 +98,17 @@ def op_strategies(
     results: Sequence[Tensor],
     mesh_shape: Sequence[int],
     pending: Sequence[frozenset[str]],
+    inner: Collection[int] = (),
 ) -> OpStrategies:
     """Expand a rule to the mesh; axes of size 1 only replicate, so that they change nothing.
 
     ``pending`` has the reductions that each operand's producer can leave open. A linear set is of use only where one of
-    its operands can be partial; the others may become so by a free move.
+    its operands can be partial; the others may become so by a free move. ``inner`` has the positions of the axes that may
+    cut minor factors.
     """
-    single = tuple(s for s in rule.strategies() if _reachable(s, pending))
-    options = [range(len(single)) if size > 1 else range(1) for size in mesh_shape]
+    plain = tuple(s for s in rule.strategies() if _reachable(s, pending))
+    single = (*plain, *(rule.minor_strategies() if inner else ()))
+    options = [range(len(single) if a in inner else len(plain)) if size > 1 else range(1) for a, size in enumerate(mesh_shape)]
     choice = np.array(list(itertools.product(*options)), dtype=np.int64).reshape(-1, len(mesh_shape))
     sizes = np.array(mesh_shape, dtype=np.int64)
     keep = np.ones(len(choice), dtype=bool)
@@ -115,6 +121,10 @@ def op_strategies(
             here = shards == count
             keep[here] &= factor.legal(int(count))
             work[here] *= rule.share(index, int(count))
+    for number, strategy in enumerate(single[len(plain) :], start=len(plain)):
+        for a, above in itertools.product(inner, strategy.after):
+            before = np.where(factor_of[choice[:, :a]] == above, sizes[:a], 1).prod(axis=1)
+            keep &= (choice[:, a] != number) | (before == rule.factors[above].size)
     ways = {way.name: number for number, way in enumerate(rule.implementations)}
     way_of = np.array([-1 if s.implementation is None else ways[s.implementation.name] for s in single])[choice]
     keep &= ((way_of < 0) | (way_of == way_of.max(axis=1, initial=-1, keepdims=True))).all(axis=1)

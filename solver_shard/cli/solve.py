@@ -75,6 +75,15 @@ def solve(
             help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes.", show_default=False
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=AxB",
+            help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: where an axis has more devices than heads).",
+            show_default=False,
+        ),
+    ] = None,
+    no_split: Annotated[bool, typer.Option("--no-split", help="Split no mesh axis.")] = False,
     template: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +114,8 @@ def solve(
     """
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
+    if split is not None and no_split:
+        raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
     if output is not None and (
         (output.exists() and not output.is_file()) or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
     ):
@@ -127,6 +138,7 @@ def solve(
             master_weights=master_weights,
             state_bytes=state_bytes,
             pins=tuple(pin or ()),
+            split=split if split is not None else not no_split,
             template=template,
             overlap=overlap,
             fusion=fusion,

@@ -29,6 +29,9 @@ On a torus every mesh axis is a ring whose links carry both directions at once (
 need n/2 hops, trees do not exist, and an all-to-all moves every byte n/4 hops on average, so it takes
 (n/2)·a + B·max((n-1)/n, n/4) / w ("How to Scale Your Model", Google DeepMind 2025, chapter 3: sharded matrices). Several
 axes work one after the other, the rightmost as the innermost; that they could use their links at once is not counted.
+Parts of a split axis lie on its one ring. All of them together are that ring. The inner parts alone are stretches of it,
+without the link that closes the ring: twice the hops, and half of every link; the outer parts alone leap over the k devices
+of the inner ones, in k groups that share the links: k times the hops, 1/k of every link.
 
 **Several levels.** A group that spans blocks works level by level, all devices of a block in parallel, each on its own
 links and on its own part of the data: with k peers inside a block, reduce_scatter runs inside (B bytes), then across (B/k);
@@ -103,15 +106,35 @@ class Collectives:
         for number, span, whole in active:
             level = dataclasses.replace(whole, latency_ns=whole.latency_ns / bucket)
             part = 1 if kind == "all_to_all" else span.part
-            for peers in self._rings(axes, number, span) if level.topology == "torus" else (span.peers,):
-                total += level_time(kind, peers, size / part, level)
+            for peers, leap in self._rings(axes, number, span) if level.topology == "torus" else ((span.peers, 1),):
+                total += leap * level_time(kind, peers, size / part, level)
                 part *= 1 if kind == "all_to_all" else peers
         return np.minimum(np.ceil(total), MAX_NANOSECONDS).astype(np.int64)
 
-    def _rings(self, axes: Sequence[int], level: int, span: Span) -> tuple[int, ...]:
-        """Sizes of the rings of a group on a torus, innermost first; one flat ring where blocks cut the axes unevenly."""
-        rings = tuple(self.spans((axis,))[level].peers for axis in sorted(set(axes), reverse=True))
-        return tuple(ring for ring in rings if ring > 1) if math.prod(rings) == span.peers else (span.peers,)
+    def _rings(self, axes: Sequence[int], level: int, span: Span) -> tuple[tuple[int, int], ...]:
+        """Sizes of the rings of a group on a torus, innermost first, and how much longer each takes than a ring of its own.
+
+        One flat ring where blocks cut the axes unevenly.
+        """
+        rings = [(self.spans(parts)[level].peers, self._leap(parts)) for parts in reversed(self._by_axis(axes))]
+        if math.prod(peers for peers, _ in rings) != span.peers:
+            return ((span.peers, 1),)
+        return tuple((peers, leap) for peers, leap in rings if peers > 1)
+
+    def _by_axis(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
+        """The axes of a group, parts of one axis together."""
+        found: dict[str, list[int]] = {}
+        for a in sorted(set(axes)):
+            found.setdefault(self.mesh.axes[a].parent or self.mesh.axes[a].name, []).append(a)
+        return [tuple(parts) for parts in found.values()]
+
+    def _leap(self, parts: tuple[int, ...]) -> int:
+        parent = self.mesh.axes[parts[0]].parent
+        whole = self.mesh.positions(parent) if parent is not None else parts
+        shape = self.mesh.shape
+        within = math.prod(shape[a] for a in whole if a > parts[-1])  # devices between neighbours of the group
+        live = [a for a in whole if shape[a] > 1]
+        return within if within > 1 else 2 if any(a not in parts for a in live) else 1
 
     def spans(self, axes: Sequence[int]) -> tuple[Span, ...]:
         """The group's shape at every link level, innermost first; the worst group where blocks cut groups unevenly."""

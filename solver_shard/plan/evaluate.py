@@ -179,14 +179,20 @@ class _Walk:
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
-        known = {strategy.name: strategy for strategy in rule.strategies()}
+        everywhere = {strategy.name: strategy for strategy in rule.strategies()}
+        on_parts = everywhere | {strategy.name: strategy for strategy in rule.minor_strategies()}
         chosen = []
-        for axis, name in zip(self.plan.mesh.axes, names, strict=True):
+        for a, (axis, name) in enumerate(zip(self.plan.mesh.axes, names, strict=True)):
+            known = on_parts if a in self.plan.mesh.inner else everywhere
             if name not in known:
                 _illegal(f"{where} has strategy {name!r} on axis {axis.name!r}; its rule knows {', '.join(known)}")
             if axis.size == 1 and name != "R":
                 _illegal(f"{where} has strategy {name!r} on axis {axis.name!r} of size 1, which can only replicate")
             chosen.append(known[name])
+        if not rule.complete(chosen, self.mesh_shape):
+            _illegal(
+                f"{where} has strategies {', '.join(names)}, of which one cuts below a factor that axes to the left leave in one piece"
+            )
         return chosen
 
     def _share(self, where: str, rule: Rule, axes: list[AxisStrategy]) -> float:

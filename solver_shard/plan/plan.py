@@ -44,6 +44,7 @@ class Options:
         objective: time, or memory (the peak).
         memory_weight: nanoseconds per MiB of peak added to the time objective.
         pins: as the user wrote them.
+        split: auto (one axis into sub-axes where counts of heads ask for it), off, or the split that the user gave, ``tp=8x2``.
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
@@ -63,6 +64,7 @@ class Options:
     objective: Literal["time", "memory"] = "time"
     memory_weight: int = 0
     pins: tuple[str, ...] = ()
+    split: str = "auto"
     template: str | None = None
     tied: bool = True
     gap: float = 1e-4
@@ -359,7 +361,7 @@ class Plan:
 
     Attributes:
         name: what the user calls the model.
-        mesh, cluster, options: what the plan is for.
+        mesh, cluster, options: what the plan is for; the mesh as layouts speak of it (``mesh.whole`` has no axis split).
         tensors: all values, in the program's order; ``ops`` and ``reshards`` refer to them by position.
         ops: in executable order.
         outputs: positions of the tensors that the step returns.

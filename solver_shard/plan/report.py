@@ -87,6 +87,7 @@ def _headline(plan: Plan) -> list[str]:
     asked += ["pointwise chains fused"] if options.fusion else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
+        *((("sub-axes", _sub_axes(plan)),) if plan.mesh.splits else ()),
         ("step time", step),
         ("peak memory", f"{format_bytes(memory.peak)} of {format_bytes(memory.limit)} per device ({memory.peak / memory.limit:.0%})"),
         ("limit", _limit(plan)),
@@ -96,8 +97,13 @@ def _headline(plan: Plan) -> list[str]:
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
-    title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh} ({devices}), {plan.cluster.title}"
+    title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh.whole} ({devices}), {plan.cluster.title}"
     return [title, "", *table(rows)]
+
+
+def _sub_axes(plan: Plan) -> str:
+    """What is split, and how to read layouts then."""
+    return f"{'; '.join(plan.mesh.splits)}; a layout has one placement for each of {', '.join(plan.mesh.names)}"
 
 
 def _limit(plan: Plan) -> str:

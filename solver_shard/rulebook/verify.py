@@ -59,15 +59,16 @@ def verify(
     *,
     result_shapes: Sequence[tuple[int, ...]],
     mesh_shape: Sequence[int] = (2,),
+    minor: bool = False,
     seed: int = 0,
 ) -> Checked:
-    """Run every strategy of the rule on a mesh; one axis per entry of ``mesh_shape``."""
+    """Run every strategy of the rule on a mesh; one axis per entry of ``mesh_shape``; ``minor``: only those with a minor cut."""
     generator = torch.Generator().manual_seed(seed)
     sizes = tuple(mesh_shape)
     whole = tuple(execute(op, list(operands), tuple(result_shapes)))
     count, failures = 0, []
     shapes = [tuple(t.shape) for t in operands]
-    for combination in legal_strategies(rule, shapes, result_shapes, sizes):
+    for combination in legal_strategies(rule, shapes, result_shapes, sizes, minor=minor):
         count += 1
         name = " x ".join(s.name for s in combination)
         try:
@@ -80,10 +81,21 @@ def verify(
 
 
 def legal_strategies(
-    rule: Rule, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]], mesh_shape: Sequence[int]
+    rule: Rule,
+    operands: Sequence[tuple[int, ...]],
+    results: Sequence[tuple[int, ...]],
+    mesh_shape: Sequence[int],
+    *,
+    minor: bool = False,
 ) -> Iterator[tuple[AxisStrategy, ...]]:
-    """Every choice of one strategy per axis that can be executed: factors and dims are large enough, reductions commute."""
-    for combination in itertools.product(rule.strategies(), repeat=len(mesh_shape)):
+    """Every choice of one strategy per axis that can be executed: factors and dims are large enough, reductions commute.
+
+    ``minor`` gives those in which some axis cuts a minor factor, and no others.
+    """
+    options = (*rule.strategies(), *(rule.minor_strategies() if minor else ()))
+    for combination in itertools.product(options, repeat=len(mesh_shape)):
+        if any(s.after for s in combination) != minor or not rule.complete(combination, mesh_shape):
+            continue
         cuts: dict[int, int] = {}
         for strategy, size in zip(combination, mesh_shape, strict=True):
             if strategy.factor is not None:

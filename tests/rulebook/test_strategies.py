@@ -129,7 +129,7 @@ EXPECTED = [
         ["R R -> R R", "S0 S0 -> P P", "S1 S1 -> P P", "S2 R -> P R"],
     ),
     ("attention: batch and heads", sdpa(4, 4), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 S1 S1 -> S1 S1"]),
-    ("one key-value head: only the batch", sdpa(4, 1), ["R R R -> R R", "S0 S0 S0 -> S0 S0"]),
+    ("one key-value head: the batch, or its queries", sdpa(4, 1), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 R R -> S1 S1"]),
     (
         "convolution without bias",
         case(
