@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ def decode(
     reader = _Reader(lowering, assignment, costs, optimizer_state)
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
     reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE))
-    memory = reader.memory(ops, limit)
+    memory = reader.memory(ops, limit, reader.transients(reshards))
     compute = sum(op.nanoseconds for op in ops) + sum(r.spill_ns for r in reshards)
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
     inside = [collective for op in ops for collective in op.collectives]
@@ -249,7 +250,18 @@ class _Reader:
             nbytes=local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
         )
 
-    def memory(self, ops: Sequence[PlannedOp], limit: int) -> MemoryTimeline:
+    def transients(self, reshards: Sequence[Reshard]) -> dict[int, int]:
+        """Time to the fullest intermediates of the transitions that run there, one after the other."""
+        found: dict[int, int] = {}
+        for reshard in reshards:
+            if len(reshard.steps) > 1:
+                tensor = self.program.tensors[reshard.tensor]
+                between = [0, *(local_bytes(tensor, step.after, self.mesh.shape) for step in reshard.steps[:-1]), 0]
+                fullest = max(a + b for a, b in itertools.pairwise(between))
+                found[reshard.start] = max(found.get(reshard.start, 0), fullest)
+        return found
+
+    def memory(self, ops: Sequence[PlannedOp], limit: int, transients: Mapping[int, int]) -> MemoryTimeline:
         end = self.lowering.lives.end
         change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
         held: list[tuple[int, int, int, str, str]] = []
@@ -267,7 +279,8 @@ class _Reader:
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
         holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
-        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=[Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders])
+        named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
+        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named, transients=transients)
 
     def _category(self, node: Node) -> str:
         t, tensor = node.item, self.program.tensors[node.item]

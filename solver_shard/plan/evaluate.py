@@ -15,6 +15,7 @@ the state's layout to the parameter's, by a reshard of their own with purpose "u
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Evaluation:
         total_ns: their sum, the time of a step.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time.
+        transient_peak: the same with the intermediates of transitions of several steps.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it.
         inside_ns: nanoseconds of the collectives inside each op.
@@ -64,6 +66,7 @@ class Evaluation:
     total_ns: int
     objective: int
     peak: int
+    transient_peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
@@ -104,6 +107,7 @@ class _Walk:
             self.parameter_of.setdefault(gradient, []).append(parameter)
         self.lives = find_lives(program, self.rules)
         self.profile = Profile(self.lives.end)
+        self.transients: dict[int, int] = {}
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
@@ -137,6 +141,7 @@ class _Walk:
             total_ns=total,
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
+            transient_peak=max([peak, *(sum(row[t] for row in profile.values()) + size for t, size in self.transients.items())]),
             profile=profile,
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
@@ -296,6 +301,11 @@ class _Walk:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket).path(source, reshard.layout)
+        for before, after in itertools.pairwise(path):
+            # between two steps is what the first has made; a step in the middle holds what it reads and what it makes
+            made = self._bytes(t, before.after) + (self._bytes(t, after.after) if after is not path[-1] else 0)
+            time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
+            self.transients[time] = max(self.transients.get(time, 0), made)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds

@@ -248,6 +248,8 @@ class MemoryTimeline:
     Attributes:
         limit: bytes that tensors may have: what the options leave after the reserve.
         peak: largest total, at ``peak_time``, while ``peak_op`` runs (``optimizer`` after the last op).
+        transient_peak: largest total with what transitions of several steps hold in between, which neither ``peak`` nor the limit
+            counts: at the time of each, the intermediates of its fullest step.
         at_peak: bytes by category there.
         holders: the largest tensors and copies there, largest first.
         times: positions at which some category changes.
@@ -258,6 +260,7 @@ class MemoryTimeline:
     peak: int
     peak_time: int
     peak_op: str
+    transient_peak: int
     at_peak: Mapping[str, int]
     holders: tuple[Holder, ...] = ()
     times: tuple[int, ...] = ()
@@ -265,7 +268,13 @@ class MemoryTimeline:
 
     @classmethod
     def build(
-        cls, series: Mapping[str, Sequence[int]], *, limit: int, ops: Sequence[PlannedOp], holders: Sequence[Holder] = ()
+        cls,
+        series: Mapping[str, Sequence[int]],
+        *,
+        limit: int,
+        ops: Sequence[PlannedOp],
+        holders: Sequence[Holder] = (),
+        transients: Mapping[int, int] | None = None,
     ) -> MemoryTimeline:
         """From one total per category and time: finds the peak and keeps only the times at which something changes.
 
@@ -274,6 +283,7 @@ class MemoryTimeline:
             limit: bytes.
             ops: the plan's ops, to name the one that runs at the peak.
             holders: what fills the memory at the first peak, in any order.
+            transients: time to bytes of the fullest intermediates of the transitions that run there.
         """
         names = tuple(name for name in (*CATEGORIES, *series) if name in series)
         names = tuple(dict.fromkeys(names))
@@ -288,6 +298,7 @@ class MemoryTimeline:
             peak=peak,
             peak_time=time,
             peak_op=f"{op.module or 'model'}: {op.name} ({op.phase})" if op else "optimizer",
+            transient_peak=max([peak, *(totals[t] + size for t, size in (transients or {}).items())]),
             at_peak=dict(zip(names, rows[time], strict=True)),
             holders=tuple(sorted(holders, key=lambda h: (-h.nbytes, h.name))),
             times=times,

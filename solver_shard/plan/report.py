@@ -297,6 +297,10 @@ def _memory(plan: Plan) -> list[str]:
         *table(rows, right=(1, 2)),
     ]
     lines += [f"  largest: {'; '.join(largest)}"] if largest else []
+    if memory.transient_peak > memory.peak:
+        over = memory.transient_peak - memory.limit
+        advice = f"; that is {format_bytes(over)} above the limit: --reserve as much more" if over > 0 else ""
+        lines.append(f"  with the intermediates of transitions of several steps, at most {format_bytes(memory.transient_peak)}{advice}")
     return [*lines, f"  kept from forward to backward readers: {'; '.join(kept)}"] if kept else lines
 
 

@@ -108,7 +108,19 @@ def test_the_timeline_keeps_only_changes_and_finds_the_peak() -> None:
     assert (timeline.peak, timeline.peak_time, timeline.at_peak) == (14, 4, {"inputs": 5, "activations": 9})
     assert timeline.times == (0, 2, 4, 6)
     assert timeline.series == {"inputs": (5, 5, 5, 5), "activations": (0, 7, 9, 0)}
+    assert timeline.transient_peak == 14
+    assert MemoryTimeline.build({"inputs": [5, 9]}, limit=20, ops=ops, transients={0: 6, 1: 1}).transient_peak == 11
     assert MemoryTimeline.build({"optimizer": [0] * 6 + [1]}, limit=20, ops=ops).peak_op == "optimizer"
+
+
+def test_intermediates_above_the_limit_are_told() -> None:
+    plan = example()
+    for extra, text in (
+        (1024, "several steps, at most 10.1 KiB\n"),
+        (20_000 - 9280 + 2048, "; that is 2.00 KiB above the limit: --reserve as"),
+    ):
+        memory = dataclasses.replace(plan.memory, transient_peak=plan.memory.peak + extra)
+        assert text in str(dataclasses.replace(plan, memory=memory))
 
 
 @pytest.mark.parametrize(
