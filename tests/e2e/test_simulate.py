@@ -29,7 +29,7 @@ from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program, Role
+from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 Values = dict[int, torch.Tensor]
@@ -269,3 +269,22 @@ def test_an_input_that_is_returned_may_be_stored_and_returned_in_different_layou
         product, same = simulate(plan, program, values, reference=run(program, values)).outputs
         torch.testing.assert_close(product, values[x] @ values[w].T)
         assert torch.equal(same, values[x])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_gradient_may_be_what_the_forward_pass_made(again: bool) -> None:
+    """The gradient of w in sum(w * relu(x)) is relu(x)."""
+    b = Builder()
+    x, w = b.input("x", 8, 6), b.weight("w", 8, 6, trainable=True)
+    h = b.relu(x)
+    product = b.einsum("ab,ab->", h, w, role=Role.OUTPUT, result="loss")
+    outputs = (product, b.relu(h, phase=Phase.BACKWARD, role=Role.OUTPUT, result="more")) if again else (product,)
+    program = b.program(*outputs, gradients={w: h})
+    values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
+    for optimizer in ("adamw", "none"):
+        made = lowered(program, "2,2", optimizer=optimizer)
+        for seed in range(8):
+            plan = agrees(made, random_assignment(made.graph, seed))
+            assert bool(plan.holds) == again
+            result = simulate(plan, program, values, reference=run(program, values))
+            torch.testing.assert_close(result.gradients["w"], values[x].relu())
