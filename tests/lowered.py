@@ -116,6 +116,39 @@ def random_assignment(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | 
     return _Draw(graph, seed).run(fixed or {})
 
 
+def agrees(case: Lowered, assignment: Sequence[int]) -> Plan:
+    """Plan, evaluator and choice graph say the same of an assignment, to the integer."""
+    plan, graph = case.plan(assignment), case.graph
+    found = case.evaluate(plan)
+    assert graph.allowed(assignment)
+    assert found.total_ns == graph.cost(assignment)
+    assert found.peak == graph.peak(assignment)
+    assert list(found.totals) == graph.profile(assignment).tolist()
+    confirms(found, plan)
+    return plan
+
+
+def confirms(found: Evaluation, plan: Plan) -> None:
+    """The evaluator found every price, life and byte that a plan states."""
+    assert found.total_ns == plan.costs.total_ns
+    assert (found.compute_ns, found.update_ns, found.communication_ns) == (
+        plan.costs.compute_ns,
+        plan.costs.update_ns,
+        plan.costs.communication_ns,
+    )
+    assert found.objective == plan.costs.objective
+    assert found.peak == plan.memory.peak
+    assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
+    assert found.transient_peak == plan.memory.transient_peak >= found.peak
+    assert found.spill_ns == tuple(reshard.spill_ns for reshard in plan.reshards)
+    assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
+    assert found.reshard_lives == tuple((reshard.start, reshard.stop, reshard.nbytes) for reshard in plan.reshards)
+    assert found.hold_lives == tuple((hold.start, hold.stop, hold.nbytes) for hold in plan.holds)
+    for category, series in plan.memory.series.items():
+        assert [found.profile[category][t] for t in plan.memory.times] == list(series), category
+    assert found.profile.keys() == plan.memory.series.keys()
+
+
 def replicated(case: Lowered) -> Plan:
     """A plan with every op and optimizer state replicated, where tensors are kept as they are produced; the rest is drawn."""
     first = {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind in (Kind.OP, Kind.STATE, Kind.HOLD)}

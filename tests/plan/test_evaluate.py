@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lowered import Lowered, lowered, random_assignment, replicated
+from lowered import agrees, lowered, random_assignment, replicated
 from programs import mlp, trained_mlp
 
 from solver_shard.costs.model import CostModel
@@ -24,30 +24,6 @@ from solver_shard.program import Program
 from solver_shard.solve.engine import solve
 
 PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23, 1)]
-
-
-def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
-    plan, graph = case.plan(assignment), case.graph
-    found = case.evaluate(plan)
-    assert graph.allowed(assignment)
-    assert found.total_ns == graph.cost(assignment) == plan.costs.total_ns
-    assert (found.compute_ns, found.update_ns, found.communication_ns) == (
-        plan.costs.compute_ns,
-        plan.costs.update_ns,
-        plan.costs.communication_ns,
-    )
-    assert found.objective == plan.costs.objective
-    assert found.peak == graph.peak(assignment) == plan.memory.peak
-    assert list(found.totals) == graph.profile(assignment).tolist()
-    assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
-    assert found.transient_peak == plan.memory.transient_peak >= found.peak
-    assert found.spill_ns == tuple(reshard.spill_ns for reshard in plan.reshards)
-    assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
-    assert found.reshard_lives == tuple((reshard.start, reshard.stop, reshard.nbytes) for reshard in plan.reshards)
-    assert found.hold_lives == tuple((hold.start, hold.stop, hold.nbytes) for hold in plan.holds)
-    for category, series in plan.memory.series.items():
-        assert [found.profile[category][t] for t in plan.memory.times] == list(series), category
-    assert found.profile.keys() == plan.memory.series.keys()
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: f"{p.name} {len(p.ops)}")
@@ -66,7 +42,7 @@ def _agrees(case: Lowered, assignment: tuple[int, ...]) -> None:
 def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
     case = lowered(program, mesh, **options)
     for seed in range(4):
-        _agrees(case, random_assignment(case.graph, seed))
+        agrees(case, random_assignment(case.graph, seed))
 
 
 @pytest.mark.parametrize(("objective", "share"), [("time", None), ("time", 0.9), ("time", 0.6), ("memory", None)])
@@ -82,7 +58,7 @@ def test_solved_plans_cost_what_the_certificate_says(objective: str, share: floa
     case = lowered(program, "2,2", objective=objective, limit=limit)
     solution = solve(case.graph, objective=objective, time_limit=20)
     assert solution.assignment is not None
-    _agrees(case, solution.assignment)
+    agrees(case, solution.assignment)
     found = case.evaluate(case.plan(solution.assignment))
     assert (found.objective, found.peak) == (solution.objective, solution.peak)
     assert found.peak <= limit
