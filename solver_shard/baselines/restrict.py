@@ -13,6 +13,10 @@ equal layouts an elementwise op has) the solver fills in at the least cost. Temp
 | ``zero3`` | cut | cut | reduce-scattered | batch | parameters gathered before each use |
 | ``megatron`` | columns, rows | alike | alike | R | activations P to R |
 | ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
+| ``vocab-parallel`` | embedding and head by vocabulary | alike | alike | R | activations P to R |
+| ``context-parallel`` | R | R | all-reduced | sequence | keys and values gathered, their gradients reduce-scattered |
+
+``megatron+vocab-parallel`` on one axis does both.
 
 On an axis that is split into sub-axes, every part does what its axis does; tensor parallelism cuts each matrix by the parts
 that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
@@ -30,19 +34,22 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.baselines.heads import Heads, heads_of
-from solver_shard.baselines.templates import row_cut
+from solver_shard.baselines.templates import reaches, row_cut
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
-from solver_shard.program import Phase, Program, Role
+from solver_shard.program import Op, Phase, Program, Role
 
-TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp")
+TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel")
 """What one mesh axis can do."""
 
 _DATA = ("ddp", "zero1", "zero2", "zero3")
 _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
+_VOCABULARY = "vocab-parallel"
+_JOINT = tuple(f"{name}+{_VOCABULARY}" for name in _TENSOR)
+"""Tensor parallelism of the blocks and of the vocabulary, on one axis."""
 _WHOLE = ("aten._log_softmax.default", "aten._softmax.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 
@@ -81,14 +88,20 @@ def parse_template(text: str, mesh: Mesh) -> tuple[str, ...]:
 
 def tensor_axes(templates: Sequence[str]) -> tuple[int, ...]:
     """Positions of the axes with tensor parallelism, which wants whole heads."""
-    return tuple(a for a, name in enumerate(templates) if name in _TENSOR)
+    return tuple(a for a, name in enumerate(templates) if _blocks(name) is not None)
+
+
+def _blocks(name: str) -> str | None:
+    """The tensor parallelism of the blocks that a name asks for."""
+    first = name.partition("+")[0]
+    return first if first in _TENSOR else None
 
 
 def _name(text: str) -> str:
-    if text not in TEMPLATES:
+    if text not in (*TEMPLATES, *_JOINT):
         close = difflib.get_close_matches(text, TEMPLATES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"unknown template {text!r}; legal: {', '.join(TEMPLATES)}, or hsdp for a whole mesh{hint}")
+        raise InputError(f"unknown template {text!r}; legal: {', '.join((*TEMPLATES, *_JOINT))}, or hsdp for a whole mesh{hint}")
     return text
 
 
@@ -102,8 +115,12 @@ class TemplateRestriction:
     cut: Mapping[int, int]
     heads: Mapping[int, Heads]
     """What the cut dim of a matrix holds, where these are heads."""
-    joined: frozenset[int]
-    """Gradients of the parts of a fused projection: they are joined whole."""
+    special: Mapping[int, str]
+    """Activations that a template may treat apart: ``joined`` (gradients of the parts of a fused projection, which are joined
+    whole), ``shifted`` (labels that are moved along the sequence), ``keys`` (keys and values, and their gradients), ``vocabulary``
+    (what embedding and head leave partial)."""
+    vocabulary: Mapping[int, int]
+    """Embeddings of tokens and heads: the dim that is the vocabulary."""
 
     def source(self, t: int, layout: Layout) -> bool:
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
@@ -127,8 +144,8 @@ class TemplateRestriction:
             return (purpose, self.cut.get(parameter))
         if tensor.role in (Role.PARAMETER, Role.BUFFER):
             return ("parameter",)
-        if t in self.joined:
-            return ("joined",)
+        if t in self.special:
+            return (self.special[t], len(tensor.shape))
         return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
 
     def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
@@ -138,12 +155,15 @@ class TemplateRestriction:
         """Whether a source may have this placement on one axis."""
         tensor, placement = self.program.tensors[t], layout[axis]
         if tensor.role is Role.INPUT:
-            if name in _DATA and tensor.shape and self._divides(tensor.shape[0], axis, 0, layout):
-                return placement == 0
+            cut = 0 if name in _DATA else _SEQUENCE if name == "context-parallel" else -1
+            if 0 <= cut < len(tensor.shape) and self._divides(tensor.shape[cut], axis, cut, layout):
+                return placement == cut
             return placement == R
         if tensor.role is Role.PARAMETER and name == "zero3" and t in self.program.gradients:
             return self._cut_or_too_small(t, axis, layout)
-        if tensor.role is Role.PARAMETER and name in _TENSOR and t in self.cut and self._whole_heads(t, axis):
+        if name.endswith(_VOCABULARY) and t in self.vocabulary:
+            return placement == self.vocabulary[t]
+        if tensor.role is Role.PARAMETER and _blocks(name) and t in self.cut and self._whole_heads(t, axis):
             return placement == self.cut[t]
         return placement == R
 
@@ -172,9 +192,52 @@ class TemplateRestriction:
 
 def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
     """The restriction of a program to one template per mesh axis."""
-    joined = frozenset(t for op in program.ops if op.name == "aten.cat.default" and op.phase is Phase.BACKWARD for t in op.operands)
-    cut = block_cut(program)
-    return TemplateRestriction(program=program, mesh=mesh, templates=templates, cut=cut, heads=heads_of(program, cut), joined=joined)
+    cut, vocabulary = block_cut(program), vocabulary_cut(program)
+    return TemplateRestriction(
+        program=program,
+        mesh=mesh,
+        templates=templates,
+        cut=cut,
+        heads=heads_of(program, cut),
+        special=_special(program, vocabulary),
+        vocabulary=vocabulary,
+    )
+
+
+def vocabulary_cut(program: Program) -> dict[int, int]:
+    """Weights that hold the vocabulary, and where.
+
+    The head is the matrix whose product reaches a log-softmax; the embedding is the largest table that is looked up by
+    an input.
+    """
+    blocks = block_cut(program)
+    heads = {op.operands[1] for op in program.ops if op.phase is Phase.FORWARD and _is_head(program, op)}
+    cut = {w: d for w, d in row_cut(program).items() if w in heads and w not in blocks}
+    lookups = [op.operands for op in program.ops if op.name == "aten.embedding.default"]
+    tables = [table for table, ids in lookups if program.tensors[ids].role is Role.INPUT]
+    largest = max(tables, key=lambda t: program.tensors[t].shape[0], default=None)
+    return cut | ({largest: 0} if largest is not None else {})
+
+
+def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for op in program.ops:
+        if op.name == "aten.cat.default" and op.phase is Phase.BACKWARD:
+            found.update(dict.fromkeys(op.operands, "joined"))
+        elif op.name == "aten.constant_pad_nd.default":
+            found.update(dict.fromkeys(op.operands, "shifted"))
+        elif "scaled_dot_product" in op.name:
+            pairs = [op.attributes[name] for name in ("key", "value")]
+            found.update({op.operands[ref.operand]: "keys" for ref in pairs})
+            if op.phase is Phase.BACKWARD:
+                found.update(dict.fromkeys(op.results[1:3], "keys"))
+        elif vocabulary.keys() & set(op.operands) and program.tensors[op.results[0]].role is not Role.GRADIENT:
+            found[op.results[0]] = "vocabulary"
+    return found
+
+
+def _is_head(program: Program, op: Op) -> bool:
+    return op.name == "aten.einsum.default" and reaches(program, program.readers(), op.results[0], ("aten._log_softmax.default",))
 
 
 def block_cut(program: Program) -> dict[int, int]:
@@ -196,7 +259,10 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         UPDATE: lambda: name in ("zero1", "zero2") and source.is_shard and target == R,
         "parameter": lambda: name == "zero3" and source.is_shard and target == R,
         "activation": lambda: _activation(name, scope[1], scope[2], source, target),
-        "joined": lambda: source.is_partial or source.is_shard if name in _TENSOR else False,
+        "joined": lambda: _blocks(name) is not None and not source.is_replicate,
+        "shifted": lambda: name == "context-parallel" and source.is_shard and target == R,
+        "keys": lambda: name == "context-parallel" and ((source.is_shard and target == R) or (source.is_partial and target.is_shard)),
+        "vocabulary": lambda: _vocabulary(name, scope[1], source, target),
         OUTPUT: lambda: source.is_partial and target == R,
     }
     return rules[scope[0]]()
@@ -208,11 +274,19 @@ def _gradient(name: str, source: Placement, target: Placement) -> bool:
     return source.is_partial and target == R
 
 
+def _vocabulary(name: str, dims: int, source: Placement, target: Placement) -> bool:
+    """Sums over the vocabulary: what the embedding looks up, and the gradient that the head hands back."""
+    return _activation(name, dims, True, source, target) or (name == _VOCABULARY and source.is_partial and target == R)
+
+
 def _activation(name: str, dims: int, wide: bool, source: Placement, target: Placement) -> bool:
     """Hidden states have three dims; tensors whose last dim is 1 are statistics of their rows."""
-    if name == "megatron-sp" and dims == 3 and wide:
+    blocks = _blocks(name)
+    if name == "context-parallel":
+        return dims <= 2 and source.is_partial and target == R
+    if blocks == "megatron-sp" and dims == 3 and wide:
         return (source == _SEQUENCE and target == R) or (target == _SEQUENCE and (source.is_partial or source == R))
-    if name in _TENSOR and dims == 3 and wide:
+    if blocks and dims == 3 and wide:
         return source.is_partial and target == R
     # statistics of the loss; sums over a cut batch
     return dims <= 2 and source.is_partial and target == R

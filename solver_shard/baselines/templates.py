@@ -111,7 +111,7 @@ def row_cut(program: Program, whole: tuple[str, ...] = ()) -> dict[int, int]:
         x, w = op.operands
         if program.tensors[w].role is not Role.PARAMETER or program.tensors[x].role is Role.PARAMETER:
             continue
-        if whole and _reaches(program, readers, op.results[0], whole):
+        if whole and reaches(program, readers, op.results[0], whole):
             continue
         left, result = op.attributes["equation"].split("->")
         letters = left.split(",")[1]
@@ -152,7 +152,7 @@ def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], made
     return False, biases
 
 
-def _reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:
+def reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:
     pending, seen = [start], {start}
     while pending:
         for i, _ in readers.get(pending.pop(), ()):

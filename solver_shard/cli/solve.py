@@ -88,7 +88,7 @@ def solve(
         str | None,
         typer.Option(
             help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-            "megatron-sp, as in dp=zero3,tp=megatron, or one name for all axes, or hsdp.",
+            "megatron-sp, vocab-parallel, context-parallel, as in dp=zero3,tp=megatron+vocab-parallel; or one name for all; or hsdp.",
             show_default=False,
         ),
     ] = None,

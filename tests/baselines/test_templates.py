@@ -159,6 +159,27 @@ def test_sequence_parallelism_replaces_them_by_gathers_and_reduce_scatters() -> 
     assert found["forward", "reduce_scatter"] == found["backward", "reduce_scatter"] == 2 * LAYERS
 
 
+def test_vocabulary_parallelism_all_reduces_at_the_embedding_and_behind_the_head() -> None:
+    """Shoeybi et al. 2019, section 3: the embedding's output forward and the head's input gradient backward; the loss
+    exchanges statistics of its rows only, inside the named implementation of the cross entropy."""
+    plan = planned("dp=ddp,tp=vocab-parallel")
+    found = collectives(plan, "tp")
+    assert found["backward", "all_reduce"] == 1
+    assert 1 <= found["forward", "all_reduce"] <= 2
+    assert {name: str(plan.layouts[name]) for name in ("model.embed_tokens.weight", "lm_head.weight")} == {
+        "model.embed_tokens.weight": "RS(0)",
+        "lm_head.weight": "RS(0)",
+    }
+
+
+def test_context_parallelism_gathers_keys_and_values_and_reduce_scatters_their_gradients() -> None:
+    """Two gathers per layer forward (and one of the labels, which are shifted by one token), two reduce-scatters backward."""
+    found = collectives(planned("dp=ddp,tp=context-parallel"), "tp")
+    assert found["forward", "all_gather"] == 2 * LAYERS + 1
+    assert found["backward", "reduce_scatter"] == 2 * LAYERS
+    assert {key for key in found if key[0] in ("forward", "backward")} == {("forward", "all_gather"), ("backward", "reduce_scatter")}
+
+
 def test_states_follow_the_stage() -> None:
     names = [t.name for t in planned("zero1", "dp=8").tensors if t.role == Role.PARAMETER.value and t.shape]
     for template, stored, gradient, state in (("ddp", 1, 1, 1), ("zero1", 1, 1, 8), ("zero2", 1, 8, 8), ("zero3", 8, 8, 8)):
@@ -171,7 +192,10 @@ def test_states_follow_the_stage() -> None:
             assert by_name[name].state.shards((8,)) == state
 
 
-@pytest.mark.parametrize("template", [*TEMPLATES, "hsdp", "dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=ddp,tp=zero1"])
+@pytest.mark.parametrize(
+    "template",
+    [*TEMPLATES, "hsdp", "dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=ddp,tp=zero1", "dp=zero3,tp=megatron-sp+vocab-parallel"],
+)
 def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.bound <= planned(template).certificate.objective
     assert planned(None).certificate.objective <= planned(template).certificate.objective
