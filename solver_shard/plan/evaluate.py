@@ -19,21 +19,18 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.kernels import kernel_of
-from solver_shard.costs.layouts import free_move, is_legal
+from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
-from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
+from solver_shard.plan.evaluate_ops import OpCheck, check_question, illegal
 from solver_shard.plan.lives import Key, Life, Profile, find_lives
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import DTYPE_BYTES, Program, Role
+from solver_shard.program import Program, Role
 from solver_shard.rulebook.build import Rulebook
-from solver_shard.rulebook.rule import AxisStrategy, Rule
 
 _MIB = 2**20
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
@@ -92,7 +89,7 @@ def evaluate(plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel)
         InputError: program or cost model are not those of the plan.
         InternalError: the plan decides something that is not legal; the message names the op, tensor or reshard.
     """
-    _same_question(plan, program, costs)
+    check_question(plan, program, costs)
     return _Walk(plan, program, rulebook, costs, plan.options.optimizer_state()).run()
 
 
@@ -101,6 +98,7 @@ class _Walk:
         self.plan, self.program, self.costs, self.state = plan, program, costs, state
         self.mesh_shape = costs.mesh.shape
         self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
+        self.ops = OpCheck(plan, program, self.rules, costs)
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
@@ -111,8 +109,8 @@ class _Walk:
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
-        self.fused = self._fused() if self.plan.options.fusion else set()
-        op_ns = [self._op(i) for i in range(len(self.program.ops))]
+        op_ns = [self.ops.nanoseconds(i) for i in range(len(self.program.ops))]
+        self.produced |= {t: x for op in self.plan.ops for t, x in zip(op.results, op.result_layouts, strict=True)}
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
         reshards = self._reshards_by_group(readers)
@@ -122,14 +120,14 @@ class _Walk:
         update_ns = sum(self._source(t) for t in self.program.sources())
         for t, i in self.made.items():
             if not self.rules[i].view:
-                self.profile.add(self._category(t), i, self.lives.base_stop[t], self._bytes(t, self.produced[t]))
+                self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t]))
         hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
-        inside_ns = [self._inside(i) for i in range(len(self.program.ops))]
+        inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
         spill_ns = [self._spill(position) for position in sorted(keys)]
         compute_ns = sum(op_ns) + sum(spill_ns)
         total = compute_ns + update_ns + sum(reshard_ns) + sum(inside_ns)
@@ -151,101 +149,12 @@ class _Walk:
             hold_lives=tuple(hold_lives),
         )
 
-    # Layouts and prices of ops
-
     def _stored(self, t: int) -> Layout:
         layout = self.plan.tensors[t].layout
-        self._executable(t, layout, f"source {self.program.tensors[t].name!r}")
+        self.ops.executable(t, layout, f"source {self.program.tensors[t].name!r}")
         if any(placement.is_partial for placement in layout):
-            _illegal(f"source {self.program.tensors[t].name!r} is stored with a pending reduction, {layout}")
+            illegal(f"source {self.program.tensors[t].name!r} is stored with a pending reduction, {layout}")
         return layout
-
-    def _op(self, i: int) -> int:
-        """Check the layouts of an op against its strategies; its nanoseconds."""
-        op, planned, rule = self.program.ops[i], self.plan.ops[i], self.rules[i]
-        where = f"op {i} ({op.name})"
-        axes = self._strategies(where, rule, planned.strategy)
-        for j, t in enumerate((*op.operands, *op.results)):
-            k = j - len(op.operands)
-            layout = Layout(axis.operands[j] if k < 0 else axis.results[k] for axis in axes)
-            found = planned.operand_layouts[j] if k < 0 else planned.result_layouts[k]
-            what = f"{where}, operand {j}" if k < 0 else f"{where}, result {k}"
-            if layout != found:
-                _illegal(f"{what} has layout {found}, but its strategies {', '.join(planned.strategy)} give {layout}")
-            self._executable(t, layout, what)
-            if k >= 0:
-                self.produced[t] = layout
-        share = self._share(where, rule, axes)
-        if rule.view:
-            return 0
-        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]]
-        written = list(zip(op.results, planned.result_layouts, strict=True))
-        moved = sum(self._bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
-        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
-
-    def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
-        everywhere = {strategy.name: strategy for strategy in rule.strategies()}
-        on_parts = everywhere | {strategy.name: strategy for strategy in rule.minor_strategies()}
-        chosen = []
-        for a, (axis, name) in enumerate(zip(self.plan.mesh.axes, names, strict=True)):
-            known = on_parts if a in self.plan.mesh.inner else everywhere
-            if name not in known:
-                _illegal(f"{where} has strategy {name!r} on axis {axis.name!r}; its rule knows {', '.join(known)}")
-            if axis.size == 1 and name != "R":
-                _illegal(f"{where} has strategy {name!r} on axis {axis.name!r} of size 1, which can only replicate")
-            chosen.append(known[name])
-        if not rule.complete(chosen, self.mesh_shape):
-            _illegal(
-                f"{where} has strategies {', '.join(names)}, of which one cuts below a factor that axes to the left leave in one piece"
-            )
-        return chosen
-
-    def _share(self, where: str, rule: Rule, axes: list[AxisStrategy]) -> float:
-        """The part of the op's work that the busiest device does."""
-        share = 1.0
-        for index, factor in enumerate(rule.factors):
-            shards = self._shards(axes, index)
-            if not factor.legal(shards):
-                _illegal(f"{where} cuts its factor {factor.name!r} of size {factor.size} into {shards}")
-            share *= rule.share(index, shards)
-        return share
-
-    def _shards(self, axes: list[AxisStrategy], factor: int) -> int:
-        return math.prod(size for axis, size in zip(axes, self.mesh_shape, strict=True) if axis.factor == factor)
-
-    def _inside(self, i: int) -> int:
-        """Nanoseconds of the collectives inside an op: those of the implementation that its axes share."""
-        planned, rule = self.plan.ops[i], self.rules[i]
-        where = f"op {i} ({self.program.ops[i].name})"
-        axes = self._strategies(where, rule, planned.strategy)
-        ways = {axis.implementation.name: axis.implementation for axis in axes if axis.implementation is not None}
-        if len(ways) > 1:
-            _illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
-        if planned.implementation != "".join(ways):
-            _illegal(f"{where} says it runs implementation {planned.implementation!r}, its strategies are {', '.join(planned.strategy)}")
-        total = 0
-        for way in ways.values():
-            group = tuple(a for a, axis in enumerate(axes) if axis.implementation is not None)
-            for collective in way.collectives:
-                rows = math.prod(math.ceil(rule.factors[f].size / self._shards(axes, f)) for f in collective.rows)
-                nbytes = rows * collective.width * DTYPE_BYTES[collective.dtype]
-                total += self.costs.collective_ns(collective.kind, group, nbytes)
-        return total
-
-    def _dtype(self, i: int) -> str:
-        op = self.program.ops[i]
-        dtypes = [self.program.tensors[t].dtype for t in (*op.operands, *op.results)]
-        floating = [dtype for dtype in dtypes if dtype.startswith(("f", "bf"))]
-        return (floating or dtypes)[0]
-
-    def _executable(self, t: int, layout: Layout, where: str) -> None:
-        shape = self.program.tensors[t].shape
-        if not is_legal(layout, shape, self.mesh_shape):
-            _illegal(f"{where}: {list(shape)} cannot have layout {layout} on mesh {self.plan.mesh}")
-
-    def _bytes(self, t: int, layout: Layout) -> int:
-        tensor = self.program.tensors[t]
-        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[tensor.dtype]
 
     # Who reads what through which reshard
 
@@ -256,15 +165,15 @@ class _Walk:
             key = (reshard.tensor, reshard.purpose, reshard.family)
             where = f"reshard {position} of {self.program.tensors[reshard.tensor].name!r} ({reshard.purpose}, {reshard.family})"
             if key not in readers:
-                _illegal(f"{where}: the program has no such group of readers")
+                illegal(f"{where}: the program has no such group of readers")
             if key in found:
-                _illegal(f"{where}: reshard {found[key]} already serves this group")
+                illegal(f"{where}: reshard {found[key]} already serves this group")
             if sorted(reshard.readers) != sorted(readers[key]):
-                _illegal(f"{where} has readers {list(reshard.readers)}; the group has {list(readers[key])}")
+                illegal(f"{where} has readers {list(reshard.readers)}; the group has {list(readers[key])}")
             found[key] = position
         for t, purpose, family in readers:
             if (t, purpose, family) not in found:
-                _illegal(f"{self.program.tensors[t].name!r} has no reshard for its readers ({purpose}, {family})")
+                illegal(f"{self.program.tensors[t].name!r} has no reshard for its readers ({purpose}, {family})")
         return found
 
     def _all_operands_fit(self, reshards: Mapping[Key, int]) -> None:
@@ -273,7 +182,7 @@ class _Walk:
             for i, j in reshard.readers:
                 asked = self.plan.ops[i].operand_layouts[j]
                 if not free_move(reshard.layout, asked):
-                    _illegal(
+                    illegal(
                         f"op {i} ({self.program.ops[i].name}) asks operand {j} as {asked}, but gets {self.program.tensors[key[0]].name!r} "
                         f"as {reshard.layout}, and a device cannot make the one from the other alone"
                     )
@@ -283,70 +192,54 @@ class _Walk:
         (t, purpose, _), reshard = key, self.plan.reshards[position]
         tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
-        self._executable(t, reshard.layout, where)
+        self.ops.executable(t, reshard.layout, where)
         source, what = self.produced[t], "the tensor is produced as"
         if self.lives.later(key):
             source, what = self.plan.holds[self.kept[t]].layout, "what is kept of the tensor is"
         elif purpose == _UPDATE:
             source, what = self.states[t], "the optimizer's state is"
         if reshard.source != source:
-            _illegal(f"{where} starts from {reshard.source}, but {what} {source}")
+            illegal(f"{where} starts from {reshard.source}, but {what} {source}")
         if reshard.copy == (reshard.layout == source):
-            _illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the layout it starts from, {source}")
+            illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the layout it starts from, {source}")
         self._handed_over(where, key, reshard)
         bucket = self.buckets.get((t, purpose), 1)
         if reshard.bucket != bucket:
-            _illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
+            illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
         if not reshard.copy:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket).path(source, reshard.layout)
         for before, after in itertools.pairwise(path):
             # between two steps is what the first has made; a step in the middle holds what it reads and what it makes
-            made = self._bytes(t, before.after) + (self._bytes(t, after.after) if after is not path[-1] else 0)
+            made = self.ops.local_bytes(t, before.after) + (self.ops.local_bytes(t, after.after) if after is not path[-1] else 0)
             time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
             self.transients[time] = max(self.transients.get(time, 0), made)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
 
-    def _fused(self) -> set[int]:
-        """Results that a pointwise chain hands on without memory: op by op, each asks who reads what it made."""
-        chained = {i for i, rule in enumerate(self.rules) if rule.family in ("pointwise", "cast")}
-        readers = self.program.readers()
-        kept = {*self.program.outputs, *self.parameter_of}
-        found = set()
-        for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
-            if t in kept or len(readers.get(t, ())) != 1:
-                continue
-            ((i, j),) = readers[t]
-            op, reads = self.program.ops[i], self.rules[i].reads
-            alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
-            if i in chained and alike and (not reads or reads[j]) and op.phase is self.program.ops[self.made[t]].phase:
-                found.add(t)
-        return found
-
     def _spill(self, position: int) -> int:
         """What a copy of a fused tensor pays for writing it and reading it back."""
         reshard = self.plan.reshards[position]
-        if not reshard.copy or reshard.tensor not in self.fused:
+        if not reshard.copy or reshard.tensor not in self.ops.fused:
             return 0
         dtype = self.program.tensors[reshard.tensor].dtype
-        return sum(int(self.costs.compute_ns(0, self._bytes(reshard.tensor, x), dtype)) for x in (reshard.source, reshard.layout))
+        return sum(int(self.costs.compute_ns(0, self.ops.local_bytes(reshard.tensor, x), dtype)) for x in (reshard.source, reshard.layout))
 
     def _handed_over(self, where: str, key: Key, reshard: Reshard) -> None:
         """What outlives the step is whole and where it belongs: each state finds its slice of the gradient, new values go home."""
         t, purpose, _ = key
         if purpose in ("optimizer", "output") and any(placement.is_partial for placement in reshard.layout):
-            _illegal(f"{where} leaves a pending reduction, {reshard.layout}")
+            illegal(f"{where} leaves a pending reduction, {reshard.layout}")
         if purpose == _UPDATE and reshard.layout != self.produced[t]:
-            _illegal(f"{where} brings the new values to {reshard.layout}, but the parameter is stored as {self.produced[t]}")
+            illegal(f"{where} brings the new values to {reshard.layout}, but the parameter is stored as {self.produced[t]}")
         for parameter in self.parameter_of.get(t, ()) if purpose == "optimizer" else ():
             name, wanted = self.program.tensors[parameter].name, self.states.get(parameter)
             if wanted is None and reshard.layout != self.produced[parameter]:
-                _illegal(f"{where} gives {reshard.layout}, but its parameter {name!r} is stored as {self.produced[parameter]}")
+                illegal(f"{where} gives {reshard.layout}, but its parameter {name!r} is stored as {self.produced[parameter]}")
             if wanted is not None and not free_move(reshard.layout, wanted):
-                _illegal(f"{where} gives {reshard.layout}, of which the optimizer's state of {name!r}, {wanted}, is no slice")
+                illegal(f"{where} gives {reshard.layout}, of which the optimizer's state of {name!r}, {wanted}, is no slice")
 
     # What is kept between forward and later readers, and where the optimizer works
 
@@ -356,11 +249,11 @@ class _Walk:
         for t, planned in enumerate(self.plan.tensors):
             layout, trained = planned.state, t in self.program.gradients and self.state.optimizer != "none"
             if trained != (layout is not None):
-                _illegal(f"{planned.name!r} {'lacks a layout for its' if trained else 'has no'} optimizer state")
+                illegal(f"{planned.name!r} {'lacks a layout for its' if trained else 'has no'} optimizer state")
             if layout is not None:
-                self._executable(t, layout, f"optimizer state of {planned.name!r}")
+                self.ops.executable(t, layout, f"optimizer state of {planned.name!r}")
                 if any(placement.is_partial for placement in layout):
-                    _illegal(f"optimizer state of {planned.name!r} is stored with a pending reduction, {layout}")
+                    illegal(f"optimizer state of {planned.name!r} is stored with a pending reduction, {layout}")
                 found[t] = layout
         return found
 
@@ -371,21 +264,21 @@ class _Walk:
             t, name = hold.tensor, self.program.tensors[hold.tensor].name
             where = f"hold {position} of {name!r}"
             if t not in self.lives.held_stop:
-                _illegal(f"{where}: it has no readers in the forward pass and again later")
+                illegal(f"{where}: it has no readers in the forward pass and again later")
             if t in found:
-                _illegal(f"{where}: hold {found[t]} already says what is kept")
+                illegal(f"{where}: hold {found[t]} already says what is kept")
             found[t] = position
             has, what = self.produced[t], "the tensor is produced as"
             if hold.reshard is not None:
                 kept = self.plan.reshards[hold.reshard]
                 has, what = kept.layout, f"reshard {hold.reshard} gives"
                 if (kept.tensor, kept.purpose) != (t, "forward") or not kept.copy:
-                    _illegal(f"{where} keeps reshard {hold.reshard}, which is no copy of it for forward readers")
+                    illegal(f"{where} keeps reshard {hold.reshard}, which is no copy of it for forward readers")
             if hold.layout != has:
-                _illegal(f"{where} keeps {hold.layout}, but {what} {has}")
+                illegal(f"{where} keeps {hold.layout}, but {what} {has}")
         for t in self.lives.held_stop:
             if t not in found:
-                _illegal(f"{self.program.tensors[t].name!r} is read in the forward pass and again later, but no hold says what is kept")
+                illegal(f"{self.program.tensors[t].name!r} is read in the forward pass and again later, but no hold says what is kept")
         return found
 
     # Memory over time
@@ -393,7 +286,7 @@ class _Walk:
     def _source(self, t: int) -> int:
         """Own a source for the whole step, with its optimizer state; nanoseconds of its update."""
         tensor = self.program.tensors[t]
-        self.profile.add(self._category(t), 0, self.lives.end, self._bytes(t, self.produced[t]))
+        self.profile.add(self._category(t), 0, self.lives.end, self.ops.local_bytes(t, self.produced[t]))
         if t not in self.states:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
@@ -405,14 +298,14 @@ class _Walk:
         hold = self.plan.holds[position]
         t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
         if hold.reshard is None:
-            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self._bytes(t, hold.layout))
+            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
         kept = self.plan.reshards[hold.reshard]
-        return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self._bytes(t, hold.layout))
+        return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
 
     def _owned(self, position: int, key: Key) -> Life:
         """Own the bytes of a group: of its copy, or of what it reads as it is beyond the life of that."""
         (t, purpose, _), reshard, lives = key, self.plan.reshards[position], self.lives
-        nbytes = self._bytes(t, reshard.layout)
+        nbytes = self.ops.local_bytes(t, reshard.layout)
         if purpose == _UPDATE:  # the new values are written where the old ones are
             return lives.end - 1, lives.end - 1, 0
         if reshard.copy:
@@ -427,34 +320,3 @@ class _Walk:
     def _category(self, t: int) -> str:
         role = self.program.tensors[t].role
         return _STORED.get(role, "gradients" if role is Role.GRADIENT else "activations")
-
-
-def _same_question(plan: Plan, program: Program, costs: CostModel) -> None:
-    """Check that the plan is for this program, mesh, cluster and overlap."""
-    if plan.mesh != costs.mesh:
-        raise InputError(f"the plan is for mesh {plan.mesh}, the cost model for {costs.mesh}; give the plan's own mesh")
-    if plan.cluster != costs.cluster:
-        raise InputError(
-            f"the plan is for cluster {plan.cluster.name!r}, the cost model for {costs.cluster.name!r} or another version of it"
-        )
-    if plan.options.overlap != costs.overlap:
-        raise InputError(f"the plan is for overlap {plan.options.overlap:g}, the cost model for {costs.overlap:g}; give the plan's own")
-    other = f"the plan is not for this program ({program.name!r}): "
-    if (len(plan.tensors), len(plan.ops)) != (len(program.tensors), len(program.ops)):
-        raise InputError(
-            f"{other}it has {len(plan.tensors)} tensors and {len(plan.ops)} ops, "
-            f"the program {len(program.tensors)} and {len(program.ops)}; trace the model as when the plan was made"
-        )
-    for planned, tensor in zip(plan.tensors, program.tensors, strict=True):
-        if (planned.name, planned.shape, planned.dtype, planned.role) != (tensor.name, tensor.shape, tensor.dtype, tensor.role.value):
-            raise InputError(f"{other}tensor {tensor.name!r} {tensor.dtype}{list(tensor.shape)} is {planned} in the plan")
-    for i, (step, op) in enumerate(zip(plan.ops, program.ops, strict=True)):
-        if (step.name, step.operands, step.results, step.phase) != (op.name, op.operands, op.results, op.phase.value):
-            raise InputError(f"{other}op {i} is {op.name}, in the plan {step.name}, or reads and makes other tensors there")
-    gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
-    if plan.outputs != program.outputs or dict(plan.gradients) != gradients:
-        raise InputError(f"{other}its outputs or gradients are others")
-
-
-def _illegal(problem: str) -> NoReturn:
-    raise InternalError(f"the plan is not legal: {problem}; please report this, with the plan")
