@@ -141,6 +141,18 @@ class Mesh:
                 return at
         return (self.index(name),)
 
+    def joined(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Axis names for a person to read: all parts of a split axis are the axis.
+
+        >>> Mesh.parse("dp=2,tp=4x2").joined(("dp", "tp.0", "tp.1"))
+        ('dp', 'tp')
+        """
+        found = []
+        for name, at in self._families():
+            parts = [self.names[a] for a in at]
+            found += [name] if set(parts) <= set(names) else [part for part in parts if part in names]
+        return tuple(found)
+
     def spread(self, per_axis: Sequence[T]) -> tuple[T, ...]:
         """One item per axis of the whole mesh as one per axis of this mesh: every part gets its axis's."""
         return tuple(item for item, (_, at) in zip(per_axis, self._families(), strict=True) for _ in at)

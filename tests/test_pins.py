@@ -85,6 +85,33 @@ def test_pin_text_is_read(text: str, pattern: str, choices: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("w=R,S(0)", ("R", "S(0)", "S(0)")),
+        ("w=tp=S(0)", ("*", "S(0)", "S(0)")),
+        ("w=tp.1=S(0)", ("*", "*", "S(0)")),
+        ("w=R,S(0),S(1)", ("R", "S(0)", "S(1)")),
+        ("w=dp=R,tp.0=S(*)", ("R", "S(*)", "*")),
+    ],
+)
+def test_a_placement_of_a_split_axis_is_one_of_each_part(text: str, choices: tuple[str, ...]) -> None:
+    assert parse_pin(text, Mesh.parse("dp=4,tp=8x2")).choices == choices
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "message"),
+    [
+        ("w=tp=R,tp.1=R", "dp=4,tp=8x2", "names axis 'tp.1' twice"),
+        ("w=R,R,R,R", "dp=4,tp=8x2", "has 4 placements, mesh dp=4,tp=8x2 has 3 axes"),
+        ("w=tp.0=R", "dp=4,tp=16", "unknown mesh axis 'tp.0'; this mesh has dp, tp; tp has parts to pin once .* --split tp=8x2"),
+    ],
+)
+def test_wrong_pins_of_parts_say_what_is_legal(text: str, mesh: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_pin(text, Mesh.parse(mesh))
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("w", r"cannot read pin 'w'; write PATTERN=LAYOUT, as in .*'lm_head.weight=tp=S\(0\)'"),

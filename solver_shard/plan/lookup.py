@@ -17,7 +17,7 @@ from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, matching, printable, suggestion, template
 from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Hold, Plan, Reshard
-from solver_shard.plan.report import local_nbytes
+from solver_shard.plan.report import local_nbytes, sub_axes
 from solver_shard.units import format_bytes, format_ns
 
 
@@ -55,7 +55,8 @@ def lookup(plan: Plan, pattern: str) -> str:
     for name, lines, count in fold_items(entries):
         head, *rest = lines if count > 1 else _entry(plan, found[name], around, str)
         blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
-    return printable("\n".join(blocks))
+    legend = [sub_axes(plan)] if plan.mesh.splits else []
+    return printable("\n".join([*legend, *blocks]))
 
 
 def lookup_json(plan: Plan, pattern: str) -> str:
@@ -116,7 +117,7 @@ def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> t
         if reshard.purpose == "update" and not reshard.copy:
             continue
         readers = sorted({f"{plan.ops[i].name} in {show(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
-        line = f"  {reshard.purpose:<9} {reshard.family}: {_move(reshard)}"
+        line = f"  {reshard.purpose:<9} {reshard.family}: {_move(plan, reshard)}"
         lines.append(
             line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")
         )
@@ -127,11 +128,12 @@ def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> t
     return tuple(lines)
 
 
-def _move(reshard: Reshard) -> str:
+def _move(plan: Plan, reshard: Reshard) -> str:
     if not reshard.copy:
         return f"{reshard.layout} as it is"
     steps = ", ".join(
-        f"{step.kind} {','.join(step.axes)} {format_bytes(step.nbytes)}, {format_ns(step.nanoseconds)}" for step in reshard.steps
+        f"{step.kind} {','.join(plan.mesh.joined(step.axes))} {format_bytes(step.nbytes)}, {format_ns(step.nanoseconds)}"
+        for step in reshard.steps
     )
     copied = f" ({format_bytes(reshard.nbytes)} copy)" if reshard.nbytes else ""
     return f"{reshard.source} -> {reshard.layout}  {steps or 'local'}{copied}"

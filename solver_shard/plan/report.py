@@ -87,7 +87,7 @@ def _headline(plan: Plan) -> list[str]:
     asked += ["pointwise chains fused"] if options.fusion else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
-        *((("sub-axes", _sub_axes(plan)),) if plan.mesh.splits else ()),
+        *((("sub-axes", sub_axes(plan)),) if plan.mesh.splits else ()),
         ("step time", step),
         ("peak memory", f"{format_bytes(memory.peak)} of {format_bytes(memory.limit)} per device ({memory.peak / memory.limit:.0%})"),
         ("limit", _limit(plan)),
@@ -101,7 +101,7 @@ def _headline(plan: Plan) -> list[str]:
     return [title, "", *table(rows)]
 
 
-def _sub_axes(plan: Plan) -> str:
+def sub_axes(plan: Plan) -> str:
     """What is split, and how to read layouts then."""
     return f"{'; '.join(plan.mesh.splits)}; a layout has one placement for each of {', '.join(plan.mesh.names)}"
 
@@ -223,12 +223,12 @@ def _collectives(plan: Plan) -> list[str]:
         where = parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
         for step in reshard.steps:
             if step.nbytes:
-                row = (purpose, step.kind, ",".join(step.axes))
+                row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((step.nanoseconds, step.nbytes, where))
                 launches[row] = launches.get(row, Fraction()) + Fraction(1, reshard.bucket)
     for op in plan.ops:
         for inside in op.collectives:
-            found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(inside.axes)), []).append(
+            found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
                 (inside.nanoseconds, inside.nbytes, op.module or op.name)
             )
     if not found:
@@ -259,7 +259,8 @@ def _implementations(plan: Plan) -> list[str]:
     found: dict[tuple[str, str, str], list[PlannedOp]] = {}
     for op in plan.ops:
         if op.implementation:
-            axes = ",".join(axis for axis, name in zip(plan.mesh.names, op.strategy, strict=True) if name == op.implementation)
+            cut = [axis for axis, name in zip(plan.mesh.names, op.strategy, strict=True) if name == op.implementation]
+            axes = ",".join(plan.mesh.joined(cut))
             found.setdefault((op.implementation, axes, op.name), []).append(op)
     if not found:
         return []

@@ -66,6 +66,8 @@ def parameters(plan: Plan) -> int:
         ("dp=zero3,tp=megatron", "dp=2,tp=2", ("zero3", "megatron")),
         ("tp=megatron-sp, dp=ddp", "dp=2,tp=2", ("ddp", "megatron-sp")),
         ("hsdp", "a=2,b=2,c=2", ("ddp", "zero3", "zero3")),
+        ("hsdp", "a=2,b=4x2", ("ddp", "zero3", "zero3")),
+        ("dp=zero3,tp=megatron", "dp=2,tp=4x2", ("zero3", "megatron", "megatron")),
     ],
 )
 def test_templates_are_read_by_axis(text: str, mesh: str, names: tuple[str, ...]) -> None:

@@ -52,10 +52,9 @@ def test_solve_prints_the_report_and_progress(fake: Optimize, capsys: pytest.Cap
 
 def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
-    words += " --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron"
-    words += (
-        " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion --gap 0.01 --time-limit 9 --work-limit 3"
-    )
+    words += " --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron --split tp=2x1"
+    words += " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion"
+    words += " --gap 0.01 --time-limit 9 --work-limit 3"
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
     assert fake.model == "a.b:c"
     command = fake.options.pop("command")
@@ -73,6 +72,7 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "master_weights": False,
         "state_bytes": 4,
         "pins": ("x=R,R", "*.w=tp=S(0)"),
+        "split": "tp=2x1",
         "template": "dp=zero3,tp=megatron",
         "overlap": 0.5,
         "fusion": True,
@@ -108,6 +108,7 @@ def test_solve_writes_the_plan_and_prints_json(fake: Optimize, tmp_path: Path, c
         ["solve", "gpt2", "--mesh", "8", "--batch", "many"],
         ["solve", "gpt2", "--mesh", "8", "--optimizer", "lion"],
         ["solve", "gpt2", "--mesh", "8", "--no-such-option"],
+        ["solve", "gpt2", "--mesh", "8", "--split", "d0=4x2", "--no-split"],
         ["solve", "gpt2", "--mesh", "8", "-o", "no/such/folder/plan.json"],
         ["solve", "gpt2", "--mesh", "8", "-o", "/dev/null"],
         ["show"],

@@ -202,6 +202,33 @@ def test_an_axis_of_size_one_changes_no_time(where: tuple[Mesh, tuple[int, ...]]
     assert Collectives(wider, there).nanoseconds(kind, (*moved, at), nbytes) == expected
 
 
+@st.composite
+def split_meshes(draw: st.DrawFn) -> tuple[Mesh, Mesh]:
+    """A mesh and the same with one axis split."""
+    outer, inner = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+    shape = draw(st.lists(st.integers(1, 5), max_size=2))
+    at = draw(st.integers(0, len(shape)))
+    mesh = Mesh.parse(",".join(map(str, [*shape[:at], outer * inner, *shape[at:]])))
+    return mesh, mesh.split({f"d{at}": (outer, inner)})
+
+
+@given(meshes=split_meshes(), there=clusters(), kind=kinds, nbytes=sizes, data=st.data())
+@settings(deadline=None)
+def test_all_parts_of_an_axis_together_take_the_time_of_the_axis(
+    meshes: tuple[Mesh, Mesh], there: Cluster, kind: str, nbytes: int, data: st.DataObject
+) -> None:
+    mesh, fine = meshes
+    axes = data.draw(st.sets(st.integers(0, len(mesh.axes) - 1), min_size=1).map(sorted))
+    parts = [p for a in axes for p in fine.positions(mesh.names[a])]
+    assert Collectives(fine, there).nanoseconds(kind, parts, nbytes) == Collectives(mesh, there).nanoseconds(kind, axes, nbytes)
+
+
+@pytest.mark.parametrize(("axes", "expected"), [((0, 1), 4 * 10 + 7000), ((1,), 2 * (1 * 10 + 4000)), ((0,), 2 * (2 * 10 + 6000))])
+def test_parts_of_a_ring_share_its_links(axes: tuple[int, ...], expected: int) -> None:
+    times = Collectives(Mesh.parse("a=4x2"), cluster((None, 1.0, 10.0), topology="torus"))
+    assert times.nanoseconds("all_gather", axes, 8000) == expected
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_rightmost_axis_is_never_slower(name: str) -> None:
     times = Collectives(Mesh.parse("8,8"), load_cluster(name))
