@@ -259,6 +259,17 @@ def test_a_wrong_rule_is_found_out(strategy: str, layout: str, message: str) -> 
         simulate(_mislabelled(plan, 0, layout), case.program, case.values, reference=case.reference)
 
 
+def test_later_readers_have_nothing_but_what_is_kept() -> None:
+    case = case_of("mlp")
+    made = lowered(case.program, "2,2")
+    plans = (made.plan(random_assignment(made.graph, seed)) for seed in range(200))
+    plan = next(plan for plan in plans if plan.holds[0].reshard is not None)
+    late = next(k for k, r in enumerate(plan.reshards) if r.tensor == plan.holds[0].tensor and r.purpose == "backward")
+    holds = (dataclasses.replace(plan.holds[0], reshard=late), *plan.holds[1:])
+    with pytest.raises(InternalError, match=r"nothing is left of '.*' for its backward readers"):
+        simulate(dataclasses.replace(plan, holds=holds), case.program, case.values)
+
+
 def test_an_input_that_is_returned_may_be_stored_and_returned_in_different_layouts() -> None:
     b = Builder()
     x, w = b.input("x", 8, 6), b.weight("w", 4, 6)
