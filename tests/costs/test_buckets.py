@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowered import lowered, random_assignment
 from programs import trained_mlp
 
 from solver_shard.choice.graph import FORBIDDEN
@@ -60,6 +61,23 @@ def test_activations_have_launches_of_their_own() -> None:
     moves = [(t, "forward") for t in range(len(program.tensors))]
     shared = bucket_sizes(program, moves)
     assert {t for t, _ in shared} == {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
+
+
+def test_plans_say_who_shares_and_pay_less_for_it() -> None:
+    case = lowered(trained_mlp(12, 8, 20, 2), "2,2", cluster="ethernet")
+    shared = 0
+    for seed in range(6):
+        plan = case.plan(random_assignment(case.graph, seed))
+        for reshard in plan.reshards:
+            tensor = plan.tensors[reshard.tensor]
+            together = tensor.role == "parameter" or reshard.purpose == "optimizer"
+            first = tensor.name == "0.down" and reshard.purpose == "backward"  # the first layer's input needs no gradient: 0.up rests
+            assert reshard.bucket == (2 if together and not first else 1), (tensor.name, reshard.purpose)
+            alone = case.costs.transitions(tensor.shape, tensor.dtype).path(reshard.source, reshard.layout)
+            if reshard.bucket > 1 and reshard.steps:
+                assert sum(step.nanoseconds for step in reshard.steps) < sum(step.nanoseconds for step in alone)
+                shared += 1
+    assert shared
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(PRESETS), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from([(0,), (1,), (0, 1)]))
