@@ -74,7 +74,7 @@ def test_plans_say_who_shares_and_pay_less_for_it() -> None:
             first = tensor.name == "0.down" and reshard.purpose == "backward"  # the first layer's input needs no gradient: 0.up rests
             assert reshard.bucket == (2 if together and not first else 1), (tensor.name, reshard.purpose)
             alone = case.costs.transitions(tensor.shape, tensor.dtype).path(reshard.source, reshard.layout)
-            if reshard.bucket > 1 and reshard.steps:
+            if reshard.bucket > 1 and any(step.nbytes for step in reshard.steps):
                 assert sum(step.nanoseconds for step in reshard.steps) < sum(step.nanoseconds for step in alone)
                 shared += 1
     assert shared
