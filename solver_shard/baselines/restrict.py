@@ -33,9 +33,9 @@ import difflib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from solver_shard.baselines.heads import Heads, heads_of
 from solver_shard.baselines.templates import reaches, row_cut
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.heads import Heads, heads_of
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh

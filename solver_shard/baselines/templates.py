@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.baselines.heads import heads_of
 from solver_shard.choice.fold import Folded
+from solver_shard.choice.heads import heads_of
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh

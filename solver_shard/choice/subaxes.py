@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from solver_shard.choice.heads import shared_heads
 from solver_shard.mesh import Mesh
-from solver_shard.program import Program
+from solver_shard.program import Phase, Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import Rule
 
@@ -49,14 +50,15 @@ def split_where_needed(program: Program, rulebook: Rulebook, mesh: Mesh, axes: C
 def _part(program: Program, rulebook: Rulebook, size: int, *, alone: bool) -> int | None:
     """By how many devices of an axis the most work can be cut, where not by all of them: a divisor of the size."""
     flops: dict[int, int] = {}
-    for i in range(len(program.ops)):
+    shared = shared_heads(program)
+    for i in (i for i, op in enumerate(program.ops) if op.phase is Phase.FORWARD):
         rule = rulebook.rule(program, i)
         counts, plain = _counts(rule), _plain(rule)
         for f in counts:
             if alone and any(rule.factors[other].legal(size) for other in plain if other not in counts):
                 continue
-            factor = rule.factors[f]
-            part = next(n for n in range(size, 0, -1) if size % n == 0 and factor.legal(n))
+            count = rule.factors[f]
+            part = next(n for n in range(size, 0, -1) if size % n == 0 and count.legal(n) and shared.get(i, n) % n == 0)
             flops[part] = flops.get(part, 0) + rule.flops
     best = max(flops, key=lambda part: (flops[part], part), default=1)
     return best if 1 < best < size else None

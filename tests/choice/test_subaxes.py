@@ -8,7 +8,7 @@ from programs import Builder
 from rulebook.cases import Case, case, t
 from rulebook.execute import execute
 
-from solver_shard.baselines.heads import Heads
+from solver_shard.choice.heads import Heads
 from solver_shard.choice.strategies import op_strategies
 from solver_shard.choice.subaxes import split_where_needed
 from solver_shard.mesh import Mesh

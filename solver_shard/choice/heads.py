@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.program import Op, Phase, Program, Role
@@ -41,25 +41,39 @@ class Heads:
 
 def heads_of(program: Program, cut: Collection[int]) -> dict[int, Heads]:
     """Heads of the parameters in ``cut`` that feed an attention or read its result; others are not there."""
-    makers = {t: op for op in program.ops for t in op.results}
-    readers: dict[int, list[Op]] = {}
-    for op in program.ops:
-        for t in op.operands:
-            readers.setdefault(t, []).append(op)
+    makers, readers = _makers(program), program.readers()
     found: dict[int, Heads] = {}
-    for op in program.ops:
-        if op.phase is not Phase.FORWARD or "scaled_dot_product" not in op.name:
-            continue
-        counts: dict[int, int] = {}
-        for t in op.operands[:3]:
-            _before(program, makers, t, cut, counts)
+    for i, counts in _attentions(program, makers, cut):
         if not counts:
             continue
         shared, most = min(counts.values()), max(counts.values())
-        counts |= dict.fromkeys(_after(program, readers, op.results[0], cut), most)
-        for p, count in counts.items():
+        after = _after(program, readers, program.ops[i].results[0], cut)
+        for p, count in (counts | dict.fromkeys(after, most)).items():
             found[p] = Heads(shared=shared, group=count // shared)
     return found
+
+
+def shared_heads(program: Program) -> dict[int, int]:
+    """Key-value heads of every attention of the forward pass by op position, where projections make them.
+
+    That can be fewer than attention itself sees: many models repeat keys and values before it.
+    """
+    parameters = {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
+    return {i: min(counts.values()) for i, counts in _attentions(program, _makers(program), parameters) if counts}
+
+
+def _makers(program: Program) -> dict[int, Op]:
+    return {t: op for op in program.ops for t in op.results}
+
+
+def _attentions(program: Program, makers: dict[int, Op], cut: Collection[int]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Every attention of the forward pass, with the parameters that make its query, key and value and their counts of heads."""
+    for i, op in enumerate(program.ops):
+        if op.phase is Phase.FORWARD and "scaled_dot_product" in op.name:
+            counts: dict[int, int] = {}
+            for t in op.operands[:3]:
+                _before(program, makers, t, cut, counts)
+            yield i, counts
 
 
 def _before(program: Program, makers: dict[int, Op], start: int, cut: Collection[int], counts: dict[int, int]) -> None:
@@ -85,11 +99,12 @@ def _before(program: Program, makers: dict[int, Op], start: int, cut: Collection
                 pending.append((x, count))
 
 
-def _after(program: Program, readers: dict[int, list[Op]], start: int, cut: Collection[int]) -> list[int]:
+def _after(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, cut: Collection[int]) -> list[int]:
     """The matrix that reads what attention made, through views and permutations."""
     pending, found = [start], []
     while pending:
-        for op in readers.get(pending.pop(), ()):
+        for i, _ in readers.get(pending.pop(), ()):
+            op = program.ops[i]
             if op.phase is not Phase.FORWARD:
                 continue
             if op.name in ("aten.view.default", "aten.permute.default", "aten._to_copy.default"):
