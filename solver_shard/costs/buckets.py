@@ -15,7 +15,8 @@ what others decide. Where all k members take the same step, the sum is the time 
 together (at most k ns more by rounding, and less where the fastest algorithm for one of them is not the fastest for all).
 
 **Limits.** Where only some members of a bucket move, or on other axes, there are fewer tensors per launch than k says and the
-price is too low, at most by (k - 1)/k of a launch and latency for each that moves. Memory is not bucketed: a gathered
+price is too low, at most by (k - 1)/k of a launch and latency for each that moves: a block that reduce-scatters its matrices
+and all-reduces its norms launches twice and pays once. Reports count the launches that are made. Memory is not bucketed: a gathered
 parameter is counted from its own first reader, not from that of the whole unit.
 """
 

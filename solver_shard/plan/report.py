@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from solver_shard.costs.buckets import unit_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
@@ -215,17 +215,19 @@ def _collectives(plan: Plan) -> list[str]:
     parameters = {gradient: name for name, gradient in plan.gradients.items()}
     makers = {t: op.module or op.name for op in plan.ops for t in op.results}
     found: dict[tuple[str, str, str], list[tuple[int, int, str]]] = {}
-    launches: dict[tuple[str, str, str], Fraction] = {}
-    for reshard in plan.reshards:
+    launches: dict[tuple[str, str, str], set[Hashable]] = {}
+    for position, reshard in enumerate(plan.reshards):
         tensor = plan.tensors[reshard.tensor]
         purpose = purpose_of(plan, reshard)
         stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
         where = parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
-        for step in reshard.steps:
+        for k, step in enumerate(reshard.steps):
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((step.nanoseconds, step.nbytes, where))
-                launches[row] = launches.get(row, Fraction()) + Fraction(1, reshard.bucket)
+                launches.setdefault(row, set()).add(
+                    (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
+                )
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
@@ -242,7 +244,7 @@ def _collectives(plan: Plan) -> list[str]:
             by_place[where] = by_place.get(where, 0) + ns
         places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
         total_bytes, total_ns = sum(size for _, size, _ in steps), sum(ns for ns, _, _ in steps)
-        shared = str(math.ceil(launches.get((purpose, kind, axes), len(steps))))
+        shared = str(len(launches.get((purpose, kind, axes), steps)))
         counts = (str(len(steps)), shared, format_bytes(total_bytes), format_ns(total_ns))
         rows.append((purpose, kind, axes, *counts, shorten(places, PLACE_WIDTH)))
     everything = [step for steps in found.values() for step in steps]
