@@ -53,6 +53,7 @@ def optimize(
     dtype: str | None = None,
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
+    checkpoint: bool = False,
     optimizer: str = "adamw",
     master_weights: bool = True,
     state_bytes: int | None = None,
@@ -86,6 +87,8 @@ def optimize(
         dtype: of parameters and compute, as ``"bf16"``; default bf16 for presets and configs.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
         forward_only: plan inference: no backward pass, no update.
+        checkpoint: of presets and configs: checkpoint every layer, whose activations are then computed again in the backward pass.
+            In a module of your own, ``torch.utils.checkpoint`` regions are followed as they are.
         optimizer: adamw, sgd or none.
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
@@ -139,6 +142,7 @@ def optimize(
         master_weights=bool(master_weights),
         state_bytes=state_bytes,
         forward_only=bool(forward_only),
+        checkpoint=bool(checkpoint),
         overlap=float(overlap),
         fusion=bool(fusion),
         memory_limit=limit,
@@ -156,7 +160,9 @@ def optimize(
     )
     _check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
-        program, source = program_of(model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only)
+        program, source = program_of(
+            model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only, checkpoint=checkpoint
+        )
     return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
 
 

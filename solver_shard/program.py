@@ -88,6 +88,8 @@ class Op:
         phase: forward or backward.
         module: path of the module that computed it (``model.layers.0.mlp``); backward ops carry their forward op's.
         raw: names of the nodes of the raw trace that this op stands for.
+        recompute: a backward op that executes a forward op again (activation checkpointing), with its random draws; it stands
+            for the same raw nodes.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Op:
     phase: Phase = Phase.FORWARD
     module: str = ""
     raw: tuple[str, ...] = ()
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

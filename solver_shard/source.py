@@ -38,6 +38,7 @@ def program_of(
     dtype: str | None = None,
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
+    checkpoint: bool = False,
 ) -> tuple[Program, str]:
     """Trace the model, unless it is a Program already; the second value says where it came from.
 
@@ -45,6 +46,13 @@ def program_of(
         InputError: the arguments do not fit together, or the model, file or entry point does not exist.
         TraceError: the model cannot be traced.
     """
+    if checkpoint and forward_only:
+        raise InputError("a forward-only step keeps nothing for a backward pass, so there is nothing to checkpoint; leave --checkpoint out")
+    if checkpoint and not (isinstance(model, str) and not is_entry_point(model)):
+        raise InputError(
+            "checkpoint=True is for presets and configs; in a module of your own, wrap the parts to compute again in "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or enable checkpointing on a Hugging Face model"
+        )
     if loss_fn is not None and not callable(loss_fn):
         raise InputError(f"a loss function of type {type(loss_fn).__name__} was given; give a function of the model's outputs")
     if isinstance(model, Program):
@@ -61,8 +69,11 @@ def program_of(
             raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
         from solver_shard.frontends.huggingface import load
 
-        module, inputs, name = load(model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only)
-        source = ", ".join([model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE])
+        module, inputs, name = load(
+            model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only, checkpoint=checkpoint
+        )
+        words = [model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE]
+        source = ", ".join([*words, *(["checkpointed"] if checkpoint else [])])
         return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):
         _refuse("an entry point (it makes its own inputs)", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)

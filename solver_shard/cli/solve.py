@@ -69,6 +69,10 @@ def solve(
         typer.Option(help="Optimizer state per parameter element, where it is not the optimizer's own.", show_default=False),
     ] = None,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
+    checkpoint: Annotated[
+        bool,
+        typer.Option("--checkpoint", help="Checkpoint every layer: its activations are computed again in backward (presets and configs)."),
+    ] = False,
     pin: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,6 +138,7 @@ def solve(
             seq=seq,
             dtype=dtype,
             forward_only=forward_only,
+            checkpoint=checkpoint,
             optimizer=optimizer.value,
             master_weights=master_weights,
             state_bytes=state_bytes,

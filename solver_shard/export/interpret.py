@@ -63,7 +63,10 @@ def call_with(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Every tensor of the program by position, from the values of its parameters, buffers and inputs."""
+    """Every tensor of the program by position, from the values of its parameters, buffers and inputs.
+
+    Where checkpointing executes a random op again, it draws what it drew before.
+    """
     known = dict(values)
     for t in program.sources():
         tensor = program.tensors[t]
@@ -71,11 +74,23 @@ def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch
             raise InputError(f"program {program.name!r} needs a value for {tensor.role.value} {tensor.name!r} {tensor.shape}")
         if tuple(known[t].shape) != tensor.shape:
             raise InputError(f"{tensor.role.value} {tensor.name!r} has shape {tensor.shape}, got {tuple(known[t].shape)}")
+    drawn: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
     with torch.no_grad():
         for op in program.ops:
-            results = call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
+            before = drawn.get((op.name, *op.raw)) if op.recompute else None
+            results = before or call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
             known.update(zip(op.results, results, strict=True))
+            if op.raw and _is_random(op.name):
+                drawn[op.name, *op.raw] = results
     return known
+
+
+def _is_random(name: str) -> bool:
+    """Whether an op draws from a generator."""
+    target: Any = torch.ops
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _resolve(value: Any, args: Sequence[torch.Tensor]) -> Any:

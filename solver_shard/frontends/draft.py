@@ -35,7 +35,14 @@ class Value:
 
 @dataclass(slots=True, kw_only=True)
 class DraftOp:
-    """An op that peepholes may still change; fields as in ``program.Op``."""
+    """An op that peepholes may still change.
+
+    Attributes:
+        region: checkpointed regions that it runs in, outermost first; constants run in none.
+        view: a view, permute or expand that was written on demand.
+
+    Others as in ``program.Op``.
+    """
 
     name: str
     operands: list[int]
@@ -44,6 +51,9 @@ class DraftOp:
     phase: Phase
     module: str
     raw: list[str]
+    region: tuple[int, ...] = ()
+    view: bool = False
+    recompute: bool = False
 
 
 @dataclass(slots=True)
@@ -107,6 +117,8 @@ class Draft:
                 phase=self.node.phase,
                 module=self.node.module,
                 raw=names,
+                region=() if constant else self.node.region,
+                view=view,
             )
         )
         if key is not None:

@@ -14,8 +14,10 @@ from torch import nn
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils.checkpoint import CheckpointPolicy
 
 from solver_shard.errors import TraceError
+from solver_shard.frontends.checkpoints import REGION
 from solver_shard.frontends.raw import RawGraph, RawNode, Use, uses
 from solver_shard.program import Phase, Role, Tensor
 
@@ -26,6 +28,8 @@ DTYPES: Mapping[torch.dtype, str] = {
     torch.uint64: "u64", torch.uint32: "u32", torch.uint16: "u16", torch.uint8: "u8",
     torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
+_SAVED = frozenset({CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE})
+"""What a selective checkpoint policy says of ops that are not computed again."""
 _DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
 
 
@@ -144,6 +148,7 @@ class _Reader:
             module=self._path(node, arguments),
             pointwise=torch.Tag.pointwise in target.tags,
             random=torch.Tag.nondeterministic_seeded in target.tags,
+            region=self._region(node),
         )
         self._add(node, raw)
 
@@ -185,6 +190,13 @@ class _Reader:
             found = [use.node for use in uses(tuple(arguments.values())) if self._nodes[use.node].source is None]
             path = self._nodes[max(found)].module if found else ""
         return str(path)
+
+    def _region(self, node: Any) -> tuple[int, ...]:
+        """The checkpointed regions that were open; in backward those of the forward op, as torch hands them on."""
+        if not self._backward and node.meta.get("recompute") in _SAVED:
+            return ()
+        found: tuple[int, ...] = node.meta.get("custom", {}).get(REGION, ())
+        return found
 
     def _finish(self, name: str, returned: list[tuple[Any, Any]], forward_only: bool) -> RawGraph:
         outputs: list[tuple[str, Use]] = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from solver_shard.frontends.context import Context
 from solver_shard.frontends.draft import Draft, DraftOp
 from solver_shard.frontends.raw import RawGraph
+from solver_shard.frontends.recompute import recompute
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
 
 
@@ -34,12 +35,17 @@ def finish(context: Context, raw: RawGraph) -> Program:
         taken.add(tensor)
         outputs.append((name, tensor))
     kept = {t for _, t in outputs} | set(gradients.values())
-    ops = _in_order(draft.ops)
+    ops = _simple(draft, _in_order(draft.ops), kept)
+    ops = _simple(draft, recompute(draft, ops, kept), kept)
+    return _program(raw.name, draft, ops, outputs, gradients)
+
+
+def _simple(draft: Draft, ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
+    """Without views of views, neutral views and dead ops."""
     for _ in range(2):
         ops = _needed(ops, kept)
         _peephole(draft, ops, kept)
-    ops = _needed(ops, kept)
-    return _program(raw.name, draft, ops, outputs, gradients)
+    return _needed(ops, kept)
 
 
 def _own(draft: Draft, tensor: int, taken: set[int]) -> int:
@@ -167,6 +173,7 @@ def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[st
                 phase=op.phase,
                 module=op.module,
                 raw=tuple(op.raw),
+                recompute=op.recompute,
             )
         )
     program = Program(
@@ -181,10 +188,10 @@ def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[st
 
 
 def _stem(op: DraftOp, counts: dict[str, int]) -> str:
-    """``model.layers.0.mlp.mul``, in backward ``model.layers.0.mlp.backward.mul``; repeats are numbered from 1."""
+    """``model.layers.0.mlp.mul``, in backward ``model.layers.0.mlp.backward.mul``, ``.recompute.mul``; repeats are numbered from 1."""
     parts = [op.module] if op.module else []
     if op.phase is Phase.BACKWARD:
-        parts.append("backward")
+        parts.append("recompute" if op.recompute else "backward")
     parts.append(op.name.split(".")[1])
     stem = ".".join(parts)
     number = counts[stem] = counts.get(stem, -1) + 1

@@ -37,7 +37,7 @@ _ATTENTION = "solver_shard_sdpa"
 
 
 def load(
-    source: str | Path, *, batch: int, seq: int | None = None, dtype: str = "f32", labels: bool = True
+    source: str | Path, *, batch: int, seq: int | None = None, dtype: str = "f32", labels: bool = True, checkpoint: bool = False
 ) -> tuple[nn.Module, dict[str, torch.Tensor], str]:
     """Model (in training mode, on the meta device), inputs by argument name (meta tensors) and a name.
 
@@ -47,9 +47,11 @@ def load(
         seq: tokens per sequence; text models need it, image models take their size from the config.
         dtype: f32, bf16 or f16, of parameters and images.
         labels: add labels, so that the model returns a loss.
+        checkpoint: checkpoint the activations of every layer, as ``gradient_checkpointing_enable`` does.
 
     Raises:
-        InputError: no such preset or file, not a config, an unknown model type, sizes that do not fit, transformers missing.
+        InputError: no such preset or file, not a config, an unknown model type, sizes that do not fit, transformers missing,
+            or a model without checkpointing.
     """
     raw, name = _read(source)
     if dtype not in _DTYPES:
@@ -64,7 +66,20 @@ def load(
         config = _config(transformers, raw, name)
         model = _model(transformers, config, raw, name, _DTYPES[dtype])
         model.train()
+        if checkpoint:
+            _checkpoint(model, name)
     return model, _inputs(model, name, batch, seq, _DTYPES[dtype], labels), name
+
+
+def _checkpoint(model: Any, name: str) -> None:
+    """Every layer a checkpointed region."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # renamed between releases
+    try:
+        enable({"use_reentrant": False})
+    except ValueError:
+        raise InputError(
+            f"{type(model).__name__} (config of {name!r}) does not support activation checkpointing; leave --checkpoint out"
+        ) from None
 
 
 def is_preset(source: str) -> bool:

@@ -28,6 +28,8 @@ class RawNode:
         results: (shape, dtype) of every result; None for a result that is not a tensor.
         pointwise: every result element depends on the operand elements at its own place only.
         random: draws from a generator.
+        region: checkpointed regions that it runs in, outermost first; a backward node those of its forward node. A node
+            whose results a selective policy keeps runs in none.
         source: the tensor, for sources.
     """
 
@@ -39,6 +41,7 @@ class RawNode:
     module: str = ""
     pointwise: bool = False
     random: bool = False
+    region: tuple[int, ...] = ()
     source: Tensor | None = None
 
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from solver_shard.errors import InputError, SolverShardError, TraceError
 from solver_shard.frontends.attention import FusedAttention
+from solver_shard.frontends.checkpoints import regions
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.export import DTYPES, export
 from solver_shard.frontends.fake import borrowed, fake_like, paths
@@ -38,7 +39,8 @@ def trace(
 ) -> Program:
     """The cleaned program of one step of ``model``.
 
-    Activation checkpointing is traced through: what it would recompute counts as saved, so that memory is an upper bound.
+    Regions under ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` are not kept for the backward pass but computed
+    again in it, as they are when the model runs; selective policies are followed (see :mod:`solver_shard.frontends.recompute`).
 
     Args:
         model: any module, on any device, meta included; it is left as it was. Training mode (dropout) is the model's own.
@@ -61,7 +63,7 @@ def trace(
     flat = _Flat(model, inputs, mode)
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
-        with _failure(name, step), _compiling(), paths(model), FusedAttention():
+        with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention():
             raw = export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
     return clean(raw)
 

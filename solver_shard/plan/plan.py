@@ -37,6 +37,7 @@ class Options:
         master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element; None for the optimizer's own.
         forward_only: whether the step has no backward pass and no update.
+        checkpoint: whether every layer of a preset or config was checkpointed.
         overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
         fusion: whether pointwise chains are priced as fused.
         memory_limit: bytes per device.
@@ -57,6 +58,7 @@ class Options:
     master_weights: bool = True
     state_bytes: int | None = None
     forward_only: bool = False
+    checkpoint: bool = False
     overlap: float = 0.0
     fusion: bool = False
     memory_limit: int

@@ -84,6 +84,7 @@ def _headline(plan: Plan) -> list[str]:
         step += f"   {rate:,.0f} tokens/s, {rate / plan.mesh.size:,.0f} per device"
     sizes = [f"{name} {value}" for name, value in (("batch", options.batch), ("seq", options.seq)) if value is not None]
     asked = [*sizes, *([options.dtype] if options.dtype else []), _optimizer(plan)]
+    asked += ["every layer checkpointed"] if options.checkpoint else []
     asked += ["pointwise chains fused"] if options.fusion else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [

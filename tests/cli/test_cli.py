@@ -52,7 +52,7 @@ def test_solve_prints_the_report_and_progress(fake: Optimize, capsys: pytest.Cap
 
 def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
-    words += " --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron --split tp=2x1"
+    words += " --checkpoint --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron --split tp=2x1"
     words += " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion"
     words += " --gap 0.01 --time-limit 9 --work-limit 3"
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
@@ -68,6 +68,7 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "seq": 128,
         "dtype": "bf16",
         "forward_only": True,
+        "checkpoint": True,
         "optimizer": "sgd",
         "master_weights": False,
         "state_bytes": 4,
