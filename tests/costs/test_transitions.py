@@ -102,6 +102,7 @@ CASES = [
     ((6, 5), "2,1,3", ("sum",)),
     ((3, 4, 2), "2,2", ("min", "max")),
     ((), "2,2", ("sum", "max")),
+    ((8, 6), "a=2,b=2x2", ("sum",)),
 ]
 
 
@@ -170,6 +171,8 @@ def steps_that_run(
         ((8, 8), "2,2,2", "a100"),
         ((16,), "2,1,2,2", "gb200"),
         ((8, 16), "4,4", "tpu-v5p"),
+        ((8, 16), "a=2,b=2x2", "tpu-v5p"),
+        ((8, 16), "b=4x2,a=2", "h100"),
     ],
 )
 def test_costs_equal_dijkstra_over_every_collective_that_runs(shape: tuple[int, ...], mesh: str, cluster: str) -> None:
