@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Event, Solution
 
+DEFAULT_MEMORY_FRACTION = 0.9
+"""Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
+
 Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
@@ -80,9 +83,10 @@ def optimize(
         inputs: example tensors with the global sizes of one step; fake and meta tensors are fine.
         mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``; a number of devices is one axis.
         cluster: a preset name, a TOML file, or a Cluster.
-        memory: limit per device in bytes or as text, ``"70GiB"``; default the device's memory.
+        memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
         reserve: bytes or text, the part of that limit which no tensor may have (driver context, buffers of the collective library,
-            fragmentation of the allocator); default the cluster's number for its device.
+            fragmentation of the allocator); default the cluster's number for its device, or none beside the default limit,
+            whose missing tenth is for that.
         batch, seq: global batch, and tokens per sequence.
         dtype: of parameters and compute, as ``"bf16"``; default bf16 for presets and configs.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
@@ -126,8 +130,8 @@ def optimize(
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE
     where = _cluster(cluster)
-    limit = parse_bytes(memory) if memory is not None else where.device.memory
-    kept = parse_bytes(reserve, least=0) if reserve is not None else where.device.reserve
+    limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
+    kept = parse_bytes(reserve, least=0) if reserve is not None else where.device.reserve if memory is not None else 0
     _check_reserve(limit, kept, where)
     _check_pins(pins, axes)
     if template is not None:

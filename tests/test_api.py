@@ -52,11 +52,17 @@ def test_the_plan_is_complete_and_agrees_with_itself(plan: Plan) -> None:
     assert {"trace", "lower", "solve", "plan"} <= set(plan.certificate.stages)
 
 
-def test_the_default_limit_is_the_device_less_its_reserve(plan: Plan) -> None:
+def test_the_default_limit_is_nine_tenths_of_the_device(plan: Plan) -> None:
     device, options = plan.cluster.device, plan.options
-    assert (options.memory_limit, options.reserve) == (device.memory, device.reserve)
-    assert plan.memory.limit == options.usable_memory == device.memory - device.reserve
-    assert "limit        79.1 GiB per device, less a reserve of 6.00 GiB" in str(plan)
+    assert (options.memory_limit, options.reserve) == (int(device.memory * 0.9), 0)
+    assert plan.memory.limit == options.usable_memory == options.memory_limit
+
+
+def test_a_limit_that_is_given_is_less_the_reserve_of_the_cluster() -> None:
+    plan = plan_of(memory="70GiB")
+    assert plan.options.reserve == plan.cluster.device.reserve
+    assert plan.memory.limit == (70 << 30) - plan.cluster.device.reserve
+    assert "limit        70.0 GiB per device, less a reserve of 6.00 GiB" in str(plan)
 
 
 def test_peak_and_reserve_together_keep_the_limit(plan: Plan) -> None:

@@ -47,12 +47,12 @@ def solve(
     seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False)] = None,
     cluster: Annotated[str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.")] = "h100",
     memory: Annotated[
-        str | None, typer.Option(help="Limit per device: 70GiB, 80GB, bytes (default: the device's).", show_default=False)
+        str | None, typer.Option(help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).", show_default=False)
     ] = None,
     reserve: Annotated[
         str | None,
         typer.Option(
-            help="Part of that limit that no tensor may have: context, collective buffers, fragmentation (default: the cluster's).",
+            help="Part of that limit that no tensor may have: context, collective buffers, fragmentation (default: the cluster's; none beside the default limit).",
             show_default=False,
         ),
     ] = None,
