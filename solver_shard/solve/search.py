@@ -116,6 +116,9 @@ class Search:
         current: Problem = self.problem
         restore: Restore = _same
         while True:
+            if current.limit is not None and current.least() > current.limit:
+                self._exhausted("presolve")
+                return
             if current.size == 0:
                 self._nothing_left(current, restore)
                 return
@@ -230,7 +233,7 @@ class Search:
         keep = [(row < delta) | (row <= row.min()) for row in margins.extra] if np.isfinite(delta) else [row >= 0 for row in margins.extra]
         whole = delta >= room or all(mask.all() for mask in keep)
         self._remember(current, dual)
-        outside = None if whole else int(np.ceil(margins.base + delta))  # every solution with another strategy costs at least that
+        outside = None if whole else current.whole(margins.base + delta)  # every solution with another strategy costs at least that
         try:
             kernel, undo = presolve(current, keep)
         except NoAssignment:
