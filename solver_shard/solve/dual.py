@@ -131,7 +131,7 @@ class Dual:
         value = self.best / self.scale
         if not np.isfinite(value):
             return 0
-        return int(np.floor(value)) if self.problem.weight else int(np.ceil(value))
+        return self.problem.whole(value)
 
 
 class Master:

@@ -53,7 +53,7 @@ def solve(
             strikes, the assignment is the same.
         seed: of all random choices.
         warm_starts: restrictions to start from.
-        workers: processor cores that may be used.
+        workers: processor cores that may be used; the result does not depend on it. One is used at present.
         progress: called at every improvement.
 
     Raises:
@@ -259,7 +259,12 @@ class _Run:
         found = self.assignment if self.assignment is not None else self.least_assignment
         if found is None:
             return Solution(
-                status=status, peak_bound=self.peak_bound, history=tuple(self.history), stages=tuple(self.stages), seed=self.seed, work=self.clock.work
+                status=status,
+                peak_bound=self.peak_bound,
+                history=tuple(self.history),
+                stages=tuple(self.stages),
+                seed=self.seed,
+                work=self.clock.work,
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
         value = objective_value(self.objective, self.memory_weight, cost, peak)

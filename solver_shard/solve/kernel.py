@@ -1,4 +1,4 @@
-"""What is left after reductions as an integer program: CP-SAT where it is tiny, HiGHS otherwise.
+"""What is left after reductions as an integer program: HiGHS, and CP-SAT where it is tiny or where the last digits matter.
 
 Both see memory rows only at the times that matter: rows are added when a solution breaks them, and the program is solved again.
 
@@ -30,9 +30,13 @@ HIGHS_MARGIN = 1e-8
 """Relative. HiGHS allows 1e-7 of dual infeasibility per column; costs are scaled to about 1e6 in total, so that 1e4 columns
 of range 1 can make its bound too high by 1e-9 of it."""
 
-TINY_VALUES = 300
-TINY_CELLS = 3000
-"""Sizes up to which CP-SAT is used."""
+TINY_VALUES = 80
+TINY_CELLS = 800
+"""Sizes up to which CP-SAT is tried first."""
+
+SMALL_VALUES = 400
+SMALL_CELLS = 4000
+"""Sizes up to which CP-SAT is asked whether an optimum of HiGHS is exact, when no gap is allowed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +75,25 @@ def solve_kernel(problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | No
     """
     if problem.size == 0:
         value = problem.value(np.zeros(0, dtype=np.int64))
-        if value is None:
+        if value is None or (cutoff is not None and value >= cutoff):
             return KernelResult(None, None, empty=True, proven=True)
         return KernelResult(np.zeros(0, dtype=np.int64), value, proven=True)
-    tiny = problem.offsets[-1] <= TINY_VALUES and cells_of(problem) <= TINY_CELLS
-    backend = _CpSat(problem, dual, cutoff, gap, seed) if tiny else _Highs(problem, dual, gap, seed)
-    return _lazily(problem, backend, dual, clock, cutoff, effort)
+    if problem.limit is not None and problem.least() > problem.limit:
+        return KernelResult(None, None, empty=True, proven=True)
+    values, cells = int(problem.offsets[-1]), cells_of(problem)
+    if values <= TINY_VALUES and cells <= TINY_CELLS:
+        result = _lazily(problem, _CpSat(problem, dual, cutoff, seed), dual, clock, cutoff, min(effort, 1.0))
+        if result.proven:
+            return result
+    result = _lazily(problem, _Highs(problem, dual, gap, seed), dual, clock, cutoff, effort)
+    value = cutoff if result.assignment is None else problem.value(result.assignment)
+    if result.empty or not result.proven or value is None or result.bound is None or result.bound >= value * (1 - gap):
+        return result
+    if values <= SMALL_VALUES and cells <= SMALL_CELLS:  # only the margin of HiGHS is open: is there really nothing better?
+        last = _lazily(problem, _CpSat(problem, dual, value, seed), dual, clock, value, min(effort, 2.0))
+        if last.proven:
+            return last if last.assignment is not None else KernelResult(result.assignment, value, proven=True)
+    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +166,7 @@ def row_of(problem: Problem, t: int) -> tuple[Ints, Ints, int]:
 class _CpSat:
     """The reparametrised problem in exact integers."""
 
-    def __init__(self, problem: Problem, dual: Dual, cutoff: int | None, gap: float, seed: int) -> None:
+    def __init__(self, problem: Problem, dual: Dual, cutoff: int | None, seed: int) -> None:
         self.problem, self.dual, self.seed = problem, dual, seed
         parts = dual.parts()
         scale = dual.scale
@@ -204,7 +221,6 @@ class _CpSat:
             objective += slack
             self.constant -= top * unit
         model.minimize(objective)
-        self.gap = gap
 
     def _classes(self, which: Ints, count: int, xs: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
         """A literal per row of a core: some strategy of that row is chosen."""
@@ -237,7 +253,7 @@ class _CpSat:
         if np.isfinite(work):
             solver.parameters.max_deterministic_time = work
         if hint is not None:
-            self.model.clear_hints()
+            self.model.clear_hints()  # type: ignore[no-untyped-call] # untyped in OR-Tools
             for row, x in zip(self.xs, hint.tolist(), strict=True):
                 self.model.add_hint(row[x], 1)
         status = solver.solve(self.model)
@@ -335,8 +351,8 @@ class _Highs:
         )
         hints = mathopt.ModelSolveParameters()
         if hint is not None:
-            chosen = self.problem.offsets[:-1] + hint
-            values = {self.variables[i]: 1.0 for i in chosen.tolist()}
+            hinted = self.problem.offsets[:-1] + hint
+            values = {self.variables[i]: 1.0 for i in hinted.tolist()}
             hints = mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=values)])
         result = mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=parameters, model_params=hints)
         stats = result.solve_stats
@@ -347,9 +363,10 @@ class _Highs:
         value = result.termination.objective_bounds.dual_bound * self.unit
         bound = None
         if np.isfinite(value):
-            bound = int(np.ceil(value - HIGHS_MARGIN * (abs(value) + 1e5 * self.unit))) + self.problem.constant
+            value -= HIGHS_MARGIN * (abs(value) + 1e5 * self.unit)
+            bound = self.problem.whole(value) + self.problem.constant
         if not result.has_primal_feasible_solution():
             return _Answer(None, bound, False, False, done)
-        values = np.array(result.variable_values(self.variables[: int(self.problem.offsets[-1])]))
-        chosen = [int(row.argmax()) for row in np.split(values, self.problem.offsets[1:-1].tolist())]
-        return _Answer(np.array(chosen, dtype=np.int64), bound, False, reason == mathopt.TerminationReason.OPTIMAL, done)
+        found = np.array(result.variable_values(self.variables[: int(self.problem.offsets[-1])]))
+        chosen = np.array([int(row.argmax()) for row in np.split(found, self.problem.offsets[1:-1].tolist())], dtype=np.int64)
+        return _Answer(chosen, bound, False, reason == mathopt.TerminationReason.OPTIMAL, done)

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.problem import Bools, Floats, Problem
 from solver_shard.solve.solution import MIB
 
 HEADROOM = 2.0**49
@@ -83,7 +82,7 @@ class Messages:
             if key not in shared:
                 shared[key] = scaled(edge.core, scale)
             self.cores.append(shared[key])
-        self.finite = [np.isfinite(core) for core in self.cores]
+        self.finite: list[Bools] = [np.isfinite(core) for core in self.cores]
         self.group_rows = [Grouping(e.rows, e.core.shape[0]) for e in problem.edges]
         self.group_cols = [Grouping(e.cols, e.core.shape[1]) for e in problem.edges]
         self.forward = [np.zeros(e.core.shape[1]) for e in problem.edges]
@@ -188,18 +187,19 @@ class Messages:
                 return None
         return chosen
 
-    def _propagate(self, domain: list[NDArray[np.bool_]], start: int) -> bool:
+    def _propagate(self, domain: list[Bools], start: int) -> bool:
         """Arc consistency among the domains after a change at one node; false where one becomes empty."""
         queue = [start]
         while queue:
             v = queue.pop()
             for e in self.upper[v] + self.lower[v]:
                 edge, finite = self.edges[e], self.finite[e]
+                partner: Bools
                 if edge.a == v:
-                    w, partner = edge.b, finite[edge.rows[domain[v]]].any(axis=0)[edge.cols]
+                    w, partner = edge.b, np.logical_or.reduce(finite[edge.rows[domain[v]]], axis=0)[edge.cols]
                 else:
-                    w, partner = edge.a, finite[:, edge.cols[domain[v]]].any(axis=1)[edge.rows]
-                left = domain[w] & partner
+                    w, partner = edge.a, np.logical_or.reduce(finite[:, edge.cols[domain[v]]], axis=1)[edge.rows]
+                left: Bools = np.logical_and(domain[w], partner)
                 if left.all() or (left == domain[w]).all():
                     continue
                 if not left.any():
@@ -240,7 +240,7 @@ def scaled(costs: Ints, scale: float) -> Floats:
     """Integer costs as scaled floats, rounded down, FORBIDDEN as infinity."""
     result = np.floor(costs * scale)
     result[costs >= FORBIDDEN] = np.inf
-    return result
+    return np.asarray(result)
 
 
 def scale_of(problem: Problem) -> float:
@@ -250,7 +250,3 @@ def scale_of(problem: Problem) -> float:
     total += sum(float(np.where(e.core < FORBIDDEN, e.core, 0).max(initial=0)) for e in problem.edges)
     total += problem.weight * float(problem.ceiling()) / MIB
     return float(2.0 ** min(20, int(np.floor(np.log2(HEADROOM / max(total, 1.0))))))
-
-
-def edge_cost(edge: Edge, core: Floats, assignment: Ints) -> float:
-    return float(core[edge.rows[assignment[edge.a]], edge.cols[assignment[edge.b]]])

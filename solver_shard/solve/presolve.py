@@ -155,7 +155,7 @@ def _follower(reducer: Reducer, v: int, w: int) -> Ints | None:
         return None
     strategy = np.empty(core.shape[1], dtype=np.int64)
     strategy[cols] = np.arange(len(cols))
-    return strategy[target][rows]
+    return np.asarray(strategy[target][rows])
 
 
 def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
@@ -177,7 +177,7 @@ def _loose_times(reducer: Reducer) -> None:
     reducer.mult = reducer.mult[tight]
     reducer.base = reducer.base[tight]
     reducer.times = reducer.times[tight]
-    lives = reducer.mult.any(axis=0)
+    lives: Bools = np.logical_or.reduce(reducer.mult, axis=0)
     for v in reducer.alive():
         kept = [(usage, column) for usage, column in reducer.carriers[v] if lives[column]]
         if len(kept) < len(reducer.carriers[v]):
@@ -191,7 +191,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
     k = len(costs)
     if k == 1:
         return
-    better = costs[:, None] <= costs[None, :]
+    better: Bools = np.less_equal(costs[:, None], costs[None, :])
     np.fill_diagonal(better, False)
     for usage, _ in reducer.carriers[v]:
         better &= usage[:, None] <= usage[None, :]
@@ -212,8 +212,8 @@ def _dominated(reducer: Reducer, v: int) -> None:
         loss = np.zeros(len(first), dtype=np.int64)
         step = max(1, DOMINANCE_CELLS // core.shape[1])
         for part in range(0, len(first), step):
-            i, j = core[mine[part : part + step]], core[other[part : part + step]]
-            loss[part : part + step] = np.where(j < FORBIDDEN, i - j, -FORBIDDEN).max(axis=1)
+            ours, theirs = core[mine[part : part + step]], core[other[part : part + step]]
+            loss[part : part + step] = np.where(theirs < FORBIDDEN, ours - theirs, -FORBIDDEN).max(axis=1)
         margin = margin + loss
         kept = margin <= 0
         first, second, margin = first[kept], second[kept], margin[kept]

@@ -25,6 +25,10 @@ Found = Callable[[Dual, Column | None, str], None]
 """Called after every step with the decoded assignment, if any."""
 
 
+WINDOW = 15
+"""Steps within which the bound must rise by a twentieth of the distance to the incumbent."""
+
+
 class Pricing:
     """The steps on one problem.
 
@@ -87,6 +91,7 @@ class Pricing:
             _, column = self._evaluate(multipliers, 2, "weights")
             yield
             if limited and self.value() is not None:
+                yield from self._lighter(multipliers)
                 return
             if column is None:
                 continue
@@ -97,6 +102,17 @@ class Pricing:
                 if dual.best - last < 0.2 * self.room():
                     return
                 last = dual.best
+
+    def _lighter(self, multipliers: Floats) -> Iterator[None]:
+        """Ever smaller multiples of multipliers that keep the limit, as long as that still happens now and then."""
+        failed = 0
+        for _ in range(10):
+            multipliers = 0.5 * multipliers
+            _, column = self._evaluate(multipliers, 2, "weights")
+            yield
+            failed = 0 if column is not None and self.problem.value(column.assignment) is not None else failed + 1
+            if failed == 3:
+                return
 
     def _boxes(self) -> Iterator[None]:
         dual = self.dual
@@ -109,8 +125,13 @@ class Pricing:
         else:
             radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
         master = Master(dual)
-        stale, rounds = 0, 1
-        for _ in range(300):
+        stale, rounds, mark = 0, 1, dual.best
+        for step in range(1, 301):
+            if step % WINDOW == 0:
+                room = self.room()
+                if dual.best - mark < (0.05 * room if np.isfinite(room) else 5e-4 * abs(dual.best)):
+                    return
+                mark = dual.best
             answer = master.solve(dual.multipliers, radius)
             if answer is None:
                 return

@@ -120,6 +120,10 @@ class Problem:
             return None
         return cost + self.weight * peak // MIB
 
+    def whole(self, bound: float) -> int:
+        """The objective that a bound on cost + weight * peak / 2**20 proves; the objective rounds that sum down."""
+        return int(np.floor(bound)) if self.weight % MIB else int(np.ceil(bound))
+
     def ceiling(self) -> int:
         """The limit, or what no peak exceeds."""
         if not len(self.base):

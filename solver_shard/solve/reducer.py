@@ -251,16 +251,16 @@ class Undo:
         for v, mask in allowed.items():
             masks[v] = np.asarray(mask, dtype=bool) if np.any(mask) else None
         for step in self.steps:
-            mask = masks[step.node]
-            if mask is None:
+            own = masks[step.node]
+            if own is None:
                 continue
             if isinstance(step, Restrict):
-                kept = mask[step.kept]
-                masks[step.node] = kept if kept.any() else None
+                rest = np.asarray(own[step.kept], dtype=bool)
+                masks[step.node] = rest if rest.any() else None
             elif isinstance(step, Follow):
-                leads = mask[step.strategy_of]
+                leads = np.asarray(own[step.strategy_of], dtype=bool)
                 known = masks[step.leader]
-                both = leads if known is None else leads & known
+                both = leads if known is None else np.asarray(leads & known)
                 if both.any():
                     masks[step.leader] = both
         return [masks[v] for v in self.nodes.tolist()]

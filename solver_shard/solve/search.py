@@ -34,10 +34,10 @@ Report = Callable[[Ints | None, int | None, str], None]
 Restore = Callable[[Ints], Ints]
 
 FIRST_CELLS = 2500
-"""Pairs in the first kernel; each next one has three times as many."""
+"""Pairs in the first kernel before presolve; each next one has three times as many."""
 
 MOST_CELLS = 60_000
-"""Pairs beyond which an integer program is not tried."""
+"""Pairs after presolve beyond which an integer program is not tried."""
 
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before pricing is done."""
@@ -116,6 +116,9 @@ class Search:
         current: Problem = self.problem
         restore: Restore = _same
         while True:
+            if current.limit is not None and current.least() > current.limit:
+                self._exhausted("presolve")
+                return
             if current.size == 0:
                 self._nothing_left(current, restore)
                 return
@@ -180,13 +183,13 @@ class Search:
     def _kernels(self, current: Problem, restore: Restore, dual: Dual) -> tuple[Problem, Restore] | None:
         margins = self._margins(dual)
         target, tried = FIRST_CELLS, None
-        while target <= 3 * MOST_CELLS and not self.stopped():
+        while not self.stopped():
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
                 if keep is not None:
                     return self._smaller(current, restore, keep, dual)
-            if self.stopped() or self._kernel(current, restore, dual, margins, min(target, MOST_CELLS)):
+            if self.stopped() or self._kernel(current, restore, dual, margins, target):
                 break
             target *= 3
         if not self.stopped() and self.best.assignment is not None:
@@ -230,13 +233,15 @@ class Search:
         keep = [(row < delta) | (row <= row.min()) for row in margins.extra] if np.isfinite(delta) else [row >= 0 for row in margins.extra]
         whole = delta >= room or all(mask.all() for mask in keep)
         self._remember(current, dual)
-        outside = None if whole else int(np.ceil(margins.base + delta))  # every solution with another strategy costs at least that
+        outside = None if whole else current.whole(margins.base + delta)  # every solution with another strategy costs at least that
         try:
             kernel, undo = presolve(current, keep)
         except NoAssignment:
             self._emptied(outside)
             return whole
         self.clock.spend(1e-3 * current.size)
+        if cells_of(kernel) > MOST_CELLS:
+            return True
         result, inside = self._solve_kernel(kernel)
         if result.assignment is not None:
             self.offer(restore(undo.restore(result.assignment)), "kernel")

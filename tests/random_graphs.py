@@ -1,0 +1,87 @@
+"""Small random choice graphs for the solver's tests, and full enumeration of them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.solve.solution import objective_value
+
+
+@dataclass(frozen=True)
+class Point:
+    """An allowed assignment."""
+
+    cost: int
+    peak: int
+    assignment: tuple[int, ...]
+
+
+def random_graph(rng: np.random.Generator, nodes: int, strategies: int = 4, times: int = 8) -> ChoiceGraph:
+    """Forbidden strategies and pairs, functional, separable and parallel tables, none to three overlapping intervals a node."""
+    sizes = rng.integers(1, strategies + 1, nodes)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    high = int(rng.choice([3, 20, 10**6]))
+    costs = rng.integers(0, high, offsets[-1])
+    costs[rng.random(offsets[-1]) < 0.03] = FORBIDDEN
+    usages = rng.integers(0, int(rng.choice([3, 30, 10**9])), offsets[-1])
+    intervals: list[tuple[int, int]] = []
+    interval_offsets = [0]
+    for _ in range(nodes):
+        for _ in range(int(rng.choice([0, 1, 1, 1, 2, 3]))):
+            start, stop = sorted(rng.integers(0, times + 1, 2).tolist())
+            intervals.append((start, stop))
+        interval_offsets.append(len(intervals))
+    edges: list[tuple[int, int]] = []
+    tables = []
+    for u, v in itertools.permutations(range(nodes), 2):
+        if rng.random() >= 1.6 / nodes:
+            continue
+        shape = (sizes[u], sizes[v])
+        kind = rng.integers(5)
+        if kind == 0:  # each strategy of u allows one of v
+            only = rng.integers(0, sizes[v], (sizes[u], 1)) == np.arange(sizes[v])[None, :]
+            table = np.where(only, rng.integers(0, high, shape), FORBIDDEN)
+        elif kind == 1:  # separable
+            table = rng.integers(0, high, (sizes[u], 1)) + rng.integers(0, high, (1, sizes[v]))
+        else:
+            table = np.where(rng.random(shape) < 0.25, FORBIDDEN, rng.integers(0, high, shape))
+        edges.append((u, v))
+        tables.append(table.astype(np.int64))
+    graph = ChoiceGraph(
+        names=tuple(f"n{v}" for v in range(nodes)),
+        offsets=offsets,
+        costs=costs.astype(np.int64),
+        usages=usages.astype(np.int64),
+        interval_offsets=np.array(interval_offsets, dtype=np.int64),
+        intervals=np.array(intervals, dtype=np.int64).reshape(-1, 2),
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        edge_tables=np.arange(len(edges), dtype=np.int64),
+        tables=tuple(tables),
+        limit=None,
+    )
+    graph.validate()
+    return graph
+
+
+def points(graph: ChoiceGraph) -> list[Point]:
+    """Every allowed assignment."""
+    every = itertools.product(*[range(int(k)) for k in graph.sizes()])
+    return [Point(graph.cost(x), graph.peak(x), x) for x in every if graph.allowed(x)]
+
+
+def best_value(found: list[Point], limit: int | None, objective: str = "time", weight: int = 0) -> int | None:
+    """The optimum by enumeration, None where nothing is within the limit."""
+    return min((objective_value(objective, weight, p.cost, p.peak) for p in found if limit is None or p.peak <= limit), default=None)
+
+
+def some_limit(rng: np.random.Generator, found: list[Point]) -> int | None:
+    """No limit, one that binds, or one that nothing keeps."""
+    if not found or rng.random() < 0.3:
+        return None
+    peaks = sorted(p.peak for p in found)
+    cheapest = min(found, key=lambda p: (p.cost, p.peak)).peak
+    return int(rng.choice([peaks[0], peaks[len(peaks) // 4], peaks[len(peaks) // 2], max(0, peaks[0] - 1), max(0, cheapest - 1)]))

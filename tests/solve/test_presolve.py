@@ -1,0 +1,117 @@
+"""Presolve is exact: what is left has the same optimum, and every solution of it restores to one of the same cost and memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import best_value, points, random_graph, some_limit
+
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.solve.problem import Problem, from_graph
+
+
+def chain(*tables: list[list[int]], usages: list[list[int]] | None = None, limit: int | None = None) -> Problem:
+    """Nodes in a row with the given tables between them, no costs of their own, all alive at time 0."""
+    sizes = [len(tables[0]), *[len(t[0]) for t in tables]]
+    flat = np.concatenate([np.array(u) for u in usages]) if usages else np.zeros(sum(sizes), dtype=np.int64)
+    graph = ChoiceGraph(
+        names=tuple("abcdefgh"[: len(sizes)]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        costs=np.zeros(sum(sizes), dtype=np.int64),
+        usages=flat,
+        interval_offsets=np.arange(len(sizes) + 1),
+        intervals=np.array([[0, 1]] * len(sizes)),
+        edges=np.array([[v, v + 1] for v in range(len(tables))]),
+        edge_tables=np.arange(len(tables)),
+        tables=tuple(np.array(t, dtype=np.int64) for t in tables),
+        limit=limit,
+    )
+    return from_graph(graph, limit=limit)[0]
+
+
+X = FORBIDDEN
+
+
+@pytest.mark.parametrize(
+    ("problem", "nodes", "edges", "optimum"),
+    [
+        pytest.param(chain([[3, 3], [3, 3]]), 0, 0, 3, id="constant"),
+        pytest.param(chain([[1, 2], [11, 12]]), 0, 0, 1, id="separable"),
+        pytest.param(chain([[5, X], [X, 4]], [[7, X], [X, 9]]), 0, 0, 12, id="followers in a row"),
+        pytest.param(chain([[X, X], [1, 2]]), 0, 0, 1, id="row without a partner"),
+        pytest.param(chain([[0, 5], [5, 0]], [[0, 5], [5, 0]]), 0, 0, 0, id="free nodes are eliminated"),
+        pytest.param(
+            chain([[0, 5], [5, 0]], [[0, 5], [5, 0]], usages=[[1, 2], [0, 0], [2, 1]], limit=3), 2, 1, 0, id="only nodes with bytes stay"
+        ),
+        pytest.param(chain([[0, 5], [5, 0]], usages=[[1, 2], [2, 1]], limit=4), 0, 0, 0, id="a time that cannot be full"),
+        pytest.param(chain([[0, 5], [9, 5]], usages=[[1, 2], [2, 1]], limit=3), 0, 0, 0, id="dominated"),
+    ],
+)
+def test_structures(problem: Problem, nodes: int, edges: int, optimum: int) -> None:
+    small, _ = presolve(problem)
+    assert (small.size, len(small.edges)) == (nodes, edges)
+    assert min(v for v in values(small) if v is not None) == optimum
+
+
+def test_a_node_without_an_allowed_strategy_is_noticed() -> None:
+    with pytest.raises(NoAssignment):
+        presolve(chain([[X, X], [X, X]]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 2), st.booleans())
+def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: int, shrink: bool) -> None:
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, int(rng.integers(1, 6)), 3)
+    found = points(graph)
+    limit = some_limit(rng, found)
+    problem, order = from_graph(graph, limit=limit, weight=weight)
+    keep = [rng.random(int(k)) < 0.8 for k in problem.sizes] if shrink else None
+    if keep is not None:
+        masks = {int(order[i]): mask for i, mask in enumerate(keep)}
+        found = [p for p in found if all(masks[v][x] for v, x in enumerate(p.assignment))]
+    try:
+        small, undo = presolve(problem, keep)
+    except NoAssignment:
+        assert not found
+        return
+    place = {int(t): i for i, t in enumerate(problem.times)}
+    for x in assignments(small):
+        full = undo.restore(x)
+        if not small.allowed(x):
+            continue
+        assert problem.cost(full) == small.cost(x)
+        assert problem.profile(full)[[place[int(t)] for t in small.times]].tolist() == small.profile(x).tolist()
+        if small.value(x) is not None:
+            assert problem.value(full) == small.value(x)
+    left = [v for v in values(small) if v is not None]
+    assert min(left, default=None) == best_value(found, limit, "time", weight)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9))
+def test_restrictions_carried_over_only_allow_what_they_say(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 5, 3)
+    problem, _ = from_graph(graph, limit=None, weight=1)
+    try:
+        small, undo = presolve(problem)
+    except NoAssignment:
+        return
+    target = undo.restore(np.array([int(rng.integers(k)) for k in small.sizes], dtype=np.int64))
+    masks = undo.reduce({v: np.arange(k) == target[v] for v, k in enumerate(problem.sizes.tolist())})
+    allowed = [np.flatnonzero(mask) if mask is not None else np.arange(k) for mask, k in zip(masks, small.sizes.tolist(), strict=True)]
+    assert any((undo.restore(np.array(x, dtype=np.int64)) == target).all() for x in itertools.product(*allowed))
+
+
+def assignments(problem: Problem) -> list[Ints]:
+    return [np.array(x, dtype=np.int64) for x in itertools.product(*[range(int(k)) for k in problem.sizes])]
+
+
+def values(problem: Problem) -> list[int | None]:
+    return [problem.value(x) for x in assignments(problem)]
