@@ -52,7 +52,8 @@ def solve(
     reserve: Annotated[
         str | None,
         typer.Option(
-            help="Part of that limit that no tensor may have: context, collective buffers, fragmentation (default: the cluster's; none beside the default limit).",
+            help="Part of that limit that no tensor may have: context, collective buffers, fragmentation "
+            "(default: the cluster's; none beside the default limit).",
             show_default=False,
         ),
     ] = None,
