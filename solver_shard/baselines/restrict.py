@@ -222,14 +222,15 @@ def vocabulary_cut(program: Program) -> dict[int, int]:
 def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
     found: dict[int, str] = {}
     for op in program.ops:
-        if op.name == "aten.cat.default" and op.phase is Phase.BACKWARD:
+        backward = op.phase is Phase.BACKWARD and not op.recompute
+        if op.name == "aten.cat.default" and backward:
             found.update(dict.fromkeys(op.operands, "joined"))
         elif op.name == "aten.constant_pad_nd.default":
             found.update(dict.fromkeys(op.operands, "shifted"))
         elif "scaled_dot_product" in op.name:
             pairs = [op.attributes[name] for name in ("key", "value")]
             found.update({op.operands[ref.operand]: "keys" for ref in pairs})
-            if op.phase is Phase.BACKWARD:
+            if backward:
                 found.update(dict.fromkeys(op.results[1:3], "keys"))
         elif vocabulary.keys() & set(op.operands) and program.tensors[op.results[0]].role is not Role.GRADIENT:
             found[op.results[0]] = "vocabulary"
