@@ -9,6 +9,10 @@ cuts. Where it needs its group it yields a reduction and a buffer, and is given 
 
 ``perform`` runs all devices in lockstep, so that every yield is one all-reduce in every group. Parts may be uneven or empty.
 
+Two reductions are free (``FREE``), for what a real run has in place already: ``offset`` is the sum over the devices before
+this one, and ``exchange`` a sum. Rows cut by expert (``own-experts``) lie with their experts in a real run, however many they
+are; here they lie in even chunks as their layout says, and are brought to where they would be.
+
 Sources: statistics of a cut normalised dim and the losses of a cut vocabulary are those of Megatron-LM (Shoeybi et al.,
 arXiv:1909.08053, section 3, "parallel cross entropy", and its masked embedding); attention with cut queries and gathered keys
 and values is the context parallelism of Llama 3 (arXiv:2407.21783, section 3.3.2), here with contiguous queries.
@@ -23,13 +27,32 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InternalError
+from solver_shard.export import experts
 from solver_shard.export.interpret import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
 
 Results = tuple[torch.Tensor, ...]
 Running = Generator[tuple[str, torch.Tensor], torch.Tensor, Results]
 AllReduce = Callable[[str, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""``(reduction, buffer per device) -> reduced buffer per device``, within the groups that share the cut."""
+"""``(reduction, buffer per device) -> reduced buffer per device``, within the groups that share the cut; see ``FREE``."""
+
+
+FREE = ("offset", "exchange")
+"""Reductions that stand for no collective."""
+
+
+def free(kind: str, buffers: Sequence[torch.Tensor], teams: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """One of ``FREE`` within teams of devices, each in the order of the cut."""
+    made = list(buffers)
+    for team in teams:
+        total = torch.zeros_like(buffers[team[0]])
+        for device in team:
+            made[device] = total
+            total = total + buffers[device]
+        if kind == "exchange":
+            for device in team:
+                made[device] = total
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +171,46 @@ def _own_rows(op: Op, a: dict[str, Any], part: Part) -> Results:
     }
     (gradient,) = call_with(op, a | changed, ((part.length + 1, a["grad_output"].shape[-1]),))
     return (gradient[: part.length],)
+
+
+def _masked_take(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    source, index = a["self"], a["index"]
+    here, own = part.own(index)
+    if not part.length or not source.numel():
+        return (source.new_zeros((*index.shape, *source.shape[2:])),)
+    return (torch.where(here.reshape(*here.shape, *(1,) * (source.ndim - 2)), experts.take(source, own), 0),)
+
+
+# Products of a device's own experts.
+
+
+def _own_experts(op: Op, a: dict[str, Any], part: Part) -> Running:
+    """Rows that lie with other devices are brought here; those of own experts are multiplied and brought back."""
+    left, right, ends = a["self"], a["mat2"], a["offs"]
+    flat = op.name == "aten._grouped_mm.default"
+    weights = right.ndim == 2 if flat else "weights" in op.name
+    if flat:
+        left, right, ends = (left.T if weights else left).unsqueeze(0), right.unsqueeze(0) if weights else right, ends.unsqueeze(0)
+    start, left = yield from _all_rows(left, ends)
+    if weights:
+        _, right = yield from _all_rows(right, ends)
+        return (experts.weight_products(left, right, ends, part.start, part.length),)
+    length = a["self"].shape[-2]
+    full = yield "exchange", experts.row_products(left, right, ends, part.start)
+    made = full[:, start : start + length]
+    return (made.squeeze(0) if flat else made,)
+
+
+def _all_rows(own: torch.Tensor, ends: torch.Tensor) -> Generator[tuple[str, torch.Tensor], torch.Tensor, tuple[int, torch.Tensor]]:
+    """Where the rows of this device begin, and those of all devices."""
+    length = own.shape[1]
+    offset = yield "offset", torch.tensor(length)
+    total = yield "exchange", torch.tensor(length)
+    start = int(offset)
+    full = own.new_zeros((own.shape[0], int(total), own.shape[2]))
+    full[:, start : start + length] = own
+    rows = yield "exchange", full
+    return start, rows
 
 
 # Softmax and losses over cut classes.
@@ -279,6 +342,10 @@ _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 WAYS: Mapping[tuple[str, str], Way] = {
     ("masked-lookup", "aten.embedding.default"): Way(run=_masked_lookup, argument="weight", dim=0),
+    ("masked-lookup", "shard.take.default"): Way(run=_masked_take, argument="self", dim=1),
+    ("own-experts", "aten._grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
+    ("own-experts", "shard.grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
+    ("own-experts", "shard.grouped_mm_weights.default"): Way(run=_own_experts, argument=None, dim=0),
     ("own-rows", "aten.embedding_dense_backward.default"): Way(run=_own_rows, argument=None, dim=0),
     **{("class-statistics", name): Way(run=_softmax, argument="self", dim="dim") for name in _SOFTMAX},
     **{("class-statistics", name): Way(run=_softmax_backward, argument="output", dim="dim") for name in _SOFTMAX_BACKWARD},

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InputError, InternalError
+from solver_shard.export import experts
 from solver_shard.program import Op, Program, Ref
 
 Shapes = Sequence[Sequence[int]]
@@ -241,6 +242,10 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
     "aten.gelu_backward.default": _gelu_backward,
+    "shard.take.default": lambda a, _: experts.take(a["self"], a["index"]),
+    "shard.count.default": lambda a, _: experts.count(a["self"], a["bins"]),
+    "shard.grouped_mm.default": lambda a, _: experts.row_products(a["self"], a["mat2"], a["offs"]),
+    "shard.grouped_mm_weights.default": lambda a, _: experts.weight_products(a["self"], a["mat2"], a["offs"]),
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
     _FORWARD: _attention(_FORWARD),

@@ -26,9 +26,9 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
-from solver_shard.export.implementations import Part, perform, way_of
+from solver_shard.export.implementations import FREE, Part, free, perform, way_of
 from solver_shard.export.interpret import DTYPES, call
-from solver_shard.export.shards import Parts, boxes, join, move, split
+from solver_shard.export.shards import Parts, boxes, groups, join, move, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import Op, Program
@@ -236,7 +236,11 @@ class _Simulation:
         wanted = [boxes(layout, tensors[t].shape, self.mesh) for t, layout in zip(op.results, planned.result_layouts, strict=True)]
         pending = list(planned.collectives)
 
+        axes = [axis for axis, name in enumerate(planned.strategy) if name == planned.implementation]
+
         def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> Parts:
+            if reduction in FREE:
+                return tuple(free(reduction, buffers, groups(axes, self.mesh)))
             if not pending or pending[0].kind != "all_reduce" or pending[0].nbytes != max(buffer.nbytes for buffer in buffers):
                 raise InternalError(
                     f"{self._where(i)}: an all-reduce of {buffers[0].nbytes} bytes is not what the plan lists, {pending[:1]}"

@@ -166,6 +166,28 @@ def concatenate(ctx: Context, node: RawNode) -> Result:
     return Value(made[0], common.dims)
 
 
+def pick(ctx: Context, node: RawNode) -> Result:
+    """gather and scatter along the last dim: rows apart as those of the index are."""
+    (shape, dtype), a, draft = ctx.result(node), node.arguments, ctx.draft
+    last, index = len(shape) - 1, ctx.value(a["index"])
+    found = uses_of(node)
+    values = [ctx.value(use) for use in found]
+    if a["dim"] % len(shape) != last or any(v.shape[:last] != shape[:last] for v in values):
+        return ctx.generic(node)
+    rows = [tuple(atom[2] for atom in D.solid(group)) or (1,) for group in index.dims[:last]]
+    sizes = [n for group in rows for n in group]
+    forms = [D.reshape(v.dims, (*sizes, v.shape[last])) for v in values]
+    if any(form is None for form in forms):
+        return ctx.generic(node)
+    tensor_of = {use: draft.form(v, form) for use, v, form in zip(found, values, forms, strict=True) if form is not None}
+    operands: list[int] = []
+    attributes = refer(node.arguments, tensor_of.__getitem__, operands) | {"dim": len(sizes)}
+    made = draft.emit(node.op, operands, attributes, [((*sizes, shape[last]), dtype)], raws=_raws(values))
+    places = iter(range(len(sizes)))
+    groups = [tuple((next(places), 1, n) for n in group) for group in rows]
+    return Value(made[0], (*groups, ((len(sizes), 1, shape[last]),)))
+
+
 def layer_norm(ctx: Context, node: RawNode) -> Result:
     """native_layer_norm: rows apart, normalised dims last."""
     a, (shape, dtype) = node.arguments, ctx.result(node)
@@ -284,7 +306,7 @@ ROWS = {
     "_softmax": along, "_log_softmax": along, "_safe_softmax": along, "cumsum": along, "flip": along,
     "split": along, "split_with_sizes": along, "sort": along, "topk": along,
     "_softmax_backward_data": softmax_backward, "_log_softmax_backward_data": softmax_backward, "cat": concatenate,
-    "native_layer_norm": layer_norm, "native_layer_norm_backward": layer_norm_backward,
+    "gather": pick, "scatter": pick, "native_layer_norm": layer_norm, "native_layer_norm_backward": layer_norm_backward,
     "embedding": embedding, "embedding_dense_backward": embedding_backward,
     "nll_loss_forward": nll_forward, "nll_loss_backward": nll_backward,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,

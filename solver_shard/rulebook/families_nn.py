@@ -1,4 +1,4 @@
-"""Families of neural-network ops: norms, losses, convolution, pooling, grouped matrix products."""
+"""Families of neural-network ops: norms, losses, convolution, pooling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
-from solver_shard.program import DTYPE_BYTES
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.rule import Inside
 from solver_shard.rulebook.table import Family, Row, is_text
@@ -329,48 +328,6 @@ def leading(call: Call, row: Row) -> Draft:
     return draft
 
 
-def grouped_mm(call: Call, row: Row) -> Draft:
-    """Matrix products per expert: ``[t, k] x [e, k, n]``, ``[k, t] x [t, n] -> [e, k, n]``, ``[e, m, k] x [e, k, n]``.
-
-    Rows that ``offs`` divides among the experts stay whole; contracted columns are summed. Columns are cut in units of
-    16 bytes, which the kernels ask of their strides.
-    """
-    del row
-    draft = Draft(call)
-    left, right, result = call.shape("self"), call.shape("mat2"), call.results[0].shape
-    ragged = call.slot("offs") is not None
-    bias = call.slot("bias") is not None
-    experts = draft.factor("experts", _experts(left, right, result), cut=not ragged)
-    sum_rows = len(left) == len(right) == 2
-    m = draft.factor("m", left[-2], cut=sum_rows or not ragged or len(left) == 3)
-    n = _lanes(draft, "n", right[-1], cut=sum_rows or not ragged or len(right) == 3)
-    k = _lanes(draft, "k", left[-1], cut=not sum_rows and not bias)
-    draft.restrict(k, reduction="sum")
-    draft.put("self", ([experts] if len(left) == 3 else []) + [m, k])
-    draft.put("mat2", ([experts] if len(right) == 3 else []) + [k, n])
-    draft.put("offs", [experts])
-    if bias:
-        draft.put("bias", [experts, n] if len(call.shape("bias")) == 2 else [n])
-    draft.result(0, ([experts] if len(result) == 3 else []) + [m, n])
-    if not bias:
-        for name in ("self", "mat2"):
-            draft.linear((name,), ("sum", "avg"))
-    draft.flops = 2 * math.prod(left[-2:]) * right[-1] * (1 if ragged else (left[0] if len(left) == 3 else 1))
-    draft.matmul = True
-    return draft
-
-
-def _lanes(draft: Draft, name: str, size: int, *, cut: bool) -> Held:
-    """A factor in units of 16 bytes."""
-    unit = max(1, 16 // DTYPE_BYTES[draft.call.tensor("self").dtype])
-    fits = size % unit == 0 and size > unit
-    return draft.factor(name, size // unit if fits else size, even=True, cut=cut and fits)
-
-
-def _experts(*shapes: tuple[int, ...]) -> int:
-    return next((shape[0] for shape in shapes if len(shape) == 3), 1)
-
-
 FAMILIES = (
     Family(name="layer_norm", build=layer_norm, keys={}),
     Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
@@ -384,5 +341,4 @@ FAMILIES = (
     Family(name="convolution", build=convolution, keys={}),
     Family(name="convolution_backward", build=convolution_backward, keys={}),
     Family(name="leading", build=leading, keys={"linear": is_text, "unread": is_text}),
-    Family(name="grouped_mm", build=grouped_mm, keys={}),
 )

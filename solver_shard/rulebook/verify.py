@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from solver_shard.errors import InternalError, SolverShardError
-from solver_shard.export.implementations import Part, perform
+from solver_shard.export.implementations import FREE, Part, free, perform
 from solver_shard.layout import Layout, Placement, R, S
 from solver_shard.program import Op
 from solver_shard.rulebook.rule import AxisStrategy, Rule
@@ -172,16 +172,19 @@ def _perform(
     pending = [collective.local_nbytes(rule.factors, shards) for collective in way.collectives]
     size = (rule.factors[way.factor].size,)
     devices = list(itertools.product(*map(range, sizes)))
+    key = [tuple(c for c, placement in zip(at, cut, strict=True) if placement == R) for at in devices]
+    teams: dict[tuple[int, ...], list[int]] = {}
+    for device, at in enumerate(key):
+        teams.setdefault(at, []).append(device)
 
     def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if reduction in FREE:
+            return free(reduction, buffers, list(teams.values()))
         nbytes = max(buffer.nbytes for buffer in buffers)
         if not pending or pending.pop(0) != nbytes:
             raise InternalError(f"an all-reduce of {nbytes} bytes is not in the rule")
-        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-        key = [tuple(c for c, placement in zip(at, cut, strict=True) if placement == R) for at in devices]
-        for at, buffer in zip(key, buffers, strict=True):
-            groups.setdefault(at, []).append(buffer)
-        reduced = {at: torch.stack(b).sum(0) if reduction == "sum" else torch.stack(b).amax(0) for at, b in groups.items()}
+        stacked = {at: torch.stack([buffers[device] for device in team]) for at, team in teams.items()}
+        reduced = {at: b.sum(0) if reduction == "sum" else b.amax(0) for at, b in stacked.items()}
         return [reduced[at] for at in key]
 
     parts = [Part(start=cut.local_offset(size, sizes, at)[0], length=cut.local_shape(size, sizes, at)[0], size=size[0]) for at in devices]
