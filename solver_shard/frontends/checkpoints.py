@@ -2,7 +2,7 @@
 
 While tracing, torch ignores the hooks by which a region throws its values away: the joint graph looks as if there were no
 region. But the hooks are entered, and that is where the regions are seen here, whoever opened them:
-``checkpoint``, ``checkpoint_sequential``, Hugging Face layers, and the wrappers of ``torch.distributed``.
+``checkpoint``, ``checkpoint_sequential``, Hugging Face layers, or ``checkpoint_wrapper`` of ``torch.distributed``.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ def test_random_plans_give_the_unsharded_step() -> None:
     check(case(), agrees(made, random_assignment(made.graph, 0)))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"objective": "memory"}, {"template": "dp=zero3,tp=megatron-sp"}, {"pins": ["*.weight=S(0),S(0)"]}]
-)
+@pytest.mark.parametrize("options", [{}, {"template": "dp=zero3,tp=megatron-sp"}])
 def test_solved_plans_give_the_unsharded_step(options: dict[str, Any]) -> None:
     plan = optimize(case().program, mesh="dp=2,tp=2", cluster=near(), gap=0.05, time_limit=15, **options)
     check(case(), plan)
@@ -76,11 +74,6 @@ def test_checkpoints_trade_time_for_memory() -> None:
     assert again.memory.peak < kept.memory.peak
     forward = sum(op.nanoseconds for op in kept.ops if op.phase == "forward" and ".layers." in op.module)
     assert 0.5 * forward < again.costs.compute_ns - kept.costs.compute_ns < 1.1 * forward
-
-
-def test_a_limit_that_only_checkpoints_keep() -> None:
-    kept, again = (solved(traced(2, checkpointed), objective="memory") for checkpointed in (False, True))
-    assert again.memory.peak < kept.certificate.bound
 
 
 def test_checkpointed_layers_are_found_to_repeat() -> None:
