@@ -73,7 +73,8 @@ _SHAPE_ONLY = {name for name, handler in VIEWS.items() if handler is VIEWS["full
 _SAME = {name for name, handler in VIEWS.items() if handler is VIEWS["detach"]} | {"_to_copy"}
 _RESHAPE = {name for name, handler in VIEWS.items() if handler is VIEWS["view"]} | {"expand"}
 _TURN = {name for name, handler in VIEWS.items() if handler is VIEWS["permute"]}
-_ALONG = {"split", "split_with_sizes", "_softmax", "_log_softmax", "flip"}
+_ALONG = {"split", "split_with_sizes", "cat", "flip", "slice", "slice_backward"}
+_ALONG |= {"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
 _REDUCE = {name for name, handler in ROWS.items() if handler is reduction}
 
 
@@ -151,11 +152,9 @@ class Experts:
                 return first
             if family in _REDUCE and over and 0 not in over:
                 return first
-            if family in _ALONG and 0 not in over:
-                return first
             rest = [use for use in uses_of(node) if (use.node, use.result) not in self.marks]
             apart = all(len(shape := ctx.value(use).shape) < len(shapes[0]) or shape[0] == 1 for use in rest)
-            if apart and (node.pointwise or (family == "cat" and not rest and 0 not in over)):
+            if (apart and node.pointwise) or (family in _ALONG and not rest and 0 not in over):
                 return first
         self._unfit(node)
 
@@ -296,7 +295,7 @@ class Experts:
     def _apart(self, ctx: Context, node: RawNode, block: _Block, value: Value, d: int = 0, share: int = 1) -> int:
         """The tensor in which the flattened dim is ``[batch, rows / share]``."""
         group = value.dims[d]
-        parts = D.match(group, (block.batch, block.rows // share)) if D.size(group) == block.size // share else None
+        parts = D.reshape((group,), (block.batch, block.rows // share)) if D.size(group) == block.size // share else None
         if parts is None:
             self._unfit(node)
         return ctx.draft.form(value, (*value.dims[:d], *parts, *value.dims[d + 1 :]))

@@ -10,7 +10,7 @@ from typing import Any
 from solver_shard.frontends import dims as D
 from solver_shard.frontends.align import align
 from solver_shard.frontends.context import Context, Result, refer, uses_of
-from solver_shard.frontends.draft import Value
+from solver_shard.frontends.draft import Draft, Value
 from solver_shard.frontends.raw import RawNode, Use
 from solver_shard.program import Ref
 
@@ -179,13 +179,22 @@ def pick(ctx: Context, node: RawNode) -> Result:
     forms = [D.reshape(v.dims, (*sizes, v.shape[last])) for v in values]
     if any(form is None for form in forms):
         return ctx.generic(node)
-    tensor_of = {use: draft.form(v, form) for use, v, form in zip(found, values, forms, strict=True) if form is not None}
+    tensor_of = {use: _filled(draft, v, form) for use, v, form in zip(found, values, forms, strict=True) if form is not None}
     operands: list[int] = []
     attributes = refer(node.arguments, tensor_of.__getitem__, operands) | {"dim": len(sizes)}
     made = draft.emit(node.op, operands, attributes, [((*sizes, shape[last]), dtype)], raws=_raws(values))
     places = iter(range(len(sizes)))
     groups = [tuple((next(places), 1, n) for n in group) for group in rows]
     return Value(made[0], (*groups, ((len(sizes), 1, shape[last]),)))
+
+
+def _filled(draft: Draft, value: Value, form: D.Dims) -> int:
+    """The tensor in this form; a new one where it is filled with one number."""
+    maker = next((op for op in reversed(draft.ops) if value.base in op.results), None)
+    if maker is None or maker.name != "aten.full.default":
+        return draft.form(value, form)
+    shape = D.shape(form)
+    return draft.emit("aten.full.default", (), maker.attributes | {"size": shape}, [(shape, draft.dtype(value))])[0]
 
 
 def layer_norm(ctx: Context, node: RawNode) -> Result:
