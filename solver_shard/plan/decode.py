@@ -148,6 +148,7 @@ class _Reader:
             source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
             implementation=column.implementation(k),
             collectives=collectives,
+            recompute=op.recompute,
         )
 
     def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:

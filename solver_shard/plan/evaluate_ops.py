@@ -145,7 +145,8 @@ def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
         if (planned.name, planned.shape, planned.dtype, planned.role) != (tensor.name, tensor.shape, tensor.dtype, tensor.role.value):
             raise InputError(f"{other}tensor {tensor.name!r} {tensor.dtype}{list(tensor.shape)} is {planned} in the plan")
     for i, (step, op) in enumerate(zip(plan.ops, program.ops, strict=True)):
-        if (step.name, step.operands, step.results, step.phase) != (op.name, op.operands, op.results, op.phase.value):
+        found = (step.name, step.operands, step.results, step.phase, step.recompute)
+        if found != (op.name, op.operands, op.results, op.phase.value, op.recompute):
             raise InputError(f"{other}op {i} is {op.name}, in the plan {step.name}, or reads and makes other tensors there")
     gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
     if plan.outputs != program.outputs or dict(plan.gradients) != gradients:

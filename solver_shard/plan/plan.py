@@ -139,6 +139,7 @@ class PlannedOp:
         source: where its rule comes from: table, family, or fallback (no rule: everything replicated).
         implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
         collectives: those inside the implementation, in order.
+        recompute: it executes a forward op again, for the backward pass (activation checkpointing).
     """
 
     name: str
@@ -153,6 +154,7 @@ class PlannedOp:
     source: Literal["table", "family", "fallback"] = "table"
     implementation: str = ""
     collectives: tuple[Inside, ...] = ()
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,7 +284,10 @@ def _time(plan: Plan) -> list[str]:
     if not plan.options.overlap:
         overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
     total = max(costs.total_ns, 1)
-    parts = (("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns))
+    again = sum(op.nanoseconds for op in plan.ops if op.recompute)
+    parts = [("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns)]
+    if again:
+        parts.insert(1, ("  of it again in backward", again))
     rows = [(name, format_ns(ns), f"{ns / total:.1%}") for name, ns in parts]
     lines = table(rows, right=(1, 2))
     lines[-1] += f"   {overlap}"

@@ -73,6 +73,9 @@ def test_checkpoints_trade_time_for_memory() -> None:
     assert again.memory.at_peak["activations"] < kept.memory.at_peak["activations"] / 2
     assert again.memory.peak < kept.memory.peak
     forward = sum(op.nanoseconds for op in kept.ops if op.phase == "forward" and ".layers." in op.module)
+    assert "of it again in backward" in str(again)
+    assert "of it again in backward" not in str(kept)
+    assert sum(op.nanoseconds for op in again.ops if op.recompute) < forward
     assert 0.5 * forward < again.costs.compute_ns - kept.costs.compute_ns < 1.1 * forward
 
 

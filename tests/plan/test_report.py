@@ -50,6 +50,7 @@ def test_the_report_has_this_line(line: str) -> None:
         ({"master_weights": False}, "bf16, adamw without master weights, time"),
         ({"state_bytes": 2}, "bf16, adamw with f32 master weights, 2 bytes of state per element, time"),
         ({"optimizer": "none"}, "bf16, no optimizer, time"),
+        ({"checkpoint": True}, "f32 master weights, every layer checkpointed, time"),
     ],
 )
 def test_the_report_says_what_the_optimizer_keeps(options: dict[str, Any], text: str) -> None:
