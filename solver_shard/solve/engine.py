@@ -63,6 +63,10 @@ def solve(
         InputError: an argument is not legal.
     """
     _check(objective, memory_weight, gap, time_limit, work_limit, workers)
+    for start in warm_starts:
+        for v, mask in start.allowed.items():
+            if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
+                raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
     run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress)
     return run.solve()
@@ -105,7 +109,8 @@ class _Run:
         self.bound: int | None = None
         self.least_assignment: Ints | None = None
         self.least_peak: int | None = None
-        self.peak_bound = 0
+        least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
+        self.peak_bound = graph.peak(least)
         self.searched_peak = False
         self.history: list[Event] = []
         self.stages: list[Stage] = []
