@@ -34,6 +34,12 @@ class Clock:
         own = float("inf") if self.work_limit is None else max(0.0, self.work_limit - self.work)
         return own if self.whole is None else min(own, self.whole.work_left())
 
+    def used(self) -> float:
+        """Share of the limits that is used, 0 without limits."""
+        time_share = 0.0 if not self.time_limit else self.seconds() / self.time_limit
+        work_share = 0.0 if not self.work_limit else self.work / self.work_limit
+        return max(time_share, work_share)
+
     def spend(self, work: float) -> None:
         self.work += work
         if self.whole is not None:

@@ -15,6 +15,7 @@ ones known (in-out smoothing), which keeps the search from oscillating.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,14 +84,16 @@ class Dual:
         peak = self.low if slope >= 0 else self.high
         return float(np.floor(fixed + slope * peak - MARGIN * (self.weight + total) * peak))
 
-    def evaluate(self, multipliers: Floats, sweeps: int) -> tuple[float, list[Floats]]:
-        """The bound after some sweeps of message passing, and the priced unary costs."""
+    def evaluate(self, multipliers: Floats, sweeps: int, over: Callable[[], bool] | None = None) -> tuple[float, list[Floats]]:
+        """The bound after some sweeps of message passing (fewer when ``over`` says so), and the priced unary costs."""
         theta = self.price(multipliers)
         offset = self.messages.constant + self.offset(multipliers)
         bound = -np.inf
-        for _ in range(sweeps):
+        for sweep in range(sweeps):
+            if sweep and over is not None and over():
+                break
             bound = max(bound, self.messages.sweep(theta) + offset)
-        self.work += sweeps * self.messages.work
+            self.work += self.messages.work
         if bound > self.best:
             self.best, self.multipliers = bound, multipliers.copy()
         return bound, theta

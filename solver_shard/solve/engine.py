@@ -21,6 +21,9 @@ from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, War
 
 Progress = Callable[[Event], None]
 
+FREE_SHARE = 0.4
+"""Share of time or work that may go into the problem without its limit while its best assignment is above the limit."""
+
 RESERVE = 0.03
 """Share of the time limit kept for finishing up."""
 
@@ -60,6 +63,10 @@ def solve(
         InputError: an argument is not legal.
     """
     _check(objective, memory_weight, gap, time_limit, work_limit, workers)
+    for start in warm_starts:
+        for v, mask in start.allowed.items():
+            if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
+                raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
     run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress)
     return run.solve()
@@ -102,7 +109,8 @@ class _Run:
         self.bound: int | None = None
         self.least_assignment: Ints | None = None
         self.least_peak: int | None = None
-        self.peak_bound = 0
+        least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
+        self.peak_bound = graph.peak(least)
         self.searched_peak = False
         self.history: list[Event] = []
         self.stages: list[Stage] = []
@@ -125,36 +133,36 @@ class _Run:
         if self.weight:
             return False
         started = self.clock.seconds()
-        problem, order = from_graph(self.graph, limit=None)
-        free = Problem(
-            unary=problem.unary,
-            edges=problem.edges,
-            carriers=(),
-            mult=np.zeros((0, 0), dtype=np.int64),
-            base=np.zeros(0, dtype=np.int64),
-            times=np.zeros(0, dtype=np.int64),
-        )
-        small, undo = presolve(free)
+        free, order = from_graph(self.graph, limit=None, memory_counts=False)
+        limited = self.graph.limit is not None
+        small, undo = presolve(free, stop=lambda: self.clock.over() or (limited and self.clock.used() > FREE_SHARE))
         self.clock.spend(1e-3 * free.size)
-        search = self._search(small, undo, order, self.clock.part(time_share=0.6, work=None))
+        search = self._search(small, undo, order)
+        if limited:  # with a limit to come, not all the time, unless the cheapest so far is within it
+            search.stop = lambda: self.clock.used() > FREE_SHARE and not self._fits(search, undo, order)
         search.run()
-        fits = self.assignment is not None and search.best.assignment is not None
-        if fits and search.best.assignment is not None:
-            fits = self._within(_unordered(undo.restore(search.best.assignment), order))
+        fits = self._fits(search, undo, order)
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
-        return bool(fits) and (search.closed() or self.clock.over())
+        return fits and (search.closed() or self.clock.over())
+
+    def _fits(self, search: Search, undo: Undo, order: Ints) -> bool:
+        """Whether a search's incumbent is within the limit."""
+        best = search.best.assignment
+        if best is None or self.graph.limit is None:
+            return best is not None
+        return self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
 
     def _limited(self) -> None:
         """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""
         started = self.clock.seconds()
         memory = self.objective == "memory"
         problem, order = from_graph(self.graph, limit=None if memory else self.graph.limit, weight=self.weight, costs_count=not memory)
-        small, undo = presolve(problem)
+        small, undo = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
         self.peak_bound = max(self.peak_bound, problem.least())
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
-        search = self._search(small, undo, order, self.clock)
+        search = self._search(small, undo, order)
         self._warm(small, undo, order)
         search.best.value = self.value
         if not memory and self.graph.limit is not None:
@@ -174,7 +182,7 @@ class _Run:
         self.searched_peak = True
         started = self.clock.seconds()
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
-        small, undo = presolve(problem)
+        small, undo = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
 
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
@@ -215,17 +223,14 @@ class _Run:
             search.run()
             self._stage(f"warm start {start.name}", started, f"objective {search.best.value}")
 
-    def _search(self, small: Problem, undo: Undo, order: Ints, clock: Clock) -> Search:
+    def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
             if assignment is not None:
                 self._offer(_unordered(undo.restore(assignment), order), found_by)
             if bound is not None:
                 self._raise(bound, found_by)
 
-        return Search(small, clock, gap=self.gap, seed=self.seed, report=report)
-
-    def _within(self, assignment: Ints) -> bool:
-        return self.graph.limit is None or self.graph.peak(assignment) <= self.graph.limit
+        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report)
 
     def _offer(self, assignment: Ints, source: str) -> None:
         """An assignment of the graph; kept if it is allowed, within the limit and better."""

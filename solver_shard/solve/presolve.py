@@ -21,7 +21,8 @@ What is done, until nothing changes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,12 +42,13 @@ DOMINANCE_CELLS = 1_000_000
 __all__ = ["NoAssignment", "presolve"]
 
 
-def presolve(problem: Problem, keep: Sequence[Bools] | None = None) -> tuple[Problem, Undo]:
+def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callable[[], bool] | None = None) -> tuple[Problem, Undo]:
     """Reduce a problem; see the module.
 
     Args:
         problem: the problem.
         keep: per node, the strategies that may be chosen; all when None.
+        stop: asked now and then whether to be content with what is done; what is left then is larger, and as exact.
 
     Raises:
         NoAssignment: forbidden entries leave no assignment at all.
@@ -56,29 +58,35 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None) -> tuple[Pro
         reducer.restrict(v, mask)
     _forbidden(reducer, reducer.alive())
     reducer.changed.update(reducer.alive())
-    while True:
+    reducer.touched.update(reducer.alive())
+    before = -1
+    while before < len(reducer.steps):
         before = len(reducer.steps)
-        _settle(reducer)
+        if not _settle(reducer, stop):
+            break
         for v in sorted(reducer.changed):
             reducer.changed.discard(v)
             if reducer.unary[v] is not None:
                 _dominated(reducer, v)
-        if len(reducer.steps) == before:
-            break
+    _forbidden(reducer, reducer.alive())
     return _reduced(reducer)
 
 
-def _settle(reducer: Reducer) -> None:
-    """All passes but dominance until nothing changes."""
-    reducer.touched.update(reducer.alive())
-    while reducer.touched:
+def _settle(reducer: Reducer, stop: Callable[[], bool] | None) -> bool:
+    """All passes but dominance until nothing changes; false where that was stopped."""
+    first = True
+    while first or reducer.touched:
+        first = False
         if reducer.problem.weight == 0:
             _loose_times(reducer)
         while reducer.touched:
-            v = min(reducer.touched)
-            reducer.touched.discard(v)
-            if reducer.unary[v] is not None:
-                _simplify(reducer, v)
+            for i, v in enumerate(sorted(reducer.touched)):
+                if i % 50 == 0 and stop is not None and stop():
+                    return False
+                if v in reducer.touched:
+                    reducer.touched.discard(v)
+                    _simplify(reducer, v)
+    return True
 
 
 def _simplify(reducer: Reducer, v: int) -> None:
@@ -90,11 +98,16 @@ def _simplify(reducer: Reducer, v: int) -> None:
     for w in sorted(reducer.adjacent[v]):
         _normalise(reducer, v, w)
     for w in sorted(reducer.adjacent[v]):
-        strategy_of = _follower(reducer, v, w)
-        if strategy_of is not None:
-            reducer.follow(w, v, strategy_of)
-            reducer.touched.add(v)
-            return
+        edge = reducer.adjacent[v][w]
+        if edge.open:
+            continue
+        for leader, node in ((v, w), (w, v)):
+            strategy_of = _follower(edge, leader)
+            if strategy_of is not None:
+                reducer.follow(node, leader, strategy_of)
+                reducer.touched.add(leader)
+                return
+        reducer.mark(replace(edge, open=True))
     if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
 
@@ -110,8 +123,10 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
             continue
         keep: Bools = reducer.costs(v) < FORBIDDEN
         for w in reducer.adjacent[v]:
-            core, rows, _, _ = reducer.adjacent[v][w].seen_from(v)
-            keep &= (core.min(axis=1) < FORBIDDEN)[rows]
+            edge = reducer.adjacent[v][w]
+            if not edge.normal:
+                core, rows, _, _ = edge.seen_from(v)
+                keep &= (core.min(axis=1) < FORBIDDEN)[rows]
         if keep.all():
             continue
         reducer.restrict(v, keep)
@@ -124,6 +139,8 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
 def _normalise(reducer: Reducer, v: int, w: int) -> None:
     """Row and column minima of the table move to the nodes; a table of zeros goes."""
     edge = reducer.adjacent[v][w]
+    if edge.normal:
+        return
     core = edge.core
     low = _movable(core.min(axis=1))
     if low.any():
@@ -135,8 +152,12 @@ def _normalise(reducer: Reducer, v: int, w: int) -> None:
         reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + low_columns[edge.cols], FORBIDDEN)
     if not core.any():
         reducer.drop_edge(edge.a, edge.b)
-    elif core is not edge.core:
-        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols))
+        return
+    normal = bool((core.min(axis=1) == 0).all() and (core.min(axis=0) == 0).all())
+    if core is not edge.core:
+        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols, normal=normal, open=edge.open))
+    else:
+        reducer.mark(replace(edge, normal=normal))
 
 
 def _movable(low: Ints) -> Ints:
@@ -144,9 +165,9 @@ def _movable(low: Ints) -> Ints:
     return np.where(low >= FORBIDDEN, 0, low)
 
 
-def _follower(reducer: Reducer, v: int, w: int) -> Ints | None:
-    """The only strategy of w for each of v, or None where some strategy of v leaves a choice."""
-    core, rows, cols, _ = reducer.adjacent[v][w].seen_from(v)
+def _follower(edge: Edge, leader: int) -> Ints | None:
+    """The only strategy of the other node for each of the leader's, or None where some leave a choice."""
+    core, rows, cols, _ = edge.seen_from(leader)
     finite = core < FORBIDDEN
     if not (finite.sum(axis=1) == 1).all():
         return None

@@ -64,7 +64,7 @@ class Pricing:
     def _evaluate(self, multipliers: Floats, sweeps: int, source: str) -> tuple[float, Column | None]:
         dual = self.dual
         spent = dual.work
-        bound, theta = dual.evaluate(multipliers, sweeps)
+        bound, theta = dual.evaluate(multipliers, sweeps, self.clock.over)
         column = dual.decode(theta)
         self.clock.spend(dual.work - spent + 1e-3)
         self.found(dual, column, source)

@@ -26,7 +26,8 @@ class Edge:
     """Table ``core[rows[x], cols[y]]`` between nodes a < b; every row and column of the core is used.
 
     ``core`` is int64[p, q], FORBIDDEN where the pair may not be chosen; ``rows`` int64[strategies of a]; ``cols``
-    int64[strategies of b].
+    int64[strategies of b]. ``normal``: known that every row and column has a zero. ``open``: known that neither node's strategy
+    determines the other's.
     """
 
     a: int
@@ -34,6 +35,8 @@ class Edge:
     core: Ints
     rows: Ints
     cols: Ints
+    normal: bool = False
+    open: bool = False
 
     def seen_from(self, v: int) -> tuple[Ints, Ints, Ints, int]:
         """(core, rows, cols, neighbour) with v on the first axis."""
@@ -144,7 +147,9 @@ class Problem:
         return int((self.base + self.mult[:, self.columns] @ smallest).max(initial=0))
 
 
-def from_graph(graph: ChoiceGraph, *, limit: int | None, weight: int = 0, costs_count: bool = True) -> tuple[Problem, Ints]:
+def from_graph(
+    graph: ChoiceGraph, *, limit: int | None, weight: int = 0, costs_count: bool = True, memory_counts: bool = True
+) -> tuple[Problem, Ints]:
     """The problem of a graph, strategy for strategy, and the graph's node behind each of its nodes.
 
     Nodes are ordered by the time at which they first live: message passing along time needs several times fewer sweeps than in
@@ -155,6 +160,7 @@ def from_graph(graph: ChoiceGraph, *, limit: int | None, weight: int = 0, costs_
         limit: memory limit in bytes; replaces the graph's.
         weight: of the peak, per MiB.
         costs_count: if false, all costs but FORBIDDEN are taken as 0.
+        memory_counts: if false, no node uses any bytes.
     """
     order = np.argsort(_starts(graph), kind="stable")
     rank = np.empty_like(order)
@@ -171,7 +177,8 @@ def from_graph(graph: ChoiceGraph, *, limit: int | None, weight: int = 0, costs_
             compact[key] = compact_table(table.T if turned else table)
         core, rows, cols = compact[key]
         edges.append(Edge(a=min(u, v), b=max(u, v), core=core, rows=rows, cols=cols))
-    mult, times, columns = _multiplicities(graph)
+    none = np.zeros(0, dtype=np.int64)
+    mult, times, columns = _multiplicities(graph) if memory_counts else (none.reshape(0, 0), none, [-1] * graph.size)
     carriers = tuple(
         Carrier(node=i, usage=graph.node_usages(v), column=columns[v])
         for i, v in enumerate(order.tolist())

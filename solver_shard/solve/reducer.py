@@ -7,7 +7,7 @@ Every step is exact: the best objective of what is left (plus ``constant``) is t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -104,6 +104,11 @@ class Reducer:
         self.adjacent[edge.b][edge.a] = edge
         self.touch(edge.a, edge.b)
 
+    def mark(self, edge: Edge) -> None:
+        """Replace an edge by the same one with more known about it."""
+        self.adjacent[edge.a][edge.b] = edge
+        self.adjacent[edge.b][edge.a] = edge
+
     def drop_edge(self, a: int, b: int) -> None:
         del self.adjacent[a][b]
         del self.adjacent[b][a]
@@ -125,9 +130,9 @@ class Reducer:
         self.carriers[v] = [(usage[kept], column) for usage, column in self.carriers[v]]
         for edge in list(self.adjacent[v].values()):
             if edge.a == v:
-                self.set_edge(self._slice(Edge(a=edge.a, b=edge.b, core=edge.core, rows=edge.rows[kept], cols=edge.cols)))
+                self.set_edge(self._slice(replace(edge, rows=edge.rows[kept], open=False)))
             else:
-                self.set_edge(self._slice(Edge(a=edge.a, b=edge.b, core=edge.core, rows=edge.rows, cols=edge.cols[kept])))
+                self.set_edge(self._slice(replace(edge, cols=edge.cols[kept], open=False)))
         self.touch(v)
 
     def follow(self, v: int, leader: int, strategy_of: Ints) -> None:

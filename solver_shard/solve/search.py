@@ -72,6 +72,7 @@ class Search:
         best: what is known; the value of an incumbent from elsewhere may be put in before ``run``.
         infeasible: proven that no assignment keeps the limit.
         enough: a value at which to stop.
+        stop: a further reason to stop.
         rescue: called once when pricing finds no assignment within the limit: the value of one, or None when there is none.
         multipliers: cost per byte by time label, for the next problem.
     """
@@ -82,6 +83,7 @@ class Search:
         self.best = Best()
         self.infeasible = False
         self.enough: int | None = None
+        self.stop: Callable[[], bool] | None = None
         self.rescue: Callable[[], int | None] | None = None
         self.multipliers: dict[int, float] = {}
         self.rng = np.random.default_rng(seed)
@@ -92,7 +94,7 @@ class Search:
         return self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
 
     def stopped(self) -> bool:
-        return self.closed() or self.clock.over()
+        return self.closed() or self.clock.over() or (self.stop is not None and self.stop())
 
     def offer(self, assignment: Ints, source: str) -> bool:
         """Take an assignment as incumbent if it is within the limit and better."""

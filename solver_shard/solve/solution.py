@@ -83,7 +83,7 @@ class Solution:
         peak: its largest memory use in bytes, or None.
         objective: its objective value (nanoseconds, or bytes for the objective "memory"), or None.
         bound: proven lower bound on the objective of every solution within the limit, or None.
-        peak_bound: proven lower bound in bytes on the peak of every allowed assignment, whatever the limit (0 when nothing was tried).
+        peak_bound: proven lower bound in bytes on the peak of every allowed assignment, whatever the limit.
         gap: (objective - bound) / objective, or None.
         history: moments of progress, oldest first.
         stages: the stages that ran.

@@ -13,13 +13,27 @@ from random_graphs import best_value, points, random_graph, some_limit
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.errors import InputError
+from solver_shard.solve import kernel, search
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import MIB, Event, Status, WarmStart, objective_value, relative_gap
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_optima_of_random_graphs(block: int) -> None:
-    for seed in range(40 * block, 40 * block + 40):
+    check_optima(range(40 * block, 40 * block + 40))
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "WORTH_FIXING", 0)
+    monkeypatch.setattr(search, "FIRST_CELLS", 3)
+    if block % 2:
+        monkeypatch.setattr(kernel, "TINY_VALUES", 0)
+    check_optima(range(1000 + 40 * block, 1000 + 40 * block + 40))
+
+
+def check_optima(seeds: range) -> None:
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         graph = random_graph(rng, int(rng.integers(1, 7)))
         found = points(graph)

@@ -64,8 +64,8 @@ def test_a_node_without_an_allowed_strategy_is_noticed() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 2), st.booleans())
-def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: int, shrink: bool) -> None:
+@given(st.integers(0, 10**9), st.integers(0, 2), st.booleans(), st.sampled_from([None, 0, 1, 3]))
+def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: int, shrink: bool, stop_after: int | None) -> None:
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, int(rng.integers(1, 6)), 3)
     found = points(graph)
@@ -75,8 +75,9 @@ def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: in
     if keep is not None:
         masks = {int(order[i]): mask for i, mask in enumerate(keep)}
         found = [p for p in found if all(masks[v][x] for v, x in enumerate(p.assignment))]
+    asked = itertools.count()
     try:
-        small, undo = presolve(problem, keep)
+        small, undo = presolve(problem, keep, None if stop_after is None else lambda: next(asked) >= stop_after)
     except NoAssignment:
         assert not found
         return
