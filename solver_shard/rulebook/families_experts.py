@@ -104,8 +104,9 @@ def take(call: Call, row: Row) -> Draft:
     """``self[b, m, ...]`` by ``index[b, n]`` -> ``[b, n, ...]``: picks rows inside each sequence; rows of the index can be cut.
 
     ``masked-lookup`` cuts the rows that are picked from: every device gives its own and zeros for the others, a pending sum.
-    Before the experts this is the dispatch (tokens are gathered over the expert axis, and each device picks the rows of its
-    experts), after them the combine (the pending sum is scattered over the tokens).
+    Before the experts this is the dispatch: tokens are gathered over the expert axis and each device picks the rows of its
+    experts, or each device picks for its own sequences and an all-to-all brings the rows to their experts. After them it is
+    the combine: an all-to-all back, or a pending sum that is scattered over the tokens.
     """
     del row
     draft = Draft(call)
