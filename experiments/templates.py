@@ -79,7 +79,12 @@ def study(name: str) -> list[dict[str, Any]]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    lines = ["# Templates beside the solver's plan", "", "By `python experiments/templates.py` (h100; see the script for sizes).", ""]
+    lines = [
+        "# Templates beside the solver's plan",
+        "",
+        "By `python experiments/templates.py` (h100; see the script for sizes and limits).",
+        "",
+    ]
     lines += [
         "| model | mesh | plan | overlap | step time | regret | peak | fits | evaluator agrees |",
         "|---|---|---|---|---|---|---|---|---|",
