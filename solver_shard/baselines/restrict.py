@@ -210,8 +210,8 @@ def vocabulary_cut(program: Program) -> dict[int, int]:
     The head is the matrix whose product reaches a log-softmax; the embedding is the largest table that is looked up by
     an input.
     """
-    blocks = block_cut(program)
-    heads = {op.operands[1] for op in program.ops if op.phase is Phase.FORWARD and _is_head(program, op)}
+    blocks, readers = block_cut(program), program.readers()
+    heads = {op.operands[1] for op in program.ops if op.phase is Phase.FORWARD and _is_head(program, readers, op)}
     cut = {w: d for w, d in row_cut(program).items() if w in heads and w not in blocks}
     lookups = [op.operands for op in program.ops if op.name == "aten.embedding.default"]
     tables = [table for table, ids in lookups if program.tensors[ids].role is Role.INPUT]
@@ -237,8 +237,8 @@ def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
     return found
 
 
-def _is_head(program: Program, op: Op) -> bool:
-    return op.name == "aten.einsum.default" and reaches(program, program.readers(), op.results[0], ("aten._log_softmax.default",))
+def _is_head(program: Program, readers: Mapping[int, list[tuple[int, int]]], op: Op) -> bool:
+    return op.name == "aten.einsum.default" and reaches(program, readers, op.results[0], ("aten._log_softmax.default",))
 
 
 def block_cut(program: Program) -> dict[int, int]:

@@ -31,7 +31,7 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
-from solver_shard.choice.strategies import OpStrategies, local_bytes, op_strategies
+from solver_shard.choice.strategies import OpStrategies, op_strategies
 from solver_shard.choice.tables import (
     Layouts,
     equal_table,
@@ -198,7 +198,7 @@ class _Lowerer:
         tensor = self.program.tensors[t]
         key = ("bytes", tensor.shape, tensor.dtype, layouts)
         if key not in self.cache:
-            self.cache[key] = np.array([local_bytes(tensor, layout, self.mesh_shape) for layout in layouts], dtype=np.int64)
+            self.cache[key] = self.costs.local_bytes(tensor.shape, tensor.dtype, layouts)
         found: Ints = self.cache[key]
         return found
 

@@ -12,7 +12,6 @@ one row per strategy, because a three-axis mesh gives a few hundred of them to e
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.graph import Ints
+from solver_shard.costs.layouts import local_numels
 from solver_shard.layout import Layout, P, Placement
 from solver_shard.program import DTYPE_BYTES, Tensor
 from solver_shard.rulebook.rule import AxisStrategy, Rule
@@ -85,11 +85,6 @@ class OpStrategies:
         for column in self.inside:
             total[column.strategies] += times(column.kind, column.axes, column.nbytes)
         return total
-
-
-def local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> int:
-    """Bytes of the largest shard."""
-    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[tensor.dtype]
 
 
 def op_strategies(
@@ -188,5 +183,5 @@ def _executable(codes: Ints, shape: Sequence[int], sizes: Ints) -> NDArray[np.bo
 def _column(tensor: Tensor, codes: Ints, mesh_shape: Sequence[int]) -> LayoutColumn:
     rows, inverse = np.unique(codes, axis=0, return_inverse=True)
     layouts = tuple(Layout(_PLACEMENTS[c] for c in row) for row in rows.tolist())
-    sizes = np.array([local_bytes(tensor, layout, mesh_shape) for layout in layouts], dtype=np.int64)
+    sizes = local_numels(tensor.shape, mesh_shape, layouts) * DTYPE_BYTES[tensor.dtype]
     return LayoutColumn(layouts=layouts, chosen=inverse.reshape(-1).astype(np.int64), nbytes=sizes)

@@ -82,11 +82,6 @@ def _checkpoint(model: Any, name: str) -> None:
         ) from None
 
 
-def is_preset(source: str) -> bool:
-    """Whether ``source`` is a preset's name."""
-    return source in PRESETS
-
-
 def _read(source: str | Path) -> tuple[dict[str, Any], str]:
     """The config as a dict, and what to call the model."""
     text = str(source)

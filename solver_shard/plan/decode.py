@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,12 @@ from numpy.typing import NDArray
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
-from solver_shard.choice.strategies import local_bytes
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import CATEGORIES, Costs, Hold, Holder, Inside, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
-from solver_shard.program import Role
+from solver_shard.program import DTYPE_BYTES, Role, Tensor
 from solver_shard.solve.solution import objective_value
 
 _HOLDERS = 4096
@@ -167,7 +167,7 @@ class _Reader:
             layout=layout,
             start=start if owns else until,
             stop=until,
-            nbytes=local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0,
+            nbytes=_local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0,
         )
 
     def start_of(self, t: int, late: bool) -> Layout:
@@ -231,7 +231,7 @@ class _Reader:
         full = sum(s.nanoseconds for s in steps)
         spill = 0
         if copy and t in self.lowering.fused:
-            written, read = (np.array(local_bytes(tensor, x, self.mesh.shape), dtype=np.int64) for x in (source, layout))
+            written, read = (np.array(_local_bytes(tensor, x, self.mesh.shape), dtype=np.int64) for x in (source, layout))
             spill = int(spill_nanoseconds(tensor.dtype, written, read, self.costs))
         hidden = tensor.role is Role.PARAMETER or purpose == OPTIMIZER
         return Reshard(
@@ -248,7 +248,7 @@ class _Reader:
             nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
             start=start,
             stop=stop,
-            nbytes=local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
+            nbytes=_local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
         )
 
     def transients(self, reshards: Sequence[Reshard]) -> dict[int, int]:
@@ -257,7 +257,7 @@ class _Reader:
         for reshard in reshards:
             if len(reshard.steps) > 1:
                 tensor = self.program.tensors[reshard.tensor]
-                between = [0, *(local_bytes(tensor, step.after, self.mesh.shape) for step in reshard.steps[:-1]), 0]
+                between = [0, *(_local_bytes(tensor, step.after, self.mesh.shape) for step in reshard.steps[:-1]), 0]
                 fullest = max(a + b for a, b in itertools.pairwise(between))
                 found[reshard.start] = max(found.get(reshard.start, 0), fullest)
         return found
@@ -296,3 +296,8 @@ class _Reader:
         if node.kind is Kind.RESHARD:
             return "gradients" if self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER else "copies"
         return "gradients" if tensor.role is Role.GRADIENT else "activations"
+
+
+def _local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> int:
+    """Bytes of the largest shard."""
+    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[tensor.dtype]

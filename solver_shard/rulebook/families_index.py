@@ -94,12 +94,8 @@ def index(call: Call, row: Row) -> Draft:
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
-    letters = draft.letters(picked)
-    draft.put("self", operand)
-    _put_indices(draft, letters, picked)
-    passing = [operand[d] for d in free]
-    draft.result(0, [*passing[:position], *letters, *passing[position:]])
+    _, placed = _addressed(draft, free, picked, position)
+    draft.result(0, placed)
     draft.linear(("self",), REDUCTIONS)
     if call.results[0].shape != shape:
         raise RuleError(f"{call.name}: indexing {call.shape('self')} gives {shape}, the call's result is {call.results[0].shape}")
@@ -114,21 +110,25 @@ def index_put(call: Call, row: Row) -> Draft:
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
-    letters = draft.letters(picked, whole=range(len(picked)))
-    draft.put("self", operand)
-    _put_indices(draft, letters, picked)
-    passing = [operand[d] for d in free]
-    placed = [*passing[:position], *letters, *passing[position:]]
+    operand, placed = _addressed(draft, free, picked, position, whole=True)
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
     draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
     return draft
 
 
-def _put_indices(draft: Draft, letters: list[Held], picked: tuple[int, ...]) -> None:
-    for slot in draft.call.names["indices"]:
-        draft.put_slot(slot, broadcast(draft.call, draft.call.at(slot).shape, picked, letters))
+def _addressed(
+    draft: Draft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
+) -> tuple[list[Held], list[Held]]:
+    """Put ``self`` and the indices (which stay ``whole``); the factors of ``self``, and those of ``self[indices]``."""
+    call = draft.call
+    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
+    letters = draft.letters(picked, whole=range(len(picked)) if whole else ())
+    draft.put("self", operand)
+    for slot in call.names["indices"]:
+        draft.put_slot(slot, broadcast(call, call.at(slot).shape, picked, letters))
+    passing = [operand[d] for d in free]
+    return operand, [*passing[:position], *letters, *passing[position:]]
 
 
 def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:

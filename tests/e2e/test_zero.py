@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -31,12 +30,7 @@ TOKENS = trained_mlp(4096, 64, 256, 3)
 """Six weights of 64 KiB; activations of 256 KiB and 1 MiB per device. All but the first weight are read in backward too."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def solved(program: Program, weights: str, gradients: str = "", *, limit: int = 2**40, gap: float = 0.0) -> Plan:

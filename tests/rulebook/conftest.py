@@ -1,16 +1,10 @@
-"""The tensors of these tests are tiny: one thread is fastest."""
+"""The tensors of these tests are tiny."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def tiny(one_thread: None) -> None:
+    """Every module here runs on one thread."""
