@@ -1,0 +1,156 @@
+"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on as another.
+
+An edge op sits on its owner, one of the targets. Its sources are read and written where they are; all targets share the edge's
+own sharding. Inside a manual computation an edge's sharding leaves out the manual axes, outside it begins with them.
+
+    while                   sources: the initial value, what the body returns; targets: the result (owner), both block arguments
+    case                    sources: what each branch returns; target: the result
+    optimization_barrier    source: the operand; target: the result
+    manual computation,     source: the operand; target: the block argument
+    named computation       source: what the body returns; target: the result
+    function                sources: that operand of every call; target: the argument
+    call                    source: what the callee returns; target: the call's result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solver_shard.annotations import DimSharding, TensorSharding
+from solver_shard.errors import InputError
+from solver_shard.propagation.graph import Graph, Kind, Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeFlow:
+    """What one edge connects.
+
+    Attributes:
+        sources: values, in order.
+        targets: values that read and write the edge's sharding, the owner among them.
+        others: the targets that are not the owner.
+        uses: the (op, operand position) through which the sources reach the edge.
+        manual: the manual axes that the edge crosses.
+        inward: whether the edge goes into the manual computation (its own sharding leaves the manual axes out).
+        outer: the sharding that the manual computation declares for this value, on the outside.
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    uses: tuple[tuple[int, int], ...] = ()
+    manual: tuple[str, ...] = ()
+    inward: bool = False
+    outer: TensorSharding | None = None
+
+    def seen(self, sharding: TensorSharding | None) -> TensorSharding | None:
+        """The edge's sharding as a step sees it, to compare with the sources."""
+        if not self.manual or sharding is None:
+            return sharding
+        if not self.inward:
+            return _without(sharding, self.manual)
+        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual)
+
+    def stored(self, sharding: TensorSharding) -> TensorSharding:
+        """What the edge keeps of a sharding that a step gave it."""
+        if not self.manual:
+            return sharding
+        if self.inward:
+            return _without(sharding, self.manual)
+        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual)
+
+
+def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
+    """What every edge op of the graph connects; ``maker`` is the op that defines a value, or that holds its block.
+
+    Raises:
+        InputError: an edge on a value that no control flow hands on.
+    """
+    flows: dict[int, EdgeFlow] = {}
+    functions = {function.name: function for function in graph.functions}
+    calls: dict[str, list[int]] = {}
+    order = graph.walk()
+    for i in order:
+        callee = graph.ops[i].callee
+        if graph.ops[i].kind is Kind.CALL and callee is not None:
+            calls.setdefault(callee, []).append(i)
+    for i in order:
+        edge = graph.ops[i]
+        owner = edge.operands[0] if edge.operands else -1
+        if edge.kind is Kind.EDGE:
+            if maker[owner] < 0:
+                raise _misplaced(graph, edge)
+            flows[i] = _region_flow(graph, edge, maker[owner], owner)
+        elif edge.kind is Kind.FUNC_EDGE:
+            if maker[owner] < 0:
+                name, index = next(
+                    (f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments
+                )
+                flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())), targets=(owner,))
+            else:
+                call = graph.ops[maker[owner]]
+                if call.kind is not Kind.CALL or call.callee not in functions:
+                    raise _misplaced(graph, edge)
+                index = call.results.index(owner)
+                end = functions[call.callee].body.ops[-1]
+                flows[i] = EdgeFlow(sources=(graph.ops[end].operands[index],), targets=(owner,))
+    return flows
+
+
+def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
+    op = graph.ops[holder]
+    if owner not in op.results:
+        if op.kind not in (Kind.MANUAL, Kind.NAMED):
+            raise _misplaced(graph, edge)
+        index = op.regions[0].arguments.index(owner)
+        outer = op.in_shardings[index] if op.in_shardings and op.kind is Kind.MANUAL else None
+        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer)
+    index = op.results.index(owner)
+    ends = [block.ops[-1] for block in op.regions]
+    if op.kind is Kind.WHILE:
+        others = tuple(block.arguments[index] for block in op.regions)
+        uses = ((holder, index), (ends[1], index))
+        sources = tuple(graph.ops[i].operands[k] for i, k in uses)
+        return EdgeFlow(sources=sources, targets=(owner, *others), others=others, uses=uses)
+    if op.kind is Kind.CASE:
+        uses = tuple((end, index) for end in ends)
+        return EdgeFlow(sources=tuple(graph.ops[i].operands[k] for i, k in uses), targets=(owner,), uses=uses)
+    if op.kind is Kind.OPT_BARRIER:
+        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), uses=((holder, index),))
+    if op.kind in (Kind.MANUAL, Kind.NAMED):
+        outer = graph.values[owner].sharding if op.kind is Kind.MANUAL else None
+        source = graph.ops[ends[0]].operands[index]
+        return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer)
+    raise _misplaced(graph, edge)
+
+
+def _misplaced(graph: Graph, edge: Op) -> InputError:
+    value = graph.values[edge.operands[0]].name if edge.operands else "nothing"
+    return InputError(
+        f"{edge.name} on {value}: this value is not handed on by control flow; legal are results of while, case, optimization_barrier, "
+        "manual and named computations, and block arguments of the last two; drop the edge"
+    )
+
+
+def _free_from(axes: Sequence[object], manual: Sequence[str]) -> int:
+    """Where the free axes of a dim begin: its manual axes come first."""
+    return next((k for k, axis in enumerate(axes) if axis[0] not in manual), len(axes))  # type: ignore[index]  # axes are tuples
+
+
+def _without(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+    dims = tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open) for dim in sharding.dims)
+    return _replaced(sharding, sharding, dims)
+
+
+def _with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+    dims = tuple(
+        DimSharding((*mine.axes[: _free_from(mine.axes, manual)], *new.axes), new.open)
+        for mine, new in zip(outer.dims, inner.dims, strict=True)
+    )
+    return _replaced(outer, inner, dims)
+
+
+def _replaced(kept: TensorSharding, new: TensorSharding, dims: tuple[DimSharding, ...]) -> TensorSharding:
+    """The sharding with these dims; what is replicated or unreduced is as the new one says."""
+    return TensorSharding(mesh=kept.mesh, dims=dims, replicated=new.replicated, unreduced=new.unreduced, reduction=new.reduction)
