@@ -15,17 +15,17 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
-from solver_shard.rulebook.draft import Call, Draft
+from solver_shard.rulebook.draft import FALLBACK, Call, Draft
 from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.table import RuleTable, load_table
 
-FALLBACK = "fallback"
-"""``Rule.source`` and ``Rule.family`` of ops without a row."""
 
+def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, *, conservative: bool = False) -> Rule:
+    """The rule of one op instance; an op without a row is replicated. RuleError where row and op disagree.
 
-def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable) -> Rule:
-    """The rule of one op instance; an op without a row is replicated. RuleError where row and op disagree."""
-    call = Call.of(op, operands, results)
+    ``conservative`` leaves out what could carry a sharding to a dim that it does not divide (StableHLO rows only).
+    """
+    call = Call.of(op, operands, results, conservative=conservative)
     row = table.get(op.name)
     if row is None:
         return Draft(call).rule(family=FALLBACK, source=FALLBACK)

@@ -17,7 +17,10 @@ from solver_shard.layout import P, Placement, R, S
 from solver_shard.program import DTYPE_BYTES
 
 Dims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; () for a dim of size 1."""
+"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; may be () for a dim of size 1."""
+
+Kind = Literal["pass_through", "reduction", "need_replication", "permutation"]
+"""What becomes of shards of a factor: kept, partial results, gathered first, or exchanged with neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Factor:
         cut: whether a mesh axis may cut it at all (False: the op must see it whole).
         reduction: what a result that lacks this factor becomes when it is cut (sum, avg, max, min); None when every
             result holds it, or when a result lacking it makes the cut illegal.
+        kind: what it is to propagation, which carries shardings along factors of every kind.
+        blocked: propagation carries no sharding along it.
     """
 
     name: str
@@ -37,6 +42,8 @@ class Factor:
     even: bool = False
     cut: bool = True
     reduction: str | None = None
+    kind: Kind = "pass_through"
+    blocked: bool = False
 
     def legal(self, shards: int) -> bool:
         """Whether the factor can be cut into this many shards."""
@@ -125,6 +132,7 @@ class Rule:
         view: results share operand 0's storage: no bytes, no time.
         reads: per operand, whether its bytes are read (False: only its shape or dtype is used).
         alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
+        propagates: whether the op has a rule at all to propagation (constants, loops, unknown calls have none).
         source: ``table`` (row in rules/), ``family``, or ``fallback`` (no rule: everything replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
     """
@@ -139,6 +147,7 @@ class Rule:
     view: bool = False
     reads: tuple[bool, ...] = field(default=())
     alike: tuple[int, ...] = ()
+    propagates: bool = True
     source: str = "table"
     family: str = ""
 

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from solver_shard.rulebook.draft import Call, Draft
+    from solver_shard.rulebook.sheet import Sheet
 
-_OP = re.compile(r"[A-Za-z_]\w*(::|\.)\w+(\.\w+)?\Z")
-_TABLE_FILE = "aten.toml"
+_OP = re.compile(r"[A-Za-z_]\w*(::|\.)[\w-]+(\.\w+)?(@\S+)?\Z")
+ATEN, STABLEHLO = "aten.toml", "stablehlo.toml"
+"""The shipped files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Family:
     """
 
     name: str
-    build: Callable[[Call, Row], Draft]
+    build: Callable[[Call, Row], Draft | Sheet]
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
@@ -158,15 +160,15 @@ class RuleTable(Mapping[str, Row]):
         return self._families[row.family]
 
 
-def load_table(extra: Sequence[Path] = ()) -> RuleTable:
-    """The shipped rows and those of the user's own files, later files first in line.
+def load_table(extra: Sequence[Path] = (), *, shipped: str = ATEN) -> RuleTable:
+    """The rows of a shipped file and those of the user's own files, later files first in line.
 
     RuleError names the file, the row, what is wrong and what is legal.
     """
     from solver_shard.rulebook.families import FAMILIES
 
     rows: dict[str, Row] = {}
-    rows.update(parse_rows(_shipped().read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES))
+    rows.update(parse_rows(_shipped(shipped).read_text(encoding="utf-8"), shipped, FAMILIES))
     for path in extra:
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -214,17 +216,17 @@ def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
     return Row(op=op, family=family.name, settings=settings, file=file)
 
 
-def _shipped() -> Traversable:
-    """The shipped rows: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
+def _shipped(file: str) -> Traversable:
+    """Shipped rows: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
     try:
-        found = resources.files("solver_shard.rules").joinpath(_TABLE_FILE)
+        found = resources.files("solver_shard.rules").joinpath(file)
         if found.is_file():
             return found
     except ModuleNotFoundError:
         pass
-    beside = Path(__file__).resolve().parents[2] / "rules" / _TABLE_FILE
+    beside = Path(__file__).resolve().parents[2] / "rules" / file
     if not beside.is_file():
         raise RuleError(
-            f"the shipped rules {_TABLE_FILE} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
+            f"the shipped rules {file} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
         )
     return beside

@@ -1,0 +1,85 @@
+"""Families of known custom calls; their rows are named ``stablehlo.custom_call@TARGET``."""
+
+from __future__ import annotations
+
+from solver_shard.rulebook.draft import Call
+from solver_shard.rulebook.sheet import Sheet
+from solver_shard.rulebook.table import Check, Family, Row
+
+
+def combine(call: Call, row: Row) -> Sheet:
+    """Two halves of 64-bit numbers; whole where they are the state of a random generator (``feeds_rng``)."""
+    del row
+    sheet = Sheet(call)
+    state = call.attribute("feeds_rng", False)
+    for d, size in enumerate(call.results[0].shape):
+        sheet.shared(d, size, "need_replication" if state else "pass_through", blocked=state)
+    return sheet
+
+
+def eigh(call: Call, row: Row) -> Sheet:
+    """Batch dims; rows of matrix and vectors; columns of both and the values."""
+    del row
+    sheet = Sheet(call)
+    shape = call.operands[0].shape
+    rank = len(shape)
+    for d in range(rank - 2):
+        sheet.shared(d, shape[d])
+    sheet.factor((rank - 2,), (rank - 2, None), shape[-2])
+    sheet.factor((rank - 1,), (rank - 1, rank - 2), shape[-1])
+    return sheet
+
+
+def reflectors(call: Call, row: Row) -> Sheet:
+    """QR and Householder products: batch dims pass; matrices are whole, as are the vectors of their reflectors."""
+    del row
+    sheet = Sheet(call)
+    tensors = (*call.operands, *call.results)
+    rank = max(len(t.shape) for t in tensors)
+    shape = call.operands[0].shape
+    for d in range(rank - 2):
+        sheet.shared(d, shape[d])
+
+    def add(matrix: int | None, vector: int | None, size: int) -> None:
+        places = [(matrix if len(t.shape) == rank else vector) for t in tensors]
+        count = len(call.operands)
+        sheet.factor(places[:count], places[count:], size, "need_replication")
+
+    add(rank - 2, None, shape[-2])
+    add(rank - 1, None, shape[-1])
+    vector = next(t.shape for t in tensors if len(t.shape) < rank)
+    add(None, rank - 2, vector[-1])
+    return sheet
+
+
+def topk(call: Call, row: Row) -> Sheet:
+    """The dim of which the largest are taken is whole, and nothing is propagated along it."""
+    del row
+    sheet = Sheet(call)
+    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
+        sheet.shared(d, size, "pass_through" if size == made else "need_replication", blocked=size != made)
+    return sheet
+
+
+def partial_topk(call: Call, row: Row) -> Sheet:
+    """Approximate top-k: the operands may be cut along the searched dim; what is found is whole."""
+    del row
+    sheet = Sheet(call)
+    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
+        if size == made:
+            sheet.shared(d, size)
+        else:
+            sheet.private(operands=d, size=size)
+            sheet.private(results=d, size=made, kind="need_replication", blocked=True)
+    return sheet
+
+
+_NONE: dict[str, Check] = {}
+
+FAMILIES: tuple[Family, ...] = (
+    Family(name="hlo.combine", build=combine, keys=_NONE),
+    Family(name="hlo.eigh", build=eigh, keys=_NONE),
+    Family(name="hlo.reflectors", build=reflectors, keys=_NONE),
+    Family(name="hlo.topk", build=topk, keys=_NONE),
+    Family(name="hlo.partial_topk", build=partial_topk, keys=_NONE),
+)
