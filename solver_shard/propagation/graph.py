@@ -52,7 +52,9 @@ class Traits(enum.Flag):
     PASS: reshape, transpose, data_flow_edge, func_data_flow_edge, custom calls MoveToDevice and MoveToHost.
     PASS_FORWARD: dynamic_slice, dynamic_update_slice.
     BROADCAST: broadcast_in_dim.
-    PURE: may be erased when no result is used (no side effect, not a terminator; an op with regions: all inside are pure).
+    PURE: may be erased when no result is used (no side effect, not a terminator; an op with regions: all inside are pure). The
+        reference keeps sharding_constraint, data_flow_edge, sharding_group, calls, composite, collectives, rng, infeed, and custom
+        calls that say has_side_effect; it erases reshard, propagation_barrier, optimization_barrier, sdy.constant.
     """
 
     NONE = 0

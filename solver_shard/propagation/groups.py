@@ -107,8 +107,7 @@ def _constrain(graph: Graph, member: int, maker: int, mesh: str | MeshSpec) -> G
         operands=(member,),
         results=(result,),
         kind=Kind.CONSTRAINT,
-        traits=Traits.ELEMENTWISE | Traits.PURE,
-        rule=None,
+        traits=Traits.ELEMENTWISE,
     )
 
     def placed(block: Block) -> Block:

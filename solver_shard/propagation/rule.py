@@ -25,7 +25,7 @@ _LETTERS = "ijklmnopqrstuvwxyz"
 _FACTOR = re.compile(r"z_[0-9]{1,6}|[i-z]")
 _SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 _RULE = re.compile(
-    r"\s*(?:#sdy\.op_sharding_rule)?\s*<\s*\((?P<operands>[^()]*)\)\s*->\s*\((?P<results>[^()]*)\)\s*\{(?P<sizes>[^{}]*)\}(?P<rest>.*)>\s*\Z",
+    r"\s*(?:#sdy\.op_sharding_rule)?\s*<\s*\((?P<operands>[^()]*)\)\s*->\s*\((?P<results>[^()]*)\)\s*(?:\{(?P<sizes>[^{}]*)\})?(?P<rest>.*)>\s*\Z",
     re.DOTALL,
 )
 _SET = re.compile(rf"\s*(?P<name>{'|'.join(_SETS)})\s*=\s*\{{(?P<factors>[^{{}}]*)\}}")
@@ -62,7 +62,7 @@ class ShardingRule:
         sets = zip(_SETS, (self.reduction, self.need_replication, self.permutation, self.blocked), strict=True)
         special = "".join(f" {name}={{{', '.join(map(factor_name, held))}}}" for name, held in sets if held)
         sizes = ", ".join(f"{factor_name(f)}={size}" for f, size in enumerate(self.sizes))
-        sizes = f" {{{sizes}}}" if sizes else " {}"
+        sizes = f" {{{sizes}}}" if sizes else ""
         tensors = f"({_format(self.operands)})->({_format(self.results)})"
         return f"#sdy.op_sharding_rule<{tensors}{sizes}{special}{', custom' if self.custom else ''}>"
 
@@ -96,7 +96,7 @@ def parse_rule(text: str) -> ShardingRule:
     match = _RULE.match(text) if len(text) <= _MAX_TEXT else None
     if match is None:
         raise InputError(f"cannot read sharding rule {text[:200]!r}; write it as in '<([i, k], [k, j])->([i, j]) {{i=8, j=4, k=2}} reduction={{k}}>'")
-    sizes = _parse_sizes(match["sizes"], text)
+    sizes = _parse_sizes(match["sizes"] or "", text)
     rest, held = match["rest"], dict[str, tuple[int, ...]]()
     while found := _SET.match(rest):
         held[found["name"]] = tuple(_parse_factor(name, text) for name in _split(found["factors"]))
