@@ -80,7 +80,7 @@ def main() -> None:
     """Answer requests, one JSON object a line."""
     from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-    from jaxlib.mlir.dialects import sdy, stablehlo
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
     def serve(request: dict[str, Any]) -> dict[str, Any]:
         registry = ir.DialectRegistry()
@@ -90,6 +90,8 @@ def main() -> None:
             context.load_all_available_dialects()
             sdy.register_dialect(context)
             stablehlo.register_dialect(context)
+            chlo.register_dialect(context)
+            mhlo.register_mhlo_dialect(context)
             try:
                 module = ir.Module.parse(request["text"])
                 if request["passes"]:

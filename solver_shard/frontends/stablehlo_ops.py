@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from solver_shard.propagation.graph import Direction, Kind, Traits
+from solver_shard.propagation.graph import Kind, Traits
 
 KINDS: Mapping[str, Kind] = {
     "sdy.sharding_constraint": Kind.CONSTRAINT,
@@ -38,13 +39,6 @@ OUT_SHARDING = (
 )
 """Explicit collectives of the sdy dialect: the sharding of their result is the attribute ``out_sharding``."""
 
-DIRECTIONS: Mapping[str, Direction] = {
-    "NONE": Direction.NONE,
-    "FORWARD": Direction.FORWARD,
-    "BACKWARD": Direction.BACKWARD,
-    "BOTH": Direction.BOTH,
-}
-
 ELEMENTWISE = frozenset({
     "stablehlo.abs", "stablehlo.add", "stablehlo.and", "stablehlo.atan2", "stablehlo.cbrt", "stablehlo.ceil", "stablehlo.clamp",
     "stablehlo.compare", "stablehlo.complex", "stablehlo.convert", "stablehlo.cosine", "stablehlo.count_leading_zeros",
@@ -70,7 +64,20 @@ PASS = frozenset(
 
 PASS_FORWARD = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
 
-IMPURE: frozenset[str] = frozenset()
+IMPURE = frozenset({
+    "func.call", "stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all", "stablehlo.async_done",
+    "stablehlo.async_start", "stablehlo.collective_broadcast", "stablehlo.collective_permute", "stablehlo.composite",
+    "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.reduce_scatter", "stablehlo.rng", "stablehlo.send",
+    "sdy.sharding_constraint", "sdy.sharding_group", *OUT_SHARDING,
+})  # fmt: skip
+"""Ops with side effects: kept though nothing reads their results; custom calls say themselves whether they have any."""
+
+_PURE_DIALECTS = frozenset({"stablehlo", "sdy", "chlo", "mhlo", "arith", "math", "complex"})
+
+
+def has_side_effect(name: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether an op must be kept though nothing reads its results, its regions aside."""
+    return name.partition(".")[0] not in _PURE_DIALECTS or name in IMPURE or bool(attributes.get("has_side_effect", False))
 
 
 def traits(name: str, *, same_shape: bool, pure: bool) -> Traits:

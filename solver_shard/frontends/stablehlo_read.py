@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,16 +10,17 @@ from solver_shard.annotations import MeshSpec, TensorSharding
 from solver_shard.errors import InputError
 from solver_shard.frontends.stablehlo_attributes import plain_attributes
 from solver_shard.frontends.stablehlo_bindings import Bindings
-from solver_shard.frontends.stablehlo_ops import DIRECTIONS, IMPURE, KINDS, OUT_SHARDING, traits
+from solver_shard.frontends.stablehlo_ops import KINDS, OUT_SHARDING, has_side_effect, traits
 from solver_shard.frontends.stablehlo_shardings import ShardingReader, read_mesh, read_rule
 from solver_shard.propagation.graph import Block, Direction, Function, Graph, Kind, Op, Traits, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A graph and, at the same positions, the ops of the module it was read from."""
+    """A graph and, at the same positions, the values, ops and functions of the module it was read from."""
 
     graph: Graph
+    values: tuple[Any, ...]
     ops: tuple[Any, ...]
     functions: tuple[Any, ...]
 
@@ -65,7 +67,7 @@ class _Reader:
             functions=tuple(functions),
             meshes=self.meshes,
         )
-        return Reading(graph=graph, ops=tuple(self.handles), functions=tuple(handles))
+        return Reading(graph=graph, values=tuple(self.positions), ops=tuple(self.handles), functions=tuple(handles))
 
     def _function(self, op: Any) -> Function:
         name = op.attributes["sym_name"].value
@@ -126,20 +128,21 @@ class _Reader:
         if name == "stablehlo.custom_call":
             name = f"{name}@{attributes['call_target_name'].value}"
         computation = kind in (Kind.MANUAL, Kind.NAMED)
+        plain = plain_attributes(op, self.mlir)
         self.ops[position] = Op(
             name=name,
             operands=operands,
             results=results,
             kind=kind,
-            traits=self._traits(name, op, operands, results, regions, kind),
+            traits=self._traits(name, plain, operands, results, regions, kind),
             regions=regions,
             rule=read_rule(attributes["sdy.sharding_rule"], self.mlir) if "sdy.sharding_rule" in attributes else None,
             in_shardings=self.shardings.per_value(attributes["in_shardings"]) if computation and "in_shardings" in attributes else None,
             manual_axes=tuple(self.mlir.sdy.ManualAxesAttr(attributes["manual_axes"])) if kind is Kind.MANUAL else (),
-            direction=self._direction(op) if kind is Kind.BARRIER else Direction.BOTH,
+            direction=Direction(attributes["allowed_direction"].value) if kind is Kind.BARRIER else Direction.BOTH,
             group=attributes["group_id"].value if kind is Kind.GROUP else None,
             callee=attributes["callee"].value if kind is Kind.CALL else None,
-            attributes=plain_attributes(op, self.mlir),
+            attributes=plain,
         )
         return position
 
@@ -155,16 +158,18 @@ class _Reader:
         found: tuple[TensorSharding | None, ...] = self.shardings.per_value(attributes[several])
         return found
 
-    def _direction(self, op: Any) -> Direction:
-        text = str(op.attributes["allowed_direction"])
-        return next(direction for name, direction in DIRECTIONS.items() if name in text)
-
     def _traits(
-        self, name: str, op: Any, operands: tuple[int, ...], results: tuple[int, ...], regions: tuple[Block, ...], kind: Kind
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
+        regions: tuple[Block, ...],
+        kind: Kind,
     ) -> Traits:
         same = bool(operands and results) and self.values[operands[0]].shape == self.values[results[0]].shape
-        pure = kind is not Kind.RETURN and name not in IMPURE
-        pure = pure and all(Traits.PURE in inner.traits for block in regions for i in block.ops[:-1] if (inner := self.ops[i]) is not None)
+        inside = [op for block in regions for i in block.ops[:-1] if (op := self.ops[i]) is not None]
+        pure = kind is not Kind.RETURN and not has_side_effect(name, attributes) and all(Traits.PURE in op.traits for op in inside)
         return traits(name, same_shape=same, pure=pure)
 
 
