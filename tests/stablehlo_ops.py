@@ -35,18 +35,23 @@ def tensor(shape: Sequence[int], dtype: str = "f32") -> str:
 class Names:
     """Fresh names and the arguments of the function that all bodies inside it share."""
 
+    prefix: str = "%v"
     count: int = 0
     arguments: list[Val] = field(default_factory=list)
 
     def fresh(self) -> str:
         self.count += 1
-        return f"%v{self.count}"
+        return f"{self.prefix}{self.count}"
 
 
 class Body:
     """A function body or region.
 
-    ``annotate`` may return attribute text (``sdy.sharding = ...``) for an op from its results' types.
+    Attributes:
+        values: what ops may read.
+        source: makes a value of a type that is not in sight, or None; without it, values come as new function arguments.
+        annotate: attribute text (``sdy.sharding = ...``) for an op's results, or nothing.
+        reuse: how likely a value in sight is read rather than a new one.
     """
 
     def __init__(
@@ -54,24 +59,20 @@ class Body:
         rng: random.Random,
         names: Names | None = None,
         *,
-        outer: Sequence[Val] = (),
-        isolated: bool = False,
+        values: Sequence[Val] = (),
+        source: Callable[[Shape, str], Val | None] | None = None,
+        annotate: Callable[[Sequence[Val]], str] | None = None,
         reuse: float = 0.75,
         sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16),
-        annotate: Callable[[str, Sequence[Val]], str] | None = None,
     ) -> None:
         self.rng = rng
         self.names = names or Names()
-        self.values: list[Val] = list(outer)
+        self.values: list[Val] = list(values)
         self.lines: list[str] = []
-        self.isolated = isolated
+        self.source = source
+        self.annotate = annotate
         self.reuse = reuse
         self.sizes = sizes
-        self.annotate = annotate
-
-    def inner(self, *, isolated: bool, outer: Sequence[Val]) -> Body:
-        """A region of an op of this body."""
-        return Body(self.rng, self.names, outer=outer, isolated=isolated, reuse=self.reuse, sizes=self.sizes, annotate=self.annotate)
 
     def size(self) -> int:
         return self.rng.choice(self.sizes)
@@ -85,17 +86,20 @@ class Body:
         known = [v for v in self.values if v.shape == shape and v.dtype == dtype]
         if known and not fresh and self.rng.random() < self.reuse:
             return self.rng.choice(known)
-        if self.isolated:
-            return self.constant(shape, dtype)
+        if self.source is not None:
+            found = self.source(shape, dtype)
+            if found is None:
+                return self.constant(shape, dtype)
+            self.values.append(found)
+            return found
         made = Val(f"%arg{len(self.names.arguments)}", shape, dtype)
         self.names.arguments.append(made)
         self.values.append(made)
         return made
 
-    def pick(self, low: int = 0, high: int = 4, dtypes: Sequence[str] = ("f32",), *, even: bool = False) -> Val:
+    def pick(self, low: int = 0, high: int = 4, dtypes: Sequence[str] = ("f32",)) -> Val:
         """A value of any shape with so many dims."""
-        del even
-        known = [v for v in self.values if low <= len(v.shape) <= high and v.dtype in dtypes and v.name.startswith("%")]
+        known = [v for v in self.values if low <= len(v.shape) <= high and v.dtype in dtypes]
         if known and self.rng.random() < self.reuse:
             recent = known[-8:]
             return self.rng.choice(recent if self.rng.random() < 0.7 else known)
@@ -120,7 +124,7 @@ class Body:
         """Add an op in the generic form; region text includes its parentheses."""
         base = self.names.fresh()
         made = [Val(base if len(results) == 1 else f"{base}#{i}", tuple(shape), dtype) for i, (shape, dtype) in enumerate(results)]
-        extra = self.annotate(name, made) if self.annotate else ""
+        extra = self.annotate(made) if self.annotate else ""
         left = "" if not results else f"{base}{f':{len(results)}' if len(results) > 1 else ''} = "
         self.lines.append(
             f'{left}"{name}"({", ".join(v.name for v in operands)})'
@@ -530,7 +534,7 @@ def rng_bit_generator(g: Body) -> None:
 
 def rng(g: Body) -> None:
     shape = g.shape(1)
-    size = g.need((len(shape),), "i64")
+    size = g.constant((len(shape),), "i64", str(list(shape)))
     g.op("stablehlo.rng", [g.need(()), g.need(()), size], [(shape, "f32")], "rng_distribution = #stablehlo<rng_distribution UNIFORM>")
 
 
@@ -641,13 +645,9 @@ def _gather_parts(g: Body) -> dict[str, list[int]]:
     rank = len(source)
     order = g.rng.sample(range(rank), rank)
     batches = g.rng.randint(0, min(2, rank - 1)) if g.rng.random() < 0.4 else 0
-    batching = order[:batches]
-    if g.rng.random() < 0.8:
-        batching.sort()
+    batching = sorted(order[:batches])
     rest = order[batches:]
     collapsed = sorted(g.rng.sample(rest, g.rng.randint(0, len(rest))))
-    if g.rng.random() < 0.9:
-        batching.sort()
     windows = [d for d in range(rank) if d not in collapsed and d not in batching]
     index_map = g.rng.sample(rest, g.rng.randint(1, len(rest)))
     implicit = g.rng.randint(0, 2)
