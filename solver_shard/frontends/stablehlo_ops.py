@@ -68,7 +68,7 @@ IMPURE = frozenset({
     "func.call", "stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all", "stablehlo.async_done",
     "stablehlo.async_start", "stablehlo.collective_broadcast", "stablehlo.collective_permute", "stablehlo.composite",
     "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.reduce_scatter", "stablehlo.rng", "stablehlo.send",
-    "sdy.sharding_constraint", "sdy.sharding_group", *OUT_SHARDING,
+    "sdy.data_flow_edge", "sdy.func_data_flow_edge", "sdy.sharding_constraint", "sdy.sharding_group", *OUT_SHARDING,
 })  # fmt: skip
 """Ops with side effects: kept though nothing reads their results; custom calls say themselves whether they have any."""
 
