@@ -41,6 +41,8 @@ def prefix_without_overlap(axis: AxisRef, other: AxisRef) -> AxisRef | None:
     """The largest major part of ``axis`` that does not overlap with ``other``; None if there is none or they cannot coexist."""
     if axis[0] != other[0]:
         return axis
+    if axis == other:  # of an axis of size 1 the range is empty, yet it overlaps itself
+        return None
     if not can_coexist(axis, other):
         return None
     if not (axis[1] < other[1] * other[2] and other[1] < axis[1] * axis[2]):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver_shard.annotations import DimSharding, TensorSharding
+from solver_shard.annotations import AxisRef, DimSharding, TensorSharding
 from solver_shard.errors import InputError
 from solver_shard.propagation.graph import Graph, Kind, Op
 
@@ -34,6 +34,7 @@ class EdgeFlow:
         manual: the manual axes that the edge crosses.
         inward: whether the edge goes into the manual computation (its own sharding leaves the manual axes out).
         outer: the sharding that the manual computation declares for this value, on the outside.
+        order: the axes of its mesh.
     """
 
     sources: tuple[int, ...]
@@ -43,6 +44,7 @@ class EdgeFlow:
     manual: tuple[str, ...] = ()
     inward: bool = False
     outer: TensorSharding | None = None
+    order: tuple[str, ...] = ()
 
     def seen(self, sharding: TensorSharding | None) -> TensorSharding | None:
         """The edge's sharding as a step sees it, to compare with the sources."""
@@ -50,7 +52,7 @@ class EdgeFlow:
             return sharding
         if not self.inward:
             return _without(sharding, self.manual)
-        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual)
+        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual, self.order)
 
     def stored(self, sharding: TensorSharding) -> TensorSharding:
         """What the edge keeps of a sharding that a step gave it."""
@@ -58,7 +60,7 @@ class EdgeFlow:
             return sharding
         if self.inward:
             return _without(sharding, self.manual)
-        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual)
+        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual, self.order)
 
 
 def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
@@ -105,7 +107,8 @@ def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
             raise _misplaced(graph, edge)
         index = op.regions[0].arguments.index(owner)
         outer = op.in_shardings[index] if op.in_shardings and op.kind is Kind.MANUAL else None
-        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer)
+        order = _axis_order(graph, outer)
+        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer, order=order)
     index = op.results.index(owner)
     ends = [block.ops[-1] for block in op.regions]
     if op.kind is Kind.WHILE:
@@ -120,9 +123,16 @@ def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
         return EdgeFlow(sources=(op.operands[index],), targets=(owner,), uses=((holder, index),))
     if op.kind in (Kind.MANUAL, Kind.NAMED):
         outer = graph.values[owner].sharding if op.kind is Kind.MANUAL else None
-        source = graph.ops[ends[0]].operands[index]
-        return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer)
+        source, order = graph.ops[ends[0]].operands[index], _axis_order(graph, outer)
+        return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer, order=order)
     raise _misplaced(graph, edge)
+
+
+def _axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]:
+    if sharding is None:
+        return ()
+    mesh = graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+    return tuple(name for name, _ in mesh.axes)
 
 
 def _misplaced(graph: Graph, edge: Op) -> InputError:
@@ -133,24 +143,43 @@ def _misplaced(graph: Graph, edge: Op) -> InputError:
     )
 
 
-def _free_from(axes: Sequence[object], manual: Sequence[str]) -> int:
-    """Where the free axes of a dim begin: its manual axes come first."""
-    return next((k for k, axis in enumerate(axes) if axis[0] not in manual), len(axes))  # type: ignore[index]  # axes are tuples
+def _free_from(axes: Sequence[AxisRef], manual: Sequence[str]) -> int:
+    """Where the free axes of a dim begin. Its manual axes come first; where they do not, the reference's binary search decides."""
+    first, length = 0, len(axes)
+    while length:
+        half = length // 2
+        if axes[first + half].name in manual:
+            first, length = first + half + 1, length - half - 1
+        else:
+            length = half
+    return first
 
 
 def _without(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
-    dims = tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open) for dim in sharding.dims)
-    return _replaced(sharding, sharding, dims)
-
-
-def _with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str]) -> TensorSharding:
-    dims = tuple(
-        DimSharding((*mine.axes[: _free_from(mine.axes, manual)], *new.axes), new.open)
-        for mine, new in zip(outer.dims, inner.dims, strict=True)
+    """The sharding as the inside of a manual computation sees it."""
+    return TensorSharding(
+        mesh=sharding.mesh,
+        dims=tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open) for dim in sharding.dims),
+        replicated=tuple(axis for axis in sharding.replicated if axis.name not in manual),
+        unreduced=tuple(axis for axis in sharding.unreduced if axis.name not in manual),
+        reduction=sharding.reduction,
     )
-    return _replaced(outer, inner, dims)
 
 
-def _replaced(kept: TensorSharding, new: TensorSharding, dims: tuple[DimSharding, ...]) -> TensorSharding:
-    """The sharding with these dims; what is replicated or unreduced is as the new one says."""
-    return TensorSharding(mesh=kept.mesh, dims=dims, replicated=new.replicated, unreduced=new.unreduced, reduction=new.reduction)
+def _with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str], order: Sequence[str]) -> TensorSharding:
+    """The inner sharding on the outside: what the outer one does with the manual axes, and then what the inner one does."""
+
+    def joined(mine: Sequence[AxisRef], new: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+        kept = [axis for axis in mine if axis.name in manual]
+        return tuple(sorted((*kept, *new), key=lambda axis: (order.index(axis.name), axis.pre)))
+
+    return TensorSharding(
+        mesh=outer.mesh,
+        dims=tuple(
+            DimSharding((*mine.axes[: _free_from(mine.axes, manual)], *new.axes), new.open)
+            for mine, new in zip(outer.dims, inner.dims, strict=True)
+        ),
+        replicated=joined(outer.replicated, inner.replicated),
+        unreduced=joined(outer.unreduced, inner.unreduced),
+        reduction=inner.reduction if inner.unreduced else outer.reduction,
+    )

@@ -647,7 +647,7 @@ class Generator:
                 d = self.rng.choice(places)
                 dims[d].append((name, 1, sizes[name]))
                 local[d] //= sizes[name]
-            else:
+            elif self.rng.random() < 0.8:
                 replicated.append((name, 1, sizes[name]))
         for axis in self.axes(manual | forbidden):
             draw = self.rng.random()
