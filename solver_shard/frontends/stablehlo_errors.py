@@ -63,6 +63,8 @@ def _value(message: str, text: str, line: int) -> str | None:
 
 
 def _legal(message: str, text: str) -> str:
+    if "unregistered dialect" in message or message.startswith("Dialect "):
+        return "; ops of stablehlo, sdy, func, chlo, mhlo and MLIR's own dialects are read"
     if not re.search(r"unknown mesh|axis|doesn't match tensor rank|sharding_per_value|TensorSharding", message):
         return ""
     if "rank" in message:

@@ -1,0 +1,158 @@
+"""Rules of StableHLO ops are the reference implementation's, factor by factor: text by hand, and against its own printed rules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shardy_oracle import Oracle
+from stablehlo_ops import OPS, Body, module_of, tensor
+
+from solver_shard.errors import RuleError
+from solver_shard.frontends.stablehlo import StablehloModule
+from solver_shard.frontends.stablehlo_rules import StablehloRules
+from solver_shard.propagation.passes import populate_rules
+from solver_shard.rulebook.table import STABLEHLO, load_table
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    oracle = Oracle()
+    yield oracle
+    oracle.close()
+
+
+@pytest.fixture(scope="module")
+def rules() -> StablehloRules:
+    return StablehloRules()
+
+
+def compare(text: str, oracle: Oracle, rules: StablehloRules) -> None:
+    """Both modes give the reference's module with its rules."""
+    module = StablehloModule.parse(text)
+    for conservative in (False, True):
+        expected = oracle.rules(text, conservative=conservative)
+        assert expected.text is not None, expected.error or "the reference aborted"
+        assert module.print(populate_rules(module.graph, rules, conservative=conservative)) == expected.text
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_every_op_has_the_rule_of_the_reference(name: str, oracle: Oracle, rules: StablehloRules) -> None:
+    body = Body(random.Random(name), reuse=0.3)
+    for _ in range(8):
+        OPS[name](body)
+    compare(module_of(body), oracle, rules)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ops_that_read_each_other_have_the_rules_of_the_reference(seed: int, oracle: Oracle, rules: StablehloRules) -> None:
+    body = Body(random.Random(seed), reuse=0.8)
+    for _ in range(20):
+        OPS[body.rng.choice(list(OPS))](body)
+    compare(module_of(body), oracle, rules)
+
+
+WRITTEN = [
+    ("stablehlo.add %a, %a : tensor<8x4xf32>", "([i, j], [i, j])->([i, j]) {i=8, j=4}"),
+    (
+        "stablehlo.dot_general %b, %c, batching_dims = [0] x [0], contracting_dims = [2] x [1] : "
+        "(tensor<2x8x4xf32>, tensor<2x4x6xf32>) -> tensor<2x8x6xf32>",
+        "([i, j, l], [i, l, k])->([i, j, k]) {i=2, j=8, k=6, l=4} reduction={l}",
+    ),
+    ("stablehlo.reshape %a : (tensor<8x4xf32>) -> tensor<2x16xf32>", "([ij, k])->([i, jk]) {i=2, j=4, k=4}"),
+    ("stablehlo.reshape %a : (tensor<8x4xf32>) -> tensor<1x32xf32>", "([j, k])->([i, jk]) {i=1, j=8, k=4}"),
+    ("stablehlo.slice %a [0:8, 0:2] : (tensor<8x4xf32>) -> tensor<8x2xf32>", "([i, j])->([i, j]) {i=8, j=4} permutation={j}"),
+    (
+        "stablehlo.concatenate %a, %a, dim = 1 : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x8xf32>",
+        "([i, j], [i, j])->([i, j]) {i=8, j=8} need_replication={j}",
+    ),
+    (
+        "stablehlo.broadcast_in_dim %a, dims = [0, 2] : (tensor<8x4xf32>) -> tensor<8x3x4xf32>",
+        "([i, k])->([i, j, k]) {i=8, j=3, k=4}",
+    ),
+    ("stablehlo.iota dim = 0 : tensor<8xf32>", None),
+    ("stablehlo.custom_call @unknown(%a) : (tensor<8x4xf32>) -> tensor<8x4xf32>", None),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), WRITTEN)
+def test_rules_as_written(line: str, expected: str | None, rules: StablehloRules) -> None:
+    arguments = f"%a: {tensor((8, 4))}, %b: {tensor((2, 8, 4))}, %c: {tensor((2, 4, 6))}"
+    graph = StablehloModule.parse(f"func.func @main({arguments}) {{\n%0 = {line}\nreturn\n}}").graph
+    rule = rules(graph, graph.functions[0].body.ops[0], conservative=False)
+    assert rule == (None if expected is None else rule)
+    assert expected is None or str(rule) == f"#sdy.op_sharding_rule<{expected}>"
+
+
+def pair(name: str, x: str, y: str, result: str, dtype: str) -> str:
+    return f"{result} = stablehlo.{name} {x}, {y} : tensor<{dtype}>\n"
+
+
+BODIES = [
+    ("f32", 1, pair("add", "%x0", "%y0", "%z", "f32"), "%z"),
+    ("f32", 1, pair("add", "%y0", "%x0", "%z", "f32"), "%z"),
+    ("f32", 1, pair("add", "%x0", "%x0", "%z", "f32"), "%z"),
+    ("f32", 1, pair("add", "%x0", "%y0", "%z", "f32"), "%y0"),
+    ("f32", 1, pair("subtract", "%x0", "%y0", "%z", "f32"), "%z"),
+    ("f32", 1, pair("subtract", "%x0", "%y0", "%q", "f32") + pair("multiply", "%x0", "%y0", "%z", "f32"), "%z"),
+    ("f32", 1, pair("add", "%x0", "%y0", "%q", "f32") + pair("add", "%q", "%y0", "%z", "f32"), "%z"),
+    ("i32", 1, pair("or", "%x0", "%y0", "%z", "i32"), "%z"),
+    ("i1", 1, pair("or", "%x0", "%y0", "%z", "i1"), "%z"),
+    ("i1", 1, pair("and", "%x0", "%y0", "%z", "i1"), "%z"),
+    ("i1", 1, pair("xor", "%x0", "%y0", "%z", "i1"), "%z"),
+    ("f32", 2, pair("add", "%x0", "%y0", "%z", "f32") + pair("add", "%x1", "%y1", "%w", "f32"), "%z, %w"),
+    ("f32", 2, pair("add", "%x0", "%y0", "%z", "f32") + pair("add", "%x1", "%y1", "%w", "f32"), "%w, %z"),
+    ("f32", 2, pair("add", "%x0", "%y0", "%z", "f32") + pair("minimum", "%x1", "%y1", "%w", "f32"), "%z, %w"),
+    ("f32", 2, pair("add", "%x0", "%y0", "%z", "f32") + pair("add", "%x1", "%y1", "%w", "f32"), "%z, %y1"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "count", "body", "returned"), BODIES)
+def test_a_scatter_sums_where_its_body_is_a_reduction(
+    dtype: str, count: int, body: str, returned: str, oracle: Oracle, rules: StablehloRules
+) -> None:
+    scalar, source, update = tensor((), dtype), tensor((4,), dtype), tensor((2,), dtype)
+    arguments = ", ".join(f"%{side}{i}: {scalar}" for side in "xy" for i in range(count))
+    text = (
+        f"func.func @main(%a: {source}, %i: tensor<2x1xi32>, %u: {update}) {{\n"
+        f'%0:{count} = "stablehlo.scatter"({", ".join(["%a"] * count)}, %i, {", ".join(["%u"] * count)}) '
+        "<{scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], "
+        f"index_vector_dim = 1>}}> ({{\n^bb0({arguments}):\n{body}stablehlo.return {returned} : {', '.join([scalar] * count)}\n}})"
+        f" : ({', '.join([source] * count)}, tensor<2x1xi32>, {', '.join([update] * count)}) -> ({', '.join([source] * count)})\n"
+        "return\n}"
+    )
+    compare(text, oracle, rules)
+
+
+def test_ops_without_a_row_are_reported_once() -> None:
+    text = (
+        "func.func @main(%a: tensor<8xf32>) {\n%0 = stablehlo.custom_call @mine(%a) : (tensor<8xf32>) -> tensor<8xf32>\n"
+        "%1 = stablehlo.custom_call @mine(%0) : (tensor<8xf32>) -> tensor<8xf32>\n%2 = stablehlo.tanh %1 : tensor<8xf32>\nreturn\n}"
+    )
+    rules = StablehloRules()
+    populate_rules(StablehloModule.parse(text).graph, rules)
+    assert rules.missing == ["stablehlo.custom_call@mine"]
+
+
+def test_a_row_of_the_users_own_gives_a_custom_call_its_rule(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('"stablehlo.custom_call@mine" = { dims = "m k, k n -> m n", reduce = { k = "sum" } }\n')
+    text = (
+        "func.func @main(%a: tensor<8x4xf32>, %b: tensor<4x1xf32>) {\n"
+        "%0 = stablehlo.custom_call @mine(%a, %b) : (tensor<8x4xf32>, tensor<4x1xf32>) -> tensor<8x1xf32>\nreturn\n}"
+    )
+    graph = StablehloModule.parse(text).graph
+    rule = StablehloRules(load_table([mine], shipped=STABLEHLO))(graph, 0, conservative=False)
+    assert str(rule) == "#sdy.op_sharding_rule<([i, j], [j, k])->([i, l]) {i=8, j=4, k=1, l=1} reduction={j}>"
+
+
+def test_a_call_that_does_not_fit_its_row_is_an_error(rules: StablehloRules) -> None:
+    text = (
+        "func.func @main(%a: tensor<4xf32>) {\n"
+        "%0:2 = stablehlo.custom_call @Eigh(%a) : (tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)\nreturn\n}"
+    )
+    graph = StablehloModule.parse(text).graph
+    with pytest.raises(RuleError, match=r"stablehlo.custom_call@Eigh.*\(4,\)"):
+        rules(graph, 0, conservative=False)
