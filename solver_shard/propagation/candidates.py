@@ -109,7 +109,7 @@ def within(axis: AxisRef, tensor: TensorFactors, factor: int, before: int, size:
             return left
         if size % before == 0:
             piece = math.gcd(size // before, left[2])
-            if piece > 1:
+            if piece > 1 or left[2] == 1:
                 return left if piece == left[2] else AxisRef(left[0], left[1], piece)
     if held.axes and is_prefix(held.axes[-1], left):
         return held.axes[-1]

@@ -86,9 +86,7 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
             flows[i] = _region_flow(graph, edge, maker[owner], owner)
         elif edge.kind is Kind.FUNC_EDGE:
             if maker[owner] < 0:
-                name, index = next(
-                    (f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments
-                )
+                name, index = next((f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments)
                 flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())), targets=(owner,))
             else:
                 call = graph.ops[maker[owner]]
@@ -113,9 +111,9 @@ def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
     ends = [block.ops[-1] for block in op.regions]
     if op.kind is Kind.WHILE:
         others = tuple(block.arguments[index] for block in op.regions)
-        uses = ((holder, index), (ends[1], index))
-        sources = tuple(graph.ops[i].operands[k] for i, k in uses)
-        return EdgeFlow(sources=sources, targets=(owner, *others), others=others, uses=uses)
+        both = ((holder, index), (ends[1], index))
+        sources = tuple(graph.ops[i].operands[k] for i, k in both)
+        return EdgeFlow(sources=sources, targets=(owner, *others), others=others, uses=both)
     if op.kind is Kind.CASE:
         uses = tuple((end, index) for end in ends)
         return EdgeFlow(sources=tuple(graph.ops[i].operands[k] for i, k in uses), targets=(owner,), uses=uses)

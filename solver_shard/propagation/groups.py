@@ -46,7 +46,8 @@ def settle_groups(graph: Graph, slots: Sequence[int], maker: Sequence[int]) -> G
             value = op.operands[0]
             if group_of.setdefault(value, op.group) != op.group:
                 raise InputError(
-                    f"{graph.values[value].name} is in sharding groups {group_of[value]} and {op.group}; a value can be in one; merge the groups"
+                    f"{graph.values[value].name} is in sharding groups {group_of[value]} and {op.group}; a value can be in one; "
+                    "merge the groups"
                 )
             groups.setdefault(op.group, []).append(value)
     values = list(graph.values)
@@ -99,9 +100,7 @@ def _constrain(graph: Graph, member: int, maker: int, mesh: str | MeshSpec) -> G
     """Add an open constraint right after the member, which takes over its uses."""
     value, op, result = graph.values[member], len(graph.ops), len(graph.values)
     open_dims = (DimSharding(open=True),) * len(value.shape or ())
-    made = Value(
-        name=f"{value.name}:constraint", shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=mesh, dims=open_dims)
-    )
+    made = Value(name=f"{value.name}:constraint", shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=mesh, dims=open_dims))
     constraint = Op(
         name="sdy.sharding_constraint",
         operands=(member,),

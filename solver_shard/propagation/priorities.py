@@ -122,5 +122,3 @@ def _initial(given: TensorSharding, mesh: MeshSpec) -> TensorSharding:
     names = [name for name, _ in mesh.axes]
     replicated.sort(key=lambda axis: (names.index(axis[0]), axis[1], axis[2]))
     return dataclasses.replace(given, dims=tuple(dims), replicated=tuple(replicated))
-
-

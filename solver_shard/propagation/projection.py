@@ -114,9 +114,7 @@ def unproject(tensor: TensorFactors, dims: FactorDims, sizes: Sequence[int], mes
             if math.prod(axis[2] for axis in sharding.axes) < sizes[factor]:
                 break
         made.append(DimSharding(tuple(axes), not closed))
-    return TensorSharding(
-        mesh=mesh, dims=tuple(made), replicated=tensor.replicated, unreduced=tensor.unreduced, reduction=tensor.reduction
-    )
+    return TensorSharding(mesh=mesh, dims=tuple(made), replicated=tensor.replicated, unreduced=tensor.unreduced, reduction=tensor.reduction)
 
 
 def _add(axes: list[AxisRef], more: Sequence[AxisRef]) -> None:

@@ -11,6 +11,7 @@ Factors are written as i to z, then z_1, z_2, ...; a dim of two factors as ``ij`
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ def parse_rule(text: str) -> ShardingRule:
     """
     match = _RULE.match(text) if len(text) <= _MAX_TEXT else None
     if match is None:
-        raise InputError(f"cannot read sharding rule {text[:200]!r}; write it as in '<([i, k], [k, j])->([i, j]) {{i=8, j=4, k=2}} reduction={{k}}>'")
+        raise InputError(
+            f"cannot read sharding rule {text[:200]!r}; write it as in '<([i, k], [k, j])->([i, j]) {{i=8, j=4, k=2}} reduction={{k}}>'"
+        )
     sizes = _parse_sizes(match["sizes"] or "", text)
     rest, held = match["rest"], dict[str, tuple[int, ...]]()
     while found := _SET.match(rest):
@@ -103,7 +106,9 @@ def parse_rule(text: str) -> ShardingRule:
         rest = rest[found.end() :].lstrip()
     custom = rest.strip().lstrip(",").strip()
     if custom not in ("", "custom"):
-        raise InputError(f"cannot read sharding rule {text[:200]!r} at {custom[:60]!r}; after the sizes come {', '.join(_SETS)} or 'custom'")
+        raise InputError(
+            f"cannot read sharding rule {text[:200]!r} at {custom[:60]!r}; after the sizes come {', '.join(_SETS)} or 'custom'"
+        )
     rule = ShardingRule(
         sizes=sizes,
         operands=_parse_tensors(match["operands"], text),
@@ -142,7 +147,7 @@ def check_rule(rule: ShardingRule, where: str) -> None:
     if unused:
         raise InputError(f"{where}: no tensor uses factor {unused[0]}; drop it from the sizes")
     for name, held in zip(_SETS, (rule.reduction, rule.need_replication, rule.permutation, rule.blocked), strict=True):
-        if any(not 0 <= f < len(rule.sizes) for f in held) or any(a >= b for a, b in zip(held, held[1:], strict=False)):
+        if any(not 0 <= f < len(rule.sizes) for f in held) or any(a >= b for a, b in itertools.pairwise(held)):
             raise InputError(f"{where}: {name} must list factors that exist, in ascending order, each once")
     typed = (*rule.reduction, *rule.need_replication, *rule.permutation)
     if len(set(typed)) != len(typed):
@@ -154,7 +159,9 @@ def _parse_sizes(body: str, text: str) -> tuple[int, ...]:
     for part in _split(body):
         name, _, size = (piece.strip() for piece in part.partition("="))
         if _parse_factor(name, text) != len(sizes) or not re.fullmatch(r"[0-9]{1,18}", size):
-            raise InputError(f"cannot read sharding rule {text[:200]!r} at {part!r}; sizes are given in the order i, j, ... as in 'i=8, j=4'")
+            raise InputError(
+                f"cannot read sharding rule {text[:200]!r} at {part!r}; sizes are given in the order i, j, ... as in 'i=8, j=4'"
+            )
         sizes.append(int(size))
     return tuple(sizes)
 

@@ -65,8 +65,8 @@ class State:
         self.maker = [NO_OP] * len(graph.values)
         self.calls: dict[str, list[int]] = {}
         for position, function in enumerate(graph.functions):
-            for op in function.body.ops:
-                self.function[op] = position
+            for held in function.body.ops:
+                self.function[held] = position
         for i in self.order:
             op = graph.ops[i]
             for value in op.results:
@@ -115,7 +115,7 @@ class State:
                     for value, result in zip(block.arguments, op.results, strict=True):
                         self.slots[value] = result
             elif op.kind in (Kind.MANUAL, Kind.NAMED):
-                held = op.in_shardings or (None,) * len(op.operands)
+                held: Sequence[TensorSharding | None] = op.in_shardings or (None,) * len(op.operands)
                 arguments = op.regions[0].arguments
                 made = self._new_slots(held, [self.ranks[v] for v in arguments])
                 self.in_slots[i] = made
@@ -126,11 +126,11 @@ class State:
         for edge, flow in self.flows.items():
             for value in flow.targets:
                 self.slots[value] = graph.ops[edge].results[0]
-        self.result_slots = []
+        self.result_slots: list[tuple[int, ...]] = []
         for function in graph.functions:
             returned = graph.ops[function.body.ops[-1]].operands if function.body.ops else ()
-            held = function.result_shardings or (None,) * len(returned)
-            self.result_slots.append(self._new_slots(held, [self.ranks[v] for v in returned]))
+            given = function.result_shardings or (None,) * len(returned)
+            self.result_slots.append(self._new_slots(given, [self.ranks[v] for v in returned]))
 
     def _new_slots(self, shardings: Sequence[TensorSharding | None], ranks: Sequence[int]) -> tuple[int, ...]:
         first = len(self.numbers)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import random
 
-from stablehlo_ops import OPS, Body, Names, Val
-
 from propagation.random_modules import Generator, Scope, Shape
+from stablehlo_ops import OPS, Body, Names, Val
 
 _SEVERAL = ("custom_call", "unary", "binary", "reshape", "dot_general", "gather", "scatter", "convolution", "concatenate")
 """Generators that are drawn more often: each stands for many ops or forms."""
@@ -60,5 +59,3 @@ class AllOps(Generator):
 
     def _annotation(self, scope: Scope, made: list[Val]) -> str:
         return self.attr(scope, [v.shape for v in made], braces=False) if made else ""
-
-

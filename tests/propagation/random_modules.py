@@ -254,7 +254,9 @@ class Generator:
             dims.append(len(out))
             out.append(self.rng.choice(self.sizes) if size == 1 else size)
         made = tuple(out)
-        self.emit(scope, f"stablehlo.broadcast_in_dim {x}, dims = {dims} {self.attr(scope, [made])}: ({tensor(shape)}) -> {tensor(made)}", made)
+        self.emit(
+            scope, f"stablehlo.broadcast_in_dim {x}, dims = {dims} {self.attr(scope, [made])}: ({tensor(shape)}) -> {tensor(made)}", made
+        )
 
     def reduce(self, scope: Scope) -> None:
         x, shape = self.pick(scope, 1)
@@ -426,7 +428,9 @@ class Generator:
             elif draw < 0.6:
                 sets["permutation"].append(f)
         blocked = [f for f in range(len(factors)) if self.rng.random() < 0.15]
-        special = "".join(f" {name}={{{', '.join(letters[f] for f in held)}}}" for name, held in (*sets.items(), ("blocked_propagation", blocked)) if held)
+        special = "".join(
+            f" {name}={{{', '.join(letters[f] for f in held)}}}" for name, held in (*sets.items(), ("blocked_propagation", blocked)) if held
+        )
         sizes = ", ".join(f"{letters[f]}={n}" for f, n in enumerate(factors))
         rule = f"#sdy.op_sharding_rule<({text(dims[0])}, {text(dims[1])})->({text([[f] for f in kept])}) {{{sizes}}}{special}, custom>"
         attr = self.attr(scope, [out], braces=False)
@@ -449,7 +453,9 @@ class Generator:
 
     def reverse(self, scope: Scope) -> None:
         x, shape = self.pick(scope, 1)
-        self.emit(scope, f"stablehlo.reverse {x}, dims = [{self.rng.randrange(len(shape))}] {self.attr(scope, [shape])}: {tensor(shape)}", shape)
+        self.emit(
+            scope, f"stablehlo.reverse {x}, dims = [{self.rng.randrange(len(shape))}] {self.attr(scope, [shape])}: {tensor(shape)}", shape
+        )
 
     def iota(self, scope: Scope) -> None:
         shape = self.shape()
@@ -532,7 +538,9 @@ class Generator:
         """Add the results of a region op to the scope."""
         scope.values += list(zip(results, shapes, strict=True))
 
-    def block(self, scope: Scope, values: list[tuple[str, Shape]], wanted: list[Shape], *, keep: bool, forbidden: frozenset[str]) -> tuple[list[str], list[str]]:
+    def block(
+        self, scope: Scope, values: list[tuple[str, Shape]], wanted: list[Shape], *, keep: bool, forbidden: frozenset[str]
+    ) -> tuple[list[str], list[str]]:
         """Lines of a body of a few ops, and values of the wanted shapes."""
         outer = list(scope.values) if keep else []
         inner = Scope(values=[*outer, *values], indent=scope.indent + "  ", forbidden=forbidden)
@@ -578,7 +586,9 @@ class Generator:
         branches = []
         for _ in range(self.rng.randint(1, 3)):
             lines, returned = self.block(scope, [], shapes, keep=True, forbidden=scope.forbidden)
-            branches.append("{\n" + "".join(line + "\n" for line in lines) + f"{i}  stablehlo.return {', '.join(returned)} : {types}\n{i}}}")
+            branches.append(
+                "{\n" + "".join(line + "\n" for line in lines) + f"{i}  stablehlo.return {', '.join(returned)} : {types}\n{i}}}"
+            )
         scope.lines.append(
             f'{i}{name}:{len(shapes)} = "stablehlo.case"({index}) ({", ".join(branches)}) {self.attr(scope, shapes)}: (tensor<i32>) -> ({types})'
         )
@@ -588,7 +598,9 @@ class Generator:
         values, shapes = self.several(scope)
         name = self.name()
         types = ", ".join(map(tensor, shapes))
-        scope.lines.append(f"{scope.indent}{name}:{len(shapes)} = stablehlo.optimization_barrier {self.attr(scope, shapes)}{', '.join(values)} : {types}")
+        scope.lines.append(
+            f"{scope.indent}{name}:{len(shapes)} = stablehlo.optimization_barrier {self.attr(scope, shapes)}{', '.join(values)} : {types}"
+        )
         self.edged(scope, name, shapes, [f"{name}#{k}" for k in range(len(shapes))])
 
     def named(self, scope: Scope) -> None:
