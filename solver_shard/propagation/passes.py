@@ -1,6 +1,7 @@
 """The propagation passes: basic, aggressive, op-priority, user-priority, each running the one before; and the rules alone.
 
->>> propagate(graph, "user-priority", registry).graph
+made = propagate(graph, "user-priority", registry)
+made.graph.values[i].sharding
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from solver_shard.errors import InputError
+from solver_shard.propagation.check import check_graph, fit_rule
 from solver_shard.propagation.graph import Graph, Kind, Registry
 from solver_shard.propagation.groups import settle_groups
 from solver_shard.propagation.priorities import LEVELS, hide_priorities, op_directions, restore_priority
@@ -63,6 +65,7 @@ def propagate(graph: Graph, name: PassName, registry: Registry, options: Options
     if options.strategy not in _STRATEGIES:
         raise InputError(f"unknown propagation strategy {options.strategy!r}; legal: {', '.join(_STRATEGIES)}")
     main = _main(graph)
+    check_graph(graph)
     bare = State(graph, main, [None] * len(graph.ops), frozenset())
     grouped = settle_groups(graph, bare.slots, bare.maker)
     rules = op_rules(grouped.graph, registry, conservative=options.conservative)
@@ -80,6 +83,7 @@ def propagate(graph: Graph, name: PassName, registry: Registry, options: Options
 
 def populate_rules(graph: Graph, registry: Registry, *, conservative: bool = False) -> Graph:
     """The graph with the rule of every op that has one."""
+    check_graph(graph)
     rules = op_rules(graph, registry, conservative=conservative)
     ops = tuple(dataclasses.replace(op, rule=rule) for op, rule in zip(graph.ops, rules, strict=True))
     return dataclasses.replace(graph, ops=ops)
@@ -93,7 +97,10 @@ def op_rules(graph: Graph, registry: Registry, *, conservative: bool) -> list[Sh
         if op.rule is not None:
             rules[i] = op.rule
         elif op.kind in (Kind.PLAIN, Kind.CONSTRAINT):
-            rules[i] = registry(graph, i, conservative=conservative)
+            rule = registry(graph, i, conservative=conservative)
+            if rule is not None:
+                fit_rule(graph, op, rule)
+            rules[i] = rule
     return rules
 
 

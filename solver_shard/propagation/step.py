@@ -87,7 +87,7 @@ class Stepper:
         if symbol is None:
             return ()
         mesh = self.mesh(symbol)
-        if not mesh.axes and mesh.device_ids:
+        if mesh.is_maximal:
             return ()
         dims = (*rule.operands, *rule.results)
         tensors = [project(sharding, held, rule.sizes) for sharding, held in zip(shardings, dims, strict=True)]
@@ -102,7 +102,8 @@ class Stepper:
         changes = []
         for position in sorted(_STRATEGIES[strategy](tensors, setting)):
             new = unproject(tensors[position], dims[position], rule.sizes, symbol)
-            if new != (shardings[position] or new) or (shardings[position] is None and _has_axes(new)):
+            old = shardings[position]
+            if new != old if old is not None else _has_axes(new):
                 changes.append((position, self.number(new)))
         return tuple(changes)
 
@@ -116,15 +117,11 @@ class Stepper:
                 found = sharding.mesh
                 continue
             known, other = self.mesh(found), self.mesh(sharding.mesh)
-            if _is_empty(known):
-                found = sharding.mesh if not _is_empty(other) else found
-            elif not _is_empty(other) and known != other:
+            if known.is_empty and not other.is_empty:
+                found = sharding.mesh
+            elif not known.is_empty and not other.is_empty and known != other:
                 return None
         return found
-
-
-def _is_empty(mesh: MeshSpec) -> bool:
-    return not mesh.axes and not mesh.device_ids
 
 
 def _has_axes(sharding: TensorSharding) -> bool:
