@@ -50,6 +50,8 @@ class StablehloModule:
                 module = mlir.ir.Module.parse(text)
             except mlir.ir.MLIRError as error:
                 raise parse_error(error, text, file) from None
+            except ValueError as error:
+                raise InputError(f"{file}: jaxlib cannot read it: {error}") from None
             try:
                 return cls(text=text, file=file, graph=read_graph(module, mlir).graph)
             except InputError as error:

@@ -206,6 +206,10 @@ BAD = [
     ("module {\n  module @inner {\n  }\n}", r"line 2: builtin.module lies beside functions"),
     ("hello", r"line 1: custom op 'hello' is unknown"),
     ("func.func @main() {", "line 1: "),
+    (
+        function(line="%3 = stablehlo.convolution(%x, %y) dim_numbers = [b, f]x[9223372036854775807, i, o]->[b, f] : () -> ()"),
+        r"m.mlir: jaxlib cannot read it: .*capacity",
+    ),
 ]
 
 
