@@ -201,7 +201,8 @@ class Generator:
         p = self.name()
         boolean = f"tensor<{'x'.join(map(str, shape))}xi1>"
         scope.lines.append(
-            f"{scope.indent}{p} = stablehlo.compare LT, {x}, {y} {self.attr(scope, [shape])}: ({tensor(shape)}, {tensor(shape)}) -> {boolean}"
+            f"{scope.indent}{p} = stablehlo.compare LT, {x}, {y} {self.attr(scope, [shape])}"
+            f": ({tensor(shape)}, {tensor(shape)}) -> {boolean}"
         )
         self.emit(scope, f"stablehlo.select {p}, {x}, {y} {self.attr(scope, [shape])}: {boolean}, {tensor(shape)}", shape)
 
@@ -446,7 +447,8 @@ class Generator:
         scope.lines.append(
             f'{i}{name}:2 = "stablehlo.sort"({x}, {y}) <{{dimension = {dim} : i64, is_stable = true}}> ({{\n'
             f"{i}^bb0(%sa: tensor<f32>, %sb: tensor<f32>, %sc: tensor<f32>, %sd: tensor<f32>):\n"
-            f"{i}  %se = stablehlo.compare LT, %sa, %sb : (tensor<f32>, tensor<f32>) -> tensor<i1>\n{i}  stablehlo.return %se : tensor<i1>\n"
+            f"{i}  %se = stablehlo.compare LT, %sa, %sb : (tensor<f32>, tensor<f32>) -> tensor<i1>\n"
+            f"{i}  stablehlo.return %se : tensor<i1>\n"
             f"{i}}}) {self.attr(scope, [shape, shape])}: ({tensor(shape)}, {tensor(shape)}) -> ({tensor(shape)}, {tensor(shape)})"
         )
         scope.values += [(f"{name}#0", shape), (f"{name}#1", shape)]
@@ -473,7 +475,8 @@ class Generator:
         slices = ", ".join(map(str, (1, *width)))
         self.emit(
             scope,
-            f'"stablehlo.gather"({x}, {name}) <{{dimension_numbers = #stablehlo.gather<offset_dims = {offsets}, collapsed_slice_dims = [0], '
+            f'"stablehlo.gather"({x}, {name}) <{{dimension_numbers = #stablehlo.gather<offset_dims = {offsets}, '
+            "collapsed_slice_dims = [0], "
             f"start_index_map = [0], index_vector_dim = 1>, indices_are_sorted = false, slice_sizes = array<i64: {slices}>}}> "
             f"{self.attr(scope, [out])}: ({tensor(shape)}, tensor<{rows}x1xi32>) -> {tensor(out)}",
             out,
@@ -526,7 +529,8 @@ class Generator:
         sizes = ", ".join(map(str, window))
         self.emit(
             scope,
-            f'"stablehlo.reduce_window"({x}, {zero}) <{{window_dimensions = array<i64: {sizes}>, window_strides = array<i64: {sizes}>}}> ({{\n'
+            f'"stablehlo.reduce_window"({x}, {zero}) <{{window_dimensions = array<i64: {sizes}>, '
+            f"window_strides = array<i64: {sizes}>}}> ({{\n"
             f"{i}^bb0(%wa: tensor<f32>, %wb: tensor<f32>):\n{i}  %wc = stablehlo.add %wa, %wb : tensor<f32>\n"
             f"{i}  stablehlo.return %wc : tensor<f32>\n{i}}}) {self.attr(scope, [out])}: ({tensor(shape)}, tensor<f32>) -> {tensor(out)}",
             out,
@@ -590,7 +594,8 @@ class Generator:
                 "{\n" + "".join(line + "\n" for line in lines) + f"{i}  stablehlo.return {', '.join(returned)} : {types}\n{i}}}"
             )
         scope.lines.append(
-            f'{i}{name}:{len(shapes)} = "stablehlo.case"({index}) ({", ".join(branches)}) {self.attr(scope, shapes)}: (tensor<i32>) -> ({types})'
+            f'{i}{name}:{len(shapes)} = "stablehlo.case"({index}) ({", ".join(branches)}) '
+            f"{self.attr(scope, shapes)}: (tensor<i32>) -> ({types})"
         )
         self.edged(scope, name, shapes, [f"{name}#{k}" for k in range(len(shapes))])
 
@@ -643,7 +648,8 @@ class Generator:
             f"{i}{name} = sdy.manual_computation({', '.join(values)}) in_shardings=[{', '.join(in_texts)}] "
             f"out_shardings=[{', '.join(out_texts)}] manual_axes={{{axes}}} ({header}) {{\n"
             + "".join(line + "\n" for line in lines)
-            + f"{i}  sdy.return {returned[0]} : {tensor(local_out[0])}\n{i}}} : ({', '.join(map(tensor, shapes))}) -> {tensor(outer_out[0])}"
+            + f"{i}  sdy.return {returned[0]} : {tensor(local_out[0])}\n"
+            + f"{i}}} : ({', '.join(map(tensor, shapes))}) -> {tensor(outer_out[0])}"
         )
         self.edged(scope, name, outer_out, [name])
 
@@ -717,7 +723,8 @@ class Generator:
         types = ", ".join(tensor(shape) for _, shape in returned)
         functions = "".join("\n" + f for f in self.functions)
         return (
-            f"module {{\n  sdy.mesh @mesh = <[{axes}]>{other}\n  func.func @main({', '.join(arguments)}) -> ({', '.join(results)}) {{\n{body}\n"
+            f"module {{\n  sdy.mesh @mesh = <[{axes}]>{other}\n"
+            f"  func.func @main({', '.join(arguments)}) -> ({', '.join(results)}) {{\n{body}\n"
             f"    return {', '.join(name for name, _ in returned)} : {types}\n  }}{functions}\n}}\n"
         )
 
