@@ -150,7 +150,7 @@ class _Reader:
         attributes = op.attributes
         kind = KINDS.get(op.name, Kind.PLAIN)
         single = "out_sharding" if op.name in OUT_SHARDING else "sharding"
-        if op.name in OUT_SHARDING or kind in (Kind.CONSTRAINT, Kind.EDGE, Kind.FUNC_EDGE):
+        if op.name in OUT_SHARDING or kind in (Kind.CONSTRAINT, Kind.EDGE):
             return (self.shardings.one(attributes[single]) if single in attributes else None,)
         several = "out_shardings" if kind in (Kind.MANUAL, Kind.NAMED) else "sdy.sharding"
         if several not in attributes:

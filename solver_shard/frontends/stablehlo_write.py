@@ -16,7 +16,7 @@ from solver_shard.frontends.stablehlo_read import Reading
 from solver_shard.frontends.stablehlo_shardings import ShardingWriter, write_rule
 from solver_shard.propagation.graph import Block, Graph, Kind, Op
 
-_SINGLE = (Kind.CONSTRAINT, Kind.EDGE, Kind.FUNC_EDGE)
+_SINGLE = (Kind.CONSTRAINT, Kind.EDGE)
 
 
 def write_graph(reading: Reading, graph: Graph, mlir: Bindings, context: Any) -> None:

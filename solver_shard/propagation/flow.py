@@ -28,7 +28,8 @@ class EdgeFlow:
 
     Attributes:
         sources: values, in order.
-        targets: values that read and write the edge's sharding, the owner among them.
+        targets: values that read and write the edge's sharding, the owner among them; none of a function's edge, whose owner is read by
+            nothing else.
         others: the targets that are not the owner.
         uses: the (op, operand position) through which the sources reach the edge.
         manual: the manual axes that the edge crosses.
@@ -38,7 +39,7 @@ class EdgeFlow:
     """
 
     sources: tuple[int, ...]
-    targets: tuple[int, ...]
+    targets: tuple[int, ...] = ()
     others: tuple[int, ...] = ()
     uses: tuple[tuple[int, int], ...] = ()
     manual: tuple[str, ...] = ()
@@ -87,14 +88,14 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
         elif edge.kind is Kind.FUNC_EDGE:
             if maker[owner] < 0:
                 name, index = next((f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments)
-                flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())), targets=(owner,))
+                flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())))
             else:
                 call = graph.ops[maker[owner]]
                 if call.kind is not Kind.CALL or call.callee not in functions:
                     raise _misplaced(graph, edge)
                 index = call.results.index(owner)
                 end = functions[call.callee].body.ops[-1]
-                flows[i] = EdgeFlow(sources=(graph.ops[end].operands[index],), targets=(owner,))
+                flows[i] = EdgeFlow(sources=(graph.ops[end].operands[index],))
     return flows
 
 
