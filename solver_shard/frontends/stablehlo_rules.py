@@ -42,6 +42,8 @@ class StablehloRules:
             if found.name not in self.missing:
                 self.missing.append(found.name)
             return None
+        if found.results and graph.values[found.results[0]].shape is None:
+            return None  # a token
         if graph is not self._graph:
             self._index(graph)
         attributes = {**found.attributes, **self._facts(graph, op)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from solver_shard.errors import RuleError
 from solver_shard.rulebook.draft import Call
 from solver_shard.rulebook.rule import Kind
 from solver_shard.rulebook.sheet import Sheet
@@ -24,9 +25,22 @@ def none(call: Call, row: Row) -> Sheet:
 
 
 def pointwise(call: Call, row: Row) -> Sheet:
-    """One factor per dim of the first result, in all operands and results, scalars aside."""
+    """One factor per dim of the first result, in all operands and results that have the dim."""
     del row
-    return _alike(call)
+    if not call.results:
+        return Sheet.without(call)
+    sheet = Sheet(call)
+    shape = call.results[0].shape
+    if any(len(tensor.shape) > len(shape) for tensor in (*call.operands, *call.results)):
+        shapes = ", ".join(str(tensor.shape) for tensor in (*call.operands, *call.results))
+        raise RuleError(f"{call.name} goes dim by dim of its first result, but others have more dims: {shapes}; check the op's operands")
+    for d, size in enumerate(shape):
+        sheet.factor(
+            [d if d < len(tensor.shape) else None for tensor in call.operands],
+            [d if d < len(tensor.shape) else None for tensor in call.results],
+            size,
+        )
+    return sheet
 
 
 def reverse(call: Call, row: Row) -> Sheet:
@@ -253,8 +267,6 @@ def rng_bit_generator(call: Call, row: Row) -> Sheet:
 
 def _alike(call: Call, *, dims: Collection[int] = (), kind: Kind = "pass_through", blocked: Collection[int] = ()) -> Sheet:
     """All operands and results have the dims of the first result, scalars aside; some dims are of another kind."""
-    if not call.results:
-        return Sheet.without(call)
     sheet = Sheet(call)
     for d, size in enumerate(call.results[0].shape):
         sheet.shared(d, size, kind if d in dims else "pass_through", blocked=d in blocked)

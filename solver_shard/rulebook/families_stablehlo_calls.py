@@ -25,30 +25,28 @@ def eigh(call: Call, row: Row) -> Sheet:
     rank = len(shape)
     for d in range(rank - 2):
         sheet.shared(d, shape[d])
-    sheet.factor((rank - 2,), (rank - 2, None), shape[-2])
-    sheet.factor((rank - 1,), (rank - 1, rank - 2), shape[-1])
+    count = len(call.results)
+    sheet.factor((rank - 2,), (rank - 2, None)[:count], shape[-2])
+    sheet.factor((rank - 1,), (rank - 1, rank - 2)[:count], shape[-1])
     return sheet
 
 
 def reflectors(call: Call, row: Row) -> Sheet:
-    """QR and Householder products: batch dims pass; matrices are whole, as are the vectors of their reflectors."""
+    """QR and Householder products: batch dims pass; matrices are whole, as are the vectors of their reflectors.
+
+    The vectors are the second operand or the second result.
+    """
     del row
     sheet = Sheet(call)
-    tensors = (*call.operands, *call.results)
-    rank = max(len(t.shape) for t in tensors)
     shape = call.operands[0].shape
+    rank = len(shape)
     for d in range(rank - 2):
         sheet.shared(d, shape[d])
-
-    def add(matrix: int | None, vector: int | None, size: int) -> None:
-        places = [(matrix if len(t.shape) == rank else vector) for t in tensors]
-        count = len(call.operands)
-        sheet.factor(places[:count], places[count:], size, "need_replication")
-
-    add(rank - 2, None, shape[-2])
-    add(rank - 1, None, shape[-1])
-    vector = next(t.shape for t in tensors if len(t.shape) < rank)
-    add(None, rank - 2, vector[-1])
+    sides = (len(call.operands), len(call.results))
+    for matrix in (rank - 2, rank - 1):
+        sheet.factor(*((matrix, None)[:count] for count in sides), shape[matrix], "need_replication")
+    vectors = (*call.operands[1:], *call.results[1:])
+    sheet.factor(*((None, rank - 2)[:count] for count in sides), vectors[0].shape[rank - 2], "need_replication")
     return sheet
 
 
@@ -56,7 +54,7 @@ def topk(call: Call, row: Row) -> Sheet:
     """The dim of which the largest are taken is whole, and nothing is propagated along it."""
     del row
     sheet = Sheet(call)
-    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
+    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=False)):
         sheet.shared(d, size, "pass_through" if size == made else "need_replication", blocked=size != made)
     return sheet
 
@@ -65,7 +63,7 @@ def partial_topk(call: Call, row: Row) -> Sheet:
     """Approximate top-k: the operands may be cut along the searched dim; what is found is whole."""
     del row
     sheet = Sheet(call)
-    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
+    for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=False)):
         if size == made:
             sheet.shared(d, size)
         else:

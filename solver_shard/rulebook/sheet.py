@@ -59,6 +59,8 @@ class Sheet:
         index = self._new(size, kind, reduction, blocked)
         for tensors, places in ((self.operands, operands), (self.results, results)):
             for dims, dim in zip(tensors, places, strict=True):
+                if dim is not None and not 0 <= dim < len(dims):
+                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
                 if dim is not None and (size != 1 or not dims[dim]):
                     dims[dim].append(index)
 

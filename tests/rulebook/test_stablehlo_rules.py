@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,38 @@ def test_a_scatter_sums_where_its_body_is_a_reduction(
     compare(text, oracle, rules)
 
 
+CALLS = [
+    "%0 = stablehlo.custom_call @MoveToHost(%a, %t) : (tensor<8x4xf32>, !stablehlo.token) -> !stablehlo.token",
+    "%0 = stablehlo.custom_call @MoveToHost(%v, %f) : (tensor<8xf32>, tensor<f32>) -> tensor<8x4xf32>",
+    "%0:2 = stablehlo.custom_call @X64SplitLow(%a) : (tensor<8x4xf32>) -> (tensor<8x4xf32>, tensor<8xf32>)",
+    "%0 = stablehlo.custom_call @X64Combine(%v, %f) : (tensor<8xf32>, tensor<f32>) -> tensor<8xf64>",
+    "%0 = stablehlo.custom_call @mhlo.topk(%v) : (tensor<8xf32>) -> tensor<8x4xf32>",
+    "%0 = stablehlo.custom_call @Eigh(%a) : (tensor<8x4xf32>) -> tensor<8x4xf32>",
+    "%0:2 = stablehlo.custom_call @Qr(%a) : (tensor<8x4xf32>) -> (tensor<8x4xf32>, tensor<8x4xf32>)",
+    "%0 = stablehlo.custom_call @ApproxTopK(%a, %a) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x2xf32>",
+]
+
+
+@pytest.mark.parametrize("line", CALLS)
+def test_unusual_custom_calls_have_the_rule_of_the_reference(line: str, oracle: Oracle, rules: StablehloRules) -> None:
+    arguments = "%a: tensor<8x4xf32>, %v: tensor<8xf32>, %f: tensor<f32>, %t: !stablehlo.token"
+    compare(f"func.func @main({arguments}) {{\n{line}\nreturn\n}}", oracle, rules)
+
+
+def test_a_call_without_results_has_no_rule(rules: StablehloRules) -> None:
+    """The reference aborts on it."""
+    text = "func.func @main(%a: tensor<8xf32>) {\nstablehlo.custom_call @annotate_device_placement(%a) : (tensor<8xf32>) -> ()\nreturn\n}"
+    assert rules(StablehloModule.parse(text).graph, 0, conservative=False) is None
+
+
+def test_every_op_of_the_dialects_has_a_row() -> None:
+    dialects = [importlib.import_module(f"jaxlib.mlir.dialects._{name}_ops_gen") for name in ("stablehlo", "sdy")]
+    names = {found.OPERATION_NAME for dialect in dialects for found in vars(dialect).values() if hasattr(found, "OPERATION_NAME")}
+    table = load_table(shipped=STABLEHLO)
+    assert names - set(table) == {"stablehlo.custom_call", "stablehlo.return", "sdy.return", "sdy.mesh"}
+    assert {name for name in table if "@" not in name} <= names
+
+
 def test_ops_without_a_row_are_reported_once() -> None:
     text = (
         "func.func @main(%a: tensor<8xf32>) {\n%0 = stablehlo.custom_call @mine(%a) : (tensor<8xf32>) -> tensor<8xf32>\n"
@@ -148,11 +181,17 @@ def test_a_row_of_the_users_own_gives_a_custom_call_its_rule(tmp_path: Path) -> 
     assert str(rule) == "#sdy.op_sharding_rule<([i, j], [j, k])->([i, l]) {i=8, j=4, k=1, l=1} reduction={j}>"
 
 
-def test_a_call_that_does_not_fit_its_row_is_an_error(rules: StablehloRules) -> None:
-    text = (
-        "func.func @main(%a: tensor<4xf32>) {\n"
-        "%0:2 = stablehlo.custom_call @Eigh(%a) : (tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)\nreturn\n}"
-    )
+@pytest.mark.parametrize(
+    ("target", "operand", "result", "message"),
+    [
+        ("Eigh", "tensor<4xf32>", "tensor<4xf32>", r"stablehlo.custom_call@Eigh.*operand shapes \(4,\)"),
+        ("Qr", "tensor<4x4xf32>", "tensor<4x4xf32>", r"stablehlo.custom_call@Qr.*operand shapes \(4, 4\)"),
+        ("MoveToHost", "tensor<4x4xf32>", "tensor<4xf32>", r"MoveToHost goes dim by dim.*\(4, 4\), \(4,\)"),
+    ],
+)
+def test_a_call_that_does_not_fit_its_row_is_an_error(target: str, operand: str, result: str, message: str, rules: StablehloRules) -> None:
+    """The reference aborts or refuses."""
+    text = f"func.func @main(%a: {operand}) {{\n%0 = stablehlo.custom_call @{target}(%a) : ({operand}) -> {result}\nreturn\n}}"
     graph = StablehloModule.parse(text).graph
-    with pytest.raises(RuleError, match=r"stablehlo.custom_call@Eigh.*\(4,\)"):
+    with pytest.raises(RuleError, match=message):
         rules(graph, 0, conservative=False)
