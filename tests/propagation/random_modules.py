@@ -51,16 +51,17 @@ class Generator:
         self.parts = rng.random() < 0.6
         self.unreduced = rng.random() < 0.2
         self.sizes = rng.choice((SIZES, (2, 4, 8), (4, 8, 16), (2, 3, 4, 6)))
-        self.edges = rng.random() < 0.9
         self.regions = rng.choice((0.0, 0.1, 0.25))
         self.two_meshes = rng.random() < 0.1
+        self.inlined = rng.random() < 0.03
         self.next = 0
         self.arguments: list[tuple[str, Shape]] = []
         self.groups = rng.randint(1, 3) if rng.random() < 0.3 else 0
         self.grouped: dict[str, int] = {}
         self.group_shapes: dict[int, Shape] = {}
         self.depth = 0
-        self.functions: list[str] = []
+        self.functions: list[tuple[str, Shape, str]] = []
+        self.function_edges = rng.random() < 0.5
 
     # names and shapes
 
@@ -120,6 +121,8 @@ class Generator:
 
     def sharding(self, shape: Shape, forbidden: frozenset[str], mesh: str = "@mesh", *, fresh: bool = True) -> str:
         """``<@mesh, [{"a", ?}, {}]>``: at random, of a tensor of this shape."""
+        if self.rng.random() < 0.02:
+            return f"<@empty, [{', '.join(self.rng.choice(('{}', '{?}')) for _ in shape)}]>"
         axes = [axis for axis in self.axes(forbidden) if self.rng.random() < 0.75]
         dims: list[list[Axis]] = [[] for _ in shape]
         replicated: list[Axis] = []
@@ -151,7 +154,11 @@ class Generator:
         return f'"{name}"' if pre == 1 and size == dict(self.mesh)[name] else f'"{name}":({pre}){size}'
 
     def symbol(self) -> str:
-        return "@other" if self.two_meshes and self.rng.random() < 0.3 else "@mesh"
+        draw = self.rng.random()
+        if self.inlined and draw < 0.2:
+            axes = ", ".join(f'"{name}"={size}' for name, size in self.mesh)
+            return f"mesh<[{axes}]>"
+        return "@other" if self.two_meshes and draw < 0.3 else "@mesh"
 
     def attr(self, scope: Scope, shapes: list[Shape], *, always: bool = False, braces: bool = True) -> str:
         """A sharding attribute for an op's results, or nothing."""
@@ -358,6 +365,9 @@ class Generator:
 
     def constraint(self, scope: Scope) -> None:
         x, shape = self.pick(scope)
+        if self.rng.random() < 0.3:
+            self.emit(scope, f"sdy.reshard {x} {self.sharding(shape, scope.forbidden, self.symbol())} : {tensor(shape)}", shape)
+            return
         self.emit(scope, f"sdy.sharding_constraint {x} {self.sharding(shape, scope.forbidden, self.symbol())} : {tensor(shape)}", shape)
 
     def propagation_barrier(self, scope: Scope) -> None:
@@ -538,10 +548,6 @@ class Generator:
 
     # regions
 
-    def edged(self, scope: Scope, name: str, shapes: list[Shape], results: list[str]) -> None:
-        """Add the results of a region op to the scope."""
-        scope.values += list(zip(results, shapes, strict=True))
-
     def block(
         self, scope: Scope, values: list[tuple[str, Shape]], wanted: list[Shape], *, keep: bool, forbidden: frozenset[str]
     ) -> tuple[list[str], list[str]]:
@@ -580,24 +586,28 @@ class Generator:
             + "".join(line + "\n" for line in lines)
             + f"{i}  stablehlo.return {', '.join(returned)} : {types}\n{i}}}) {self.attr(scope, shapes)}: ({types}) -> ({types})"
         )
-        self.edged(scope, name, shapes, [f"{name}#{k}" for k in range(len(shapes))])
+        scope.values += [(f"{name}#{k}", shape) for k, shape in enumerate(shapes)]
 
     def case(self, scope: Scope) -> None:
+        """A case, or an if."""
         shapes = [self.pick(scope)[1] for _ in range(self.rng.randint(1, 2))]
         index, name, i = self.name(), self.name(), scope.indent
-        scope.lines.append(f"{i}{index} = stablehlo.constant dense<0> : tensor<i32>")
+        op, literal, kind, count = "case", "0", "i32", self.rng.randint(1, 3)
+        if self.rng.random() < 0.2:
+            op, literal, kind, count = "if", "true", "i1", 2
+        scope.lines.append(f"{i}{index} = stablehlo.constant dense<{literal}> : tensor<{kind}>")
         types = ", ".join(map(tensor, shapes))
         branches = []
-        for _ in range(self.rng.randint(1, 3)):
+        for _ in range(count):
             lines, returned = self.block(scope, [], shapes, keep=True, forbidden=scope.forbidden)
             branches.append(
                 "{\n" + "".join(line + "\n" for line in lines) + f"{i}  stablehlo.return {', '.join(returned)} : {types}\n{i}}}"
             )
         scope.lines.append(
-            f'{i}{name}:{len(shapes)} = "stablehlo.case"({index}) ({", ".join(branches)}) '
-            f"{self.attr(scope, shapes)}: (tensor<i32>) -> ({types})"
+            f'{i}{name}:{len(shapes)} = "stablehlo.{op}"({index}) ({", ".join(branches)}) '
+            f"{self.attr(scope, shapes)}: (tensor<{kind}>) -> ({types})"
         )
-        self.edged(scope, name, shapes, [f"{name}#{k}" for k in range(len(shapes))])
+        scope.values += [(f"{name}#{k}", shape) for k, shape in enumerate(shapes)]
 
     def barrier_op(self, scope: Scope) -> None:
         values, shapes = self.several(scope)
@@ -606,7 +616,7 @@ class Generator:
         scope.lines.append(
             f"{scope.indent}{name}:{len(shapes)} = stablehlo.optimization_barrier {self.attr(scope, shapes)}{', '.join(values)} : {types}"
         )
-        self.edged(scope, name, shapes, [f"{name}#{k}" for k in range(len(shapes))])
+        scope.values += [(f"{name}#{k}", shape) for k, shape in enumerate(shapes)]
 
     def named(self, scope: Scope) -> None:
         values, shapes = self.several(scope)
@@ -625,7 +635,7 @@ class Generator:
             + "".join(line + "\n" for line in lines)
             + f"{i}  sdy.return {returned[0]} : {tensor(outs[0])}\n{i}}} : ({', '.join(map(tensor, shapes))}) -> {tensor(outs[0])}"
         )
-        self.edged(scope, name, outs, [name])
+        scope.values.append((name, outs[0]))
 
     def manual(self, scope: Scope) -> None:
         legal = [n for n, size in self.mesh if n not in scope.forbidden and size > 1]
@@ -651,7 +661,7 @@ class Generator:
             + f"{i}  sdy.return {returned[0]} : {tensor(local_out[0])}\n"
             + f"{i}}} : ({', '.join(map(tensor, shapes))}) -> {tensor(outer_out[0])}"
         )
-        self.edged(scope, name, outer_out, [name])
+        scope.values.append((name, outer_out[0]))
 
     def manual_sharding(self, shape: Shape, manual: frozenset[str], forbidden: frozenset[str]) -> tuple[str, Shape]:
         """A sharding whose dims begin with manual axes that divide them, all manual axes named, and the local shape."""
@@ -683,15 +693,29 @@ class Generator:
         return f"<@mesh, [{', '.join(texts)}]{more}>", tuple(local)
 
     def call(self, scope: Scope) -> None:
-        """A call of a private function of one op."""
+        """A call of a private function, a new one or one that is called already; with edges of functions or without."""
         x, shape = self.pick(scope)
-        name = f"f{len(self.functions)}"
+        known = [name for name, other, _ in self.functions if other == shape]
+        if known and self.rng.random() < 0.6:
+            name = self.rng.choice(known)
+        else:
+            name = f"f{len(self.functions)}"
+            self.functions.append((name, shape, self.function(name, shape)))
+        made = self.emit(scope, f"func.call @{name}({x}) : ({tensor(shape)}) -> {tensor(shape)}", shape)
+        if self.function_edges:
+            scope.values.remove((made, shape))  # an edge is its operand's only reader
+            self.emit(scope, f"sdy.func_data_flow_edge {made} {self.attr(scope, [shape])}: {tensor(shape)}", shape)
+
+    def function(self, name: str, shape: Shape) -> str:
+        """A private function of one op."""
         argument = f" {{sdy.sharding = #sdy.sharding{self.sharding(shape, frozenset())}}}" if self.rng.random() < self.density else ""
-        self.functions.append(
-            f"  func.func private @{name}(%p: {tensor(shape)}{argument}) -> {tensor(shape)} {{\n"
-            f"    %q = stablehlo.tanh %p : {tensor(shape)}\n    return %q : {tensor(shape)}\n  }}"
+        op, read, edge = self.rng.choice(("tanh", "negate")), "%p", ""
+        if self.function_edges:
+            read, edge = "%e", f"    %e = sdy.func_data_flow_edge %p : {tensor(shape)}\n"
+        return (
+            f"  func.func private @{name}(%p: {tensor(shape)}{argument}) -> {tensor(shape)} {{\n{edge}"
+            f"    %q = stablehlo.{op} {read} : {tensor(shape)}\n    return %q : {tensor(shape)}\n  }}"
         )
-        self.emit(scope, f"func.call @{name}({x}) : ({tensor(shape)}) -> {tensor(shape)}", shape)
 
     # the module
 
@@ -721,9 +745,9 @@ class Generator:
             other = f"\n  sdy.mesh @other = <[{axes}], device_ids={ids}>"
         body = "\n".join(scope.lines)
         types = ", ".join(tensor(shape) for _, shape in returned)
-        functions = "".join("\n" + f for f in self.functions)
+        functions = "".join("\n" + text for _, _, text in self.functions)
         return (
-            f"module {{\n  sdy.mesh @mesh = <[{axes}]>{other}\n"
+            f"module {{\n  sdy.mesh @mesh = <[{axes}]>{other}\n  sdy.mesh @empty = <[]>\n"
             f"  func.func @main({', '.join(arguments)}) -> ({', '.join(results)}) {{\n{body}\n"
             f"    return {', '.join(name for name, _ in returned)} : {types}\n  }}{functions}\n}}\n"
         )
