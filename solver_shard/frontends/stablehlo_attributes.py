@@ -1,56 +1,75 @@
-"""The attributes of a StableHLO op as plain data: numbers, texts and tuples, by the names that StableHLO gives them.
+"""The attributes of a StableHLO op that its sharding rule depends on, as plain data by the names that StableHLO gives them.
 
-The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a
-region that combines pairs of values with one op, that op's name is the attribute ``body``. What no sharding rule asks for (the
-values of constants, configurations of kernels) is left out.
+The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a region
+that combines pairs of values with one op, that op's name is the attribute ``body``. All else is left out: the values of constants,
+configurations of kernels, and what anybody may hang on an op under a name of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from solver_shard.frontends.stablehlo_bindings import Bindings
 
-_NUMBERS = {
-    "dot_dimension_numbers": "DotDimensionNumbers",
-    "dimension_numbers": "",
-    "scatter_dimension_numbers": "ScatterDimensionNumbers",
+_READ: Mapping[str, tuple[str, ...]] = {
+    "stablehlo.all_gather": ("all_gather_dim",),
+    "stablehlo.all_to_all": ("split_dimension", "concat_dimension"),
+    "stablehlo.batch_norm_inference": ("feature_index",),
+    "stablehlo.broadcast_in_dim": ("broadcast_dimensions",),
+    "stablehlo.concatenate": ("dimension",),
+    "stablehlo.convolution": ("dimension_numbers", "batch_group_count", "feature_group_count"),
+    "stablehlo.custom_call": ("has_side_effect",),
+    "stablehlo.dot_general": ("dot_dimension_numbers",),
+    "stablehlo.fft": ("fft_length",),
+    "stablehlo.gather": ("dimension_numbers",),
+    "stablehlo.reduce": ("dimensions",),
+    "stablehlo.reduce_scatter": ("scatter_dimension",),
+    "stablehlo.reduce_window": ("window_dimensions", "window_strides", "padding"),
+    "stablehlo.reverse": ("dimensions",),
+    "stablehlo.scatter": ("scatter_dimension_numbers",),
+    "stablehlo.select_and_scatter": ("window_dimensions", "window_strides", "padding"),
+    "stablehlo.sort": ("dimension",),
+    "stablehlo.transpose": ("permutation",),
+    "stablehlo.triangular_solve": ("left_side", "transpose_a"),
 }
-_NUMBERS_OF = {"stablehlo.gather": "GatherDimensionNumbers", "stablehlo.convolution": "ConvDimensionNumbers"}
-_BY_NAME = ("sdy.sharding", "sdy.sharding_rule", "mhlo.sharding", "value", "backend_config")
+"""Attributes of the ops' own definitions: the verifier has checked them."""
+
+_NUMBERS = {
+    "stablehlo.convolution": "ConvDimensionNumbers",
+    "stablehlo.dot_general": "DotDimensionNumbers",
+    "stablehlo.gather": "GatherDimensionNumbers",
+    "stablehlo.scatter": "ScatterDimensionNumbers",
+}
+_REDUCING = ("stablehlo.reduce", "stablehlo.scatter")
 
 
 def plain_attributes(op: Any, mlir: Bindings) -> dict[str, Any]:
     """Attributes of an op of the bindings."""
+    name, attributes = op.name, op.attributes
     found: dict[str, Any] = {}
-    for name in op.attributes:
-        if name not in _BY_NAME:
-            found.update(_plain(op.name, name, op.attributes[name], mlir))
-    body = _body(op)
-    if body is not None:
-        found["body"] = body
+    for key in _READ.get(name, ()):
+        if key in attributes:
+            found.update(_plain(name, key, attributes[key], mlir))
+    if name in _REDUCING:
+        body = _body(op)
+        if body is not None:
+            found["body"] = body
     return found
 
 
 def _plain(op: str, name: str, attribute: Any, mlir: Bindings) -> dict[str, Any]:
-    ir, hlo = mlir.ir, mlir.stablehlo
-    if name in _NUMBERS:
-        kind = getattr(hlo, _NUMBERS[name] or _NUMBERS_OF.get(op, ""), None)
-        if kind is None or not kind.isinstance(attribute):
-            return {}
+    if name.endswith("dimension_numbers"):
+        kind = getattr(mlir.stablehlo, _NUMBERS[op])
         numbers = kind(attribute)
         members = (m for m, accessor in vars(kind).items() if isinstance(accessor, property))
         return {m: tuple(v) if isinstance(v := getattr(numbers, m), list) else v for m in members}
-    if isinstance(attribute, ir.BoolAttr | ir.IntegerAttr | ir.StringAttr):
-        return {name: attribute.value}
-    if isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
-        return {name: tuple(attribute)}
-    if name == "padding" and isinstance(attribute, ir.DenseIntElementsAttr):
+    if name == "padding":
         flat = tuple(attribute)
         return {name: tuple(zip(flat[::2], flat[1::2], strict=True))}
     if name == "transpose_a":
-        return {name: hlo.TransposeAttr(attribute).value}
-    return {}
+        return {name: mlir.stablehlo.TransposeAttr(attribute).value}
+    return {name: tuple(attribute) if isinstance(attribute, mlir.ir.DenseI64ArrayAttr) else attribute.value}
 
 
 def _body(op: Any) -> str | None:

@@ -24,8 +24,8 @@ def check_bounds(text: str, file: str) -> None:
     """
     if len(text) > MAX_BYTES:
         raise InputError(f"{file}: {len(text):,} characters; at most {MAX_BYTES:,} are read")
-    depth = line = 1
-    for piece in re.finditer(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|[\n(\[{<>}\])]', text):
+    depth, line = 0, 1
+    for piece in re.finditer(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|>=|<=|[\n(\[{<>}\])]', text):
         sign = piece[0]
         if sign == "\n":
             line += 1
@@ -34,7 +34,7 @@ def check_bounds(text: str, file: str) -> None:
             if depth > MAX_NESTING:
                 raise InputError(f"{file}, line {line}: brackets are nested deeper than {MAX_NESTING}; that is not read")
         elif sign in ")]}>":
-            depth -= 1
+            depth = max(depth - 1, 0)
 
 
 def parse_error(error: Any, text: str, file: str) -> InputError:

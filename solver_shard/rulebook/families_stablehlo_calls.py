@@ -42,11 +42,11 @@ def reflectors(call: Call, row: Row) -> Sheet:
     rank = len(shape)
     for d in range(rank - 2):
         sheet.shared(d, shape[d])
-    sides = (len(call.operands), len(call.results))
-    for matrix in (rank - 2, rank - 1):
-        sheet.factor(*((matrix, None)[:count] for count in sides), shape[matrix], "need_replication")
-    vectors = (*call.operands[1:], *call.results[1:])
-    sheet.factor(*((None, rank - 2)[:count] for count in sides), vectors[0].shape[rank - 2], "need_replication")
+    operands, results = len(call.operands), len(call.results)
+    for d in (rank - 2, rank - 1):
+        sheet.factor((d, None)[:operands], (d, None)[:results], shape[d], "need_replication")
+    vectors = (*call.operands[1:], *call.results[1:])[0]
+    sheet.factor((None, rank - 2)[:operands], (None, rank - 2)[:results], vectors.shape[rank - 2], "need_replication")
     return sheet
 
 

@@ -143,6 +143,11 @@ def test_what_propagation_sees_of_a_module() -> None:
     assert named(graph, "stablehlo.reduce").attributes == {"dimensions": (1,), "body": "stablehlo.add"}
 
 
+def test_attributes_that_are_not_the_ops_own_are_not_read() -> None:
+    line = '%0 = stablehlo.reverse %x, dims = [0] {body = "stablehlo.add", padding = dense<0> : tensor<1000000000x2xi64>} : tensor<8x4xf32>'
+    assert StablehloModule.parse(function(line=line)).graph.ops[0].attributes == {"dimensions": (0,)}
+
+
 def test_erased_and_added_ops_are_erased_and_added() -> None:
     module = StablehloModule.parse(
         'sdy.mesh @mesh = <["a"=2]>\nfunc.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {\n%0 = stablehlo.tanh %x : tensor<8xf32>\n'
@@ -225,8 +230,9 @@ def test_bad_text_is_refused_with_line_and_value(text: str, message: str) -> Non
         "func.func private @f(" + "tuple<" * 100_000 + "i32" + ">" * 100_000 + ")",
         "module attributes {a = " + "[" * 100_000 + "]" * 100_000 + "} {}",
         "module {\n" * 50_000 + "}\n" * 50_000,
+        "module attributes {a = affine_set<(d) : (" + "d >= 0, " * 100_000 + "d >= 0)>, b = " + "[" * 100_000 + "]" * 100_000 + "} {}",
     ],
-    ids=["types", "attributes", "regions"],
+    ids=["types", "attributes", "regions", "comparisons"],
 )
 def test_deep_nesting_is_refused_before_it_takes_the_parser_down(text: str) -> None:
     with pytest.raises(InputError, match=r"m.mlir, line [0-9]+: brackets are nested deeper than 250"):

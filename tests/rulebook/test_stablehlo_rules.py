@@ -13,8 +13,10 @@ from stablehlo_ops import OPS, Body, module_of, tensor
 
 from solver_shard.errors import RuleError
 from solver_shard.frontends.stablehlo import StablehloModule
-from solver_shard.frontends.stablehlo_rules import StablehloRules
+from solver_shard.frontends.stablehlo_rules import StablehloRules, sharding_rule
+from solver_shard.program import Op, Ref, Tensor
 from solver_shard.propagation.passes import populate_rules
+from solver_shard.rulebook.build import build_rule
 from solver_shard.rulebook.table import STABLEHLO, load_table
 
 
@@ -195,3 +197,46 @@ def test_a_call_that_does_not_fit_its_row_is_an_error(target: str, operand: str,
     graph = StablehloModule.parse(text).graph
     with pytest.raises(RuleError, match=message):
         rules(graph, 0, conservative=False)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "result", "expected"),
+    [
+        ("aten.mm.default", {"self": (8, 4), "mat2": (4, 2)}, (8, 2), "([i, j], [j, k])->([i, k]) {i=8, j=4, k=2} reduction={j}"),
+        ("aten.mul.Tensor", {"self": (8, 1), "other": (8, 1)}, (8, 1), "([i, j], [i, k])->([i, l]) {i=8, j=1, k=1, l=1}"),
+        ("aten.unknown.default", {"self": (8,)}, (8,), None),
+    ],
+)
+def test_rules_of_aten_ops_read_as_sharding_rules(
+    op: str, shapes: dict[str, tuple[int, ...]], result: tuple[int, ...], expected: str | None
+) -> None:
+    """Dims of size 1 that hold no factor get one of their own; an op without a row does not propagate."""
+    call = Op(name=op, operands=tuple(range(len(shapes))), results=(9,), attributes={name: Ref(i) for i, name in enumerate(shapes)})
+    operands = [Tensor(name=name, shape=shape, dtype="f32") for name, shape in shapes.items()]
+    rule = sharding_rule(build_rule(call, operands, [Tensor(name="out", shape=result, dtype="f32")], load_table()))
+    assert (rule and str(rule)) == (expected and f"#sdy.op_sharding_rule<{expected}>")
+
+
+def test_what_an_aten_op_must_see_whole_needs_replication() -> None:
+    call = Op(name="aten.sort.default", operands=(0,), results=(1, 2), attributes={"self": Ref(0), "dim": -1, "descending": False})
+    x = Tensor(name="x", shape=(8, 4), dtype="f32")
+    rule = sharding_rule(build_rule(call, [x], [x, x], load_table()))
+    assert rule is not None
+    assert rule.need_replication
+
+
+def test_a_stablehlo_rule_has_the_strategies_of_its_factors() -> None:
+    """One rule format serves propagation and the solver: shards that need their neighbours are no strategy."""
+    x, y = Tensor(name="x", shape=(8, 4), dtype="f32"), Tensor(name="y", shape=(4, 2), dtype="f32")
+    numbers = {"lhs_contracting_dimensions": (1,), "rhs_contracting_dimensions": (0,)}
+    call = Op(name="stablehlo.dot_general", operands=(0, 1), results=(2,), attributes={"operands": (Ref(0), Ref(1)), **numbers})
+    table = load_table(shipped=STABLEHLO)
+    found = build_rule(call, [x, y], [Tensor(name="z", shape=(8, 2), dtype="f32")], table).strategies()
+    assert [(s.name, *map(str, s.operands), *map(str, s.results)) for s in found] == [
+        ("R", "R", "R", "R"),
+        ("i", "S(0)", "R", "S(0)"),
+        ("j", "R", "S(1)", "S(1)"),
+        ("k", "S(1)", "S(0)", "P(sum)"),
+    ]
+    reverse = Op(name="stablehlo.reverse", operands=(0,), results=(1,), attributes={"operands": (Ref(0),), "dimensions": (1,)})
+    assert [s.name for s in build_rule(reverse, [x], [x], table).strategies()] == ["R", "i"]
