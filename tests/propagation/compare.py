@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardy_oracle import Oracle
 
+from solver_shard.errors import InputError
 from solver_shard.frontends.stablehlo import StablehloModule
 from solver_shard.frontends.stablehlo_rules import StablehloRules
 from solver_shard.propagation.passes import Options, PassName, propagate
@@ -63,7 +64,8 @@ def draw(rng: random.Random, count: int) -> list[Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one comparison: ``same``, ``different``, ``aborted`` (the reference did), or ``refused`` (both refuse)."""
+    """What came of one comparison: ``same``, ``different``, ``aborted`` (the reference did), or ``refused`` (what either makes of it is
+    no valid module)."""
 
     kind: str
     variant: Variant
@@ -81,12 +83,22 @@ def compare(oracle: Oracle, text: str, variants: Sequence[Variant]) -> list[Outc
         if theirs.crashed:
             found.append(Outcome(kind="aborted", variant=variant))
         elif theirs.text is None:
-            found.append(Outcome(kind="different", variant=variant, detail=f"the reference refuses: {theirs.error}"))
+            kind = "different" if _is_valid(ours) else "refused"
+            found.append(Outcome(kind=kind, variant=variant, detail=f"the reference refuses: {theirs.error}"))
         elif theirs.text == ours:
             found.append(Outcome(kind="same", variant=variant))
         else:
             found.append(Outcome(kind="different", variant=variant, detail=first_difference(theirs.text, ours)))
     return found
+
+
+def _is_valid(text: str) -> bool:
+    """Whether a module can be read; a manual computation may have got a sharding that it must not have."""
+    try:
+        StablehloModule.parse(text)
+    except InputError:
+        return False
+    return True
 
 
 def first_difference(theirs: str, ours: str) -> str:
