@@ -52,16 +52,16 @@ class EdgeFlow:
         if not self.manual or sharding is None:
             return sharding
         if not self.inward:
-            return _without(sharding, self.manual)
-        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual, self.order)
+            return without_manual(sharding, self.manual)
+        return sharding if self.outer is None else with_manual(self.outer, sharding, self.manual, self.order)
 
     def stored(self, sharding: TensorSharding) -> TensorSharding:
         """What the edge keeps of a sharding that a step gave it."""
         if not self.manual:
             return sharding
         if self.inward:
-            return _without(sharding, self.manual)
-        return sharding if self.outer is None else _with_manual(self.outer, sharding, self.manual, self.order)
+            return without_manual(sharding, self.manual)
+        return sharding if self.outer is None else with_manual(self.outer, sharding, self.manual, self.order)
 
 
 def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
@@ -106,7 +106,7 @@ def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
             raise _misplaced(graph, edge)
         index = op.regions[0].arguments.index(owner)
         outer = op.in_shardings[index] if op.in_shardings and op.kind is Kind.MANUAL else None
-        order = _axis_order(graph, outer)
+        order = axis_order(graph, outer)
         return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer, order=order)
     index = op.results.index(owner)
     ends = [block.ops[-1] for block in op.regions]
@@ -122,12 +122,13 @@ def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
         return EdgeFlow(sources=(op.operands[index],), targets=(owner,), uses=((holder, index),))
     if op.kind in (Kind.MANUAL, Kind.NAMED):
         outer = graph.values[owner].sharding if op.kind is Kind.MANUAL else None
-        source, order = graph.ops[ends[0]].operands[index], _axis_order(graph, outer)
+        source, order = graph.ops[ends[0]].operands[index], axis_order(graph, outer)
         return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer, order=order)
     raise _misplaced(graph, edge)
 
 
-def _axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]:
+def axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]:
+    """The names of the axes of a sharding's mesh, in order."""
     if sharding is None:
         return ()
     mesh = graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
@@ -154,18 +155,18 @@ def _free_from(axes: Sequence[AxisRef], manual: Sequence[str]) -> int:
     return first
 
 
-def _without(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+def without_manual(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
     """The sharding as the inside of a manual computation sees it."""
     return TensorSharding(
         mesh=sharding.mesh,
-        dims=tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open) for dim in sharding.dims),
+        dims=tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open, dim.priority) for dim in sharding.dims),
         replicated=tuple(axis for axis in sharding.replicated if axis.name not in manual),
         unreduced=tuple(axis for axis in sharding.unreduced if axis.name not in manual),
         reduction=sharding.reduction,
     )
 
 
-def _with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str], order: Sequence[str]) -> TensorSharding:
+def with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str], order: Sequence[str]) -> TensorSharding:
     """The inner sharding on the outside: what the outer one does with the manual axes, and then what the inner one does."""
 
     def joined(mine: Sequence[AxisRef], new: Sequence[AxisRef]) -> tuple[AxisRef, ...]:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from solver_shard.annotations import DimSharding, TensorSharding
-from solver_shard.propagation.flow import EdgeFlow, edge_flows
+from solver_shard.propagation.flow import EdgeFlow, axis_order, edge_flows, with_manual, without_manual
 from solver_shard.propagation.graph import Block, Function, Graph, Kind, Op, Traits
 from solver_shard.propagation.rule import ShardingRule
 from solver_shard.propagation.step import NO_SHARDING, Stepper
@@ -27,6 +27,7 @@ class State:
         graph: as given to the pass, sharding groups resolved.
         main: the position of the function whose results take part; the others are swept, but their results are not touched.
         rules: per op its rule, or None.
+        in_slots: per computation the slots of its in_shardings, which hold them as its body sees them, without manual axes.
         slots: per value the slot that it reads and writes, or NO_SLOT.
         result_slots: per function, the slots of its results.
         numbers: per slot the number of its sharding.
@@ -116,6 +117,7 @@ class State:
                         self.slots[value] = result
             elif op.kind in (Kind.MANUAL, Kind.NAMED):
                 held: Sequence[TensorSharding | None] = op.in_shardings or (None,) * len(op.operands)
+                held = [without_manual(sharding, op.manual_axes) if sharding else None for sharding in held]
                 arguments = op.regions[0].arguments
                 made = self._new_slots(held, [self.ranks[v] for v in arguments])
                 self.in_slots[i] = made
@@ -187,7 +189,7 @@ class State:
             if op.regions:
                 changes["regions"] = tuple(self._listed(block) for block in op.regions)
             if i in self.in_slots:
-                changes["in_shardings"] = self._held(self.in_slots[i])
+                changes["in_shardings"] = self._in_shardings(op, self.in_slots[i])
             if changes:
                 ops[i] = dataclasses.replace(op, **changes)  # type: ignore[arg-type]  # the names above are fields of Op
         functions = tuple(
@@ -199,9 +201,18 @@ class State:
     def _sharding_in(self, slot: int) -> TensorSharding | None:
         return self.stepper.sharding(self.numbers[slot])
 
-    def _held(self, slots: Sequence[int]) -> tuple[TensorSharding, ...] | None:
-        held = [self._sharding_in(slot) for slot in slots]
-        return tuple(s for s in held if s is not None) if all(held) and held else None
+    def _in_shardings(self, op: Op, slots: Sequence[int]) -> tuple[TensorSharding, ...] | None:
+        """The in_shardings of a computation, whose block arguments see them without manual axes."""
+        given: Sequence[TensorSharding | None] = op.in_shardings or (None,) * len(slots)
+        made: list[TensorSharding] = []
+        for outer, inner in zip(given, map(self._sharding_in, slots), strict=True):
+            if inner is None:
+                return None
+            if outer is not None and without_manual(outer, op.manual_axes) == inner:
+                made.append(outer)
+            else:
+                made.append(with_manual(outer or inner, inner, op.manual_axes, axis_order(self.graph, inner)))
+        return tuple(made) if made else op.in_shardings
 
     def _listed(self, block: Block) -> Block:
         return Block(arguments=block.arguments, ops=tuple(op for op in block.ops if not self.erased[op]))

@@ -44,13 +44,13 @@ class Generator:
 
     def __init__(self, rng: random.Random, ops: int | None, priorities: bool) -> None:
         self.rng = rng
-        self.count = ops if ops is not None else rng.choice((3, 6, 10, 16, 24))
+        self.count = ops if ops is not None else rng.choice((3, 6, 10, 16, 24, 32))
         self.mesh = rng.choice(MESHES)
-        self.density = rng.choice((0.05, 0.15, 0.3))
+        self.density = rng.choice((0.05, 0.15, 0.3, 0.5))
         self.priorities = priorities and rng.random() < 0.5
         self.parts = rng.random() < 0.6
         self.unreduced = rng.random() < 0.2
-        self.sizes = rng.choice((SIZES, (2, 4, 8), (4, 8, 16), (2, 3, 4, 6)))
+        self.sizes = rng.choice((SIZES, (2, 4, 8), (4, 8, 16), (2, 3, 4, 6), (8,), (12, 24), (4, 8), (16,)))
         self.regions = rng.choice((0.0, 0.1, 0.25))
         self.two_meshes = rng.random() < 0.1
         self.inlined = rng.random() < 0.03
@@ -70,7 +70,7 @@ class Generator:
         return f"%v{self.next}"
 
     def shape(self, rank: int | None = None) -> Shape:
-        rank = self.rng.choice((1, 2, 2, 2, 3, 3, 4)) if rank is None else rank
+        rank = self.rng.choice((1, 2, 2, 2, 2, 3, 3)) if rank is None else rank
         return tuple(self.rng.choice(self.sizes) for _ in range(rank))
 
     def pick(self, scope: Scope, rank: int = 0) -> tuple[str, Shape]:
@@ -727,11 +727,12 @@ class Generator:
             scope.values.append(self.arguments[-1])
         for _ in range(self.count):
             self.op(scope)
-        returned = [self.rng.choice(scope.values[-8:]) for _ in range(self.rng.randint(1, 4))]
+        share = self.rng.choice((0.1, 0.4, 0.8))  # what is not returned and not read is dead
+        returned = [value for value in scope.values[-24:] if self.rng.random() < share] or scope.values[-1:]
         arguments = []
         for name, shape in self.arguments:
             attr = ""
-            if self.rng.random() < max(self.density * 2, 0.3):
+            if self.rng.random() < max(self.density * 2, 0.5):
                 attr = f" {{sdy.sharding = #sdy.sharding{self.sharding(shape, frozenset(), self.symbol())}}}"
             arguments.append(f"{name}: {tensor(shape)}{attr}")
         results = []
