@@ -70,10 +70,20 @@ class StablehloModule:
         return cls.parse(text, str(path))
 
     def print(self, graph: Graph | None = None) -> str:
-        """The module as jaxlib prints it, changed to what ``graph``, made from this module's graph, says."""
+        """The module as jaxlib prints it, changed to what ``graph``, made from this module's graph, says.
+
+        Raises:
+            InputError: the changed module is not valid, as where a manual computation does not name all its manual axes, and they
+                are used for something else.
+        """
         mlir = bindings()
         with mlir.context() as context:
             module = mlir.ir.Module.parse(self.text)
             if graph is not None:
                 write_graph(read_graph(module, mlir), graph, mlir, context)
+                try:
+                    module.operation.verify()
+                except mlir.ir.MLIRError as error:
+                    fault = parse_error(error, self.text, self.file)
+                    raise InputError(f"{fault}; the module with these shardings is not valid, so it is not written") from None
             return str(module)

@@ -18,7 +18,6 @@ KINDS: Mapping[str, Kind] = {
     "sdy.named_computation": Kind.NAMED,
     "stablehlo.while": Kind.WHILE,
     "stablehlo.case": Kind.CASE,
-    "stablehlo.if": Kind.CASE,
     "stablehlo.optimization_barrier": Kind.OPT_BARRIER,
     "func.call": Kind.CALL,
     "func.return": Kind.RETURN,

@@ -13,8 +13,8 @@ from solver_shard.program import Op as Call
 from solver_shard.program import Ref, Tensor
 from solver_shard.propagation.graph import Graph
 from solver_shard.propagation.rule import ShardingRule
+from solver_shard.propagation.rules import sharding_rule
 from solver_shard.rulebook.build import build_rule
-from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.table import STABLEHLO, RuleTable, load_table
 
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
@@ -91,41 +91,6 @@ class StablehloRules:
         """Name of the op that makes a value; empty for arguments."""
         i = self._makers.get(value)
         return "" if i is None else graph.ops[i].name
-
-
-def sharding_rule(rule: Rule) -> ShardingRule | None:
-    """A rulebook rule as propagation uses it; None where the op has none.
-
-    Dims of size 1 that hold no factor get one of their own, operands first.
-    """
-    if not rule.propagates:
-        return None
-    sizes = [factor.size for factor in rule.factors]
-
-    def fill(dims: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        filled = []
-        for held in dims:
-            if not held:
-                held = (len(sizes),)
-                sizes.append(1)
-            filled.append(held)
-        return tuple(filled)
-
-    operands = tuple(map(fill, rule.operands))
-    results = tuple(map(fill, rule.results))
-
-    def of(kind: str) -> tuple[int, ...]:
-        return tuple(i for i, factor in enumerate(rule.factors) if factor.kind == kind)
-
-    return ShardingRule(
-        sizes=tuple(sizes),
-        operands=operands,
-        results=results,
-        reduction=of("reduction"),
-        need_replication=of("need_replication"),
-        permutation=of("permutation"),
-        blocked=tuple(i for i, factor in enumerate(rule.factors) if factor.blocked),
-    )
 
 
 def _tensor(graph: Graph, value: int) -> Tensor:

@@ -81,17 +81,17 @@ class _Writer:
 
     def _create(self, position: int, before: Any) -> None:
         op = self.new.ops[position]
-        if op.name != "sdy.sharding_constraint":
+        if op.name not in ("sdy.sharding_constraint", "sdy.data_flow_edge"):
             raise InternalError(f"a pass added {op.name}, which the StableHLO writer cannot make")
         (operand,), (result,) = op.operands, op.results
         sharding = self.new.values[result].sharding
-        if sharding is None:
+        if sharding is None and op.kind is Kind.CONSTRAINT:
             raise InternalError(f"a pass added a constraint on {self.new.values[operand].name} without a sharding")
         made = self.mlir.ir.Operation.create(
             op.name,
             results=[self.values[operand].type],
             operands=[self.values[operand]],
-            attributes={"sharding": self.shardings.one(sharding)},
+            attributes={} if sharding is None else {"sharding": self.shardings.one(sharding)},
             loc=before.location,
             ip=self.mlir.ir.InsertionPoint(before),
         )

@@ -206,7 +206,7 @@ class Generator:
         x, shape = self.pick(scope)
         y = self.like(scope, shape)
         p = self.name()
-        boolean = f"tensor<{'x'.join(map(str, shape))}xi1>"
+        boolean = tensor(shape).replace("f32", "i1")
         scope.lines.append(
             f"{scope.indent}{p} = stablehlo.compare LT, {x}, {y} {self.attr(scope, [shape])}"
             f": ({tensor(shape)}, {tensor(shape)}) -> {boolean}"
