@@ -73,12 +73,11 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
     flows: dict[int, EdgeFlow] = {}
     functions = {function.name: function for function in graph.functions}
     calls: dict[str, list[int]] = {}
-    order = graph.walk()
-    for i in order:
+    for i in _calls(graph):
         callee = graph.ops[i].callee
-        if graph.ops[i].kind is Kind.CALL and callee is not None:
+        if callee is not None:
             calls.setdefault(callee, []).append(i)
-    for i in order:
+    for i in graph.walk():
         edge = graph.ops[i]
         owner = edge.operands[0] if edge.operands else -1
         if edge.kind is Kind.EDGE:
@@ -97,6 +96,22 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
                 end = functions[call.callee].body.ops[-1]
                 flows[i] = EdgeFlow(sources=(graph.ops[end].operands[index],))
     return flows
+
+
+def _calls(graph: Graph) -> list[int]:
+    """All calls in the order in which the reference finds them: a block's own, then those of its ops' regions, last region first.
+
+    Functions are taken in order. It matters where equal meshes have two names: a function's edge takes that of its first caller.
+    """
+    found = []
+    for function in graph.functions:
+        stack = [function.body]
+        while stack:
+            for i in stack.pop().ops:
+                if graph.ops[i].kind is Kind.CALL:
+                    found.append(i)
+                stack.extend(graph.ops[i].regions)
+    return found
 
 
 def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:

@@ -99,3 +99,33 @@ def test_edges_are_added_and_sunk_as_by_the_reference(seed: int, oracle: Oracle)
             module.print(done)
     else:
         assert module.print(done) == theirs.text
+
+
+CALLERS = {
+    "main": (
+        'func.func @main(%a: tensor<8xf32>, %x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@first, [{"a"}]>}, '
+        '%y: tensor<8xf32> {sdy.sharding = #sdy.sharding<@second, [{"a"}]>}) {\n'
+        "  %0 = stablehlo.while(%i = %a) : tensor<8xf32> cond {\n    %c = stablehlo.constant dense<true> : tensor<i1>\n"
+        "    stablehlo.return %c : tensor<i1>\n  } do {\n    %q = func.call @f(%x) : (tensor<8xf32>) -> tensor<8xf32>\n"
+        "    stablehlo.return %q : tensor<8xf32>\n  }\n  %1 = func.call @f(%y) : (tensor<8xf32>) -> tensor<8xf32>\n  return\n}\n"
+    ),
+    "other": (
+        'func.func private @other(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@third, [{"a"}]>}) {\n'
+        "  %0 = func.call @f(%x) : (tensor<8xf32>) -> tensor<8xf32>\n  return\n}\n"
+    ),
+    "f": (
+        "func.func private @f(%p: tensor<8xf32>) -> tensor<8xf32> {\n  %0 = sdy.func_data_flow_edge %p : tensor<8xf32>\n"
+        "  return %0 : tensor<8xf32>\n}\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(("order", "mesh"), [(("main", "other", "f"), "@second"), (("f", "other", "main"), "@third")])
+def test_the_edge_of_a_function_takes_the_mesh_name_of_its_first_caller(order: tuple[str, ...], mesh: str, oracle: Oracle) -> None:
+    """Functions in order; in each the calls of its own block before those inside its ops."""
+    meshes = "".join(f'sdy.mesh @{name} = <["a"=2]>\n' for name in ("first", "second", "third"))
+    text = meshes + "".join(CALLERS[name] for name in order)
+    module = StablehloModule.parse(text)
+    done = module.print(propagate(module.graph, "basic", StablehloRules()).graph)
+    assert done == oracle.run(text, "sdy-basic-propagate").text
+    assert mesh in lines(done, "func_data_flow_edge")[0]
