@@ -87,11 +87,14 @@ class _Writer:
         sharding = self.new.values[result].sharding
         if sharding is None and op.kind is Kind.CONSTRAINT:
             raise InternalError(f"a pass added a constraint on {self.new.values[operand].name} without a sharding")
+        attributes = {} if sharding is None else {"sharding": self.shardings.one(sharding)}
+        if op.rule is not None:
+            attributes["sdy.sharding_rule"] = write_rule(op.rule, self.mlir, self.context)
         made = self.mlir.ir.Operation.create(
             op.name,
             results=[self.values[operand].type],
             operands=[self.values[operand]],
-            attributes={} if sharding is None else {"sharding": self.shardings.one(sharding)},
+            attributes=attributes,
             loc=before.location,
             ip=self.mlir.ir.InsertionPoint(before),
         )
