@@ -28,6 +28,7 @@ from solver_shard.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
+    from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
@@ -63,6 +64,7 @@ def optimize(
     pins: Sequence[str] = (),
     split: Mapping[str, Sequence[int]] | str | bool = True,
     template: str | None = None,
+    propagation: Propagation | None = None,
     overlap: float = 0.0,
     fusion: bool = False,
     objective: Literal["time", "memory"] = "time",
@@ -100,6 +102,7 @@ def optimize(
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
             where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
         template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
+        propagation: plan what a greedy pass makes of the pins (see :mod:`solver_shard.baselines.propagated`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
         objective: time, or memory for the smallest peak.
@@ -156,6 +159,7 @@ def optimize(
         pins=tuple(pins),
         split=splitting,
         template=template,
+        propagation=None if propagation is None else str(propagation),
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
@@ -167,7 +171,9 @@ def optimize(
         program, source = program_of(
             model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only, checkpoint=checkpoint
         )
-    return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
+    return plan_program(
+        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+    )
 
 
 def plan_program(
@@ -179,8 +185,10 @@ def plan_program(
     source: str = "",
     command: str | None = None,
     clock: _Clock | None = None,
+    propagation: Propagation | None = None,
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan."""
+    from solver_shard.baselines.propagated import narrow_to
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -188,6 +196,7 @@ def plan_program(
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
+    from solver_shard.propagation.program import propagate_program
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.rulebook.table import load_table
 
@@ -209,6 +218,10 @@ def plan_program(
             limit=options.usable_memory,
             fusion=options.fusion,
         )
+    if propagation is not None:
+        with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
+            made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
+            lowering = narrow_to(lowering, made.layouts)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):

@@ -47,6 +47,7 @@ class Options:
         pins: as the user wrote them.
         split: auto (one axis into sub-axes where counts of heads ask for it), off, or the split that the user gave, ``tp=8x2``.
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
+        propagation: the greedy pass whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """
@@ -68,6 +69,7 @@ class Options:
     pins: tuple[str, ...] = ()
     split: str = "auto"
     template: str | None = None
+    propagation: str | None = None
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0

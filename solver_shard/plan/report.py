@@ -94,7 +94,8 @@ def _headline(plan: Plan) -> list[str]:
         ("limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
-        ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
+        ("pins", "; ".join(options.pins) or f"none: {'nothing to propagate' if options.propagation else 'the solver chose every layout'}"),
+        *((("layouts", f"by propagation: {options.propagation}"),) if options.propagation else ()),
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
