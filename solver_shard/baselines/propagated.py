@@ -34,11 +34,11 @@ class Propagation:
     """A pass and its options, for ``api.plan_program``."""
 
     name: PassName
-    options: PassOptions = PassOptions()
+    options: PassOptions = dataclasses.field(default_factory=PassOptions)
 
     def __str__(self) -> str:
         """``user-priority``, ``aggressive (basic-then-aggressive)``: what a plan records."""
-        said = [self.options.strategy] if self.options.strategy != "aggressive" else []
+        said: list[str] = [self.options.strategy] if self.options.strategy != "aggressive" else []
         said += [] if self.options.run_op_priority else ["no op priorities"]
         return f"{self.name} ({', '.join(said)})" if said else self.name
 
