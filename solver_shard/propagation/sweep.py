@@ -47,7 +47,7 @@ def _function_results(state: State, strategy: StrategyName) -> None:
         modified = state.value_of.get(own, own)
         for position, number in changes:
             state.put(own if position == 0 else slot, number)
-            for member in state.groups.get(modified, ()):
+            for member in state.groups.get(modified, ()) if position == 0 else ():
                 if member != modified:
                     state.put(state.slots[member], number)
 

@@ -420,6 +420,18 @@ return %0 : tensor<8x4xf32>""",
     ),
     Case(
         section="9",
+        says="What a function's result gives to the value that is returned, its group gets too; what the result gets, it does not.",
+        arguments=", ".join([_x("arg0", "8x4", '[{?}, {"b"}]'), _x("arg1", "8x4")]),
+        body="""
+sdy.sharding_group %arg0 group_id=0 : tensor<8x4xf32>
+%0 = stablehlo.tanh %arg1 : tensor<8x4xf32>
+sdy.sharding_group %0 group_id=0 : tensor<8x4xf32>
+return %0 : tensor<8x4xf32>""",
+        results=_f("8x4") + ' {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {?}]>}',
+        expected={"%0": '[{"a", ?}, {"b"}]', "%arg0": '[{"a", ?}, {"b"}]', "result 0": '[{"a"}, {"b", ?}]'},
+    ),
+    Case(
+        section="9",
         says="Members that start differently keep what they have; constraints after them take their place.",
         arguments=", ".join([_x("arg0", "8x4", '[{"a"}, {?}]'), _x("arg1", "8x4", '[{"b"}, {?}]')]),
         body="""
