@@ -1,169 +1,24 @@
 """Random StableHLO ops as text, all valid: what the rule tests and the random modules are made of.
 
-A ``Body`` is a function body or a region being written. An op's generator takes operands from the values that are in sight, or
-asks for new function arguments, and adds lines of text.
+A generator takes a ``Body`` and adds one op to it, sometimes with a few more that feed it.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Val:
-    """A value in the text."""
-
-    name: str
-    shape: Shape
-    dtype: str
-
-    @property
-    def type(self) -> str:
-        return tensor(self.shape, self.dtype)
-
-
-def tensor(shape: Sequence[int], dtype: str = "f32") -> str:
-    return f"tensor<{'x'.join([*map(str, shape), dtype])}>"
-
-
-@dataclass
-class Names:
-    """Fresh names and the arguments of the function that all bodies inside it share."""
-
-    prefix: str = "%v"
-    count: int = 0
-    arguments: list[Val] = field(default_factory=list)
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"{self.prefix}{self.count}"
-
-
-class Body:
-    """A function body or region.
-
-    Attributes:
-        values: what ops may read.
-        source: makes a value of a type that is not in sight, or None; without it, values come as new function arguments.
-        annotate: attribute text (``sdy.sharding = ...``) for an op's results, or nothing.
-        reuse: how likely a value in sight is read rather than a new one.
-    """
-
-    def __init__(
-        self,
-        rng: random.Random,
-        names: Names | None = None,
-        *,
-        values: Sequence[Val] = (),
-        source: Callable[[Shape, str], Val | None] | None = None,
-        annotate: Callable[[Sequence[Val]], str] | None = None,
-        reuse: float = 0.75,
-        sizes: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16),
-    ) -> None:
-        self.rng = rng
-        self.names = names or Names()
-        self.values: list[Val] = list(values)
-        self.lines: list[str] = []
-        self.source = source
-        self.annotate = annotate
-        self.reuse = reuse
-        self.sizes = sizes
-
-    def size(self) -> int:
-        return self.rng.choice(self.sizes)
-
-    def shape(self, low: int = 0, high: int = 4) -> Shape:
-        return tuple(self.size() for _ in range(self.rng.randint(low, high)))
-
-    def need(self, shape: Sequence[int], dtype: str = "f32", *, fresh: bool = False) -> Val:
-        """A value of this type: one in sight, or a new argument (a constant where the region sees no arguments)."""
-        shape = tuple(shape)
-        known = [v for v in self.values if v.shape == shape and v.dtype == dtype]
-        if known and not fresh and self.rng.random() < self.reuse:
-            return self.rng.choice(known)
-        if self.source is not None:
-            found = self.source(shape, dtype)
-            if found is None:
-                return self.constant(shape, dtype)
-            self.values.append(found)
-            return found
-        made = Val(f"%arg{len(self.names.arguments)}", shape, dtype)
-        self.names.arguments.append(made)
-        self.values.append(made)
-        return made
-
-    def pick(self, low: int = 0, high: int = 4, dtypes: Sequence[str] = ("f32",)) -> Val:
-        """A value of any shape with so many dims."""
-        known = [v for v in self.values if low <= len(v.shape) <= high and v.dtype in dtypes]
-        if known and self.rng.random() < self.reuse:
-            recent = known[-8:]
-            return self.rng.choice(recent if self.rng.random() < 0.7 else known)
-        return self.need(self.shape(low, high), self.rng.choice(list(dtypes)), fresh=True)
-
-    def constant(self, shape: Sequence[int], dtype: str = "f32", value: str | None = None) -> Val:
-        literal = value or {"f32": "1.0", "i1": "true", "complex<f32>": "(1.0, 0.0)"}.get(dtype, "1")
-        made = Val(self.names.fresh(), tuple(shape), dtype)
-        self.lines.append(f"{made.name} = stablehlo.constant dense<{literal}> : {made.type}")
-        self.values.append(made)
-        return made
-
-    def op(
-        self,
-        name: str,
-        operands: Sequence[Val],
-        results: Sequence[tuple[Sequence[int], str]],
-        properties: str = "",
-        *,
-        region: str = "",
-    ) -> list[Val]:
-        """Add an op in the generic form; region text includes its parentheses."""
-        base = self.names.fresh()
-        made = [Val(base if len(results) == 1 else f"{base}#{i}", tuple(shape), dtype) for i, (shape, dtype) in enumerate(results)]
-        extra = self.annotate(made) if self.annotate else ""
-        left = "" if not results else f"{base}{f':{len(results)}' if len(results) > 1 else ''} = "
-        self.lines.append(
-            f'{left}"{name}"({", ".join(v.name for v in operands)})'
-            f"{f' <{{{properties}}}>' if properties else ''}{f' {region}' if region else ''}{f' {{{extra}}}' if extra else ''}"
-            f" : ({', '.join(v.type for v in operands)}) -> ({', '.join(v.type for v in made)})"
-        )
-        self.values.extend(made)
-        return made
-
-
-def array(values: Sequence[int]) -> str:
-    return "array<i64" + (": " if values else "") + ", ".join(map(str, values)) + ">"
-
-
-def flags(values: Sequence[bool]) -> str:
-    return "array<i1: " + ", ".join("true" if v else "false" for v in values) + ">"
-
-
-def pairs(values: Sequence[tuple[int, int]]) -> str:
-    return f"dense<[{', '.join(f'[{a}, {b}]' for a, b in values)}]> : tensor<{len(values)}x2xi64>"
-
-
-def fold(kind: str, dtype: str, names: Names, count: int = 1) -> str:
-    """A region that reduces ``count`` pairs of scalars with one op each."""
-    scalar = tensor((), dtype)
-    left = [names.fresh() for _ in range(count)]
-    right = [names.fresh() for _ in range(count)]
-    done = [names.fresh() for _ in range(count)]
-    arguments = ", ".join(f"{v}: {scalar}" for v in (*left, *right))
-    body = "\n".join(f"{r} = stablehlo.{kind} {a}, {b} : {scalar}" for a, b, r in zip(left, right, done, strict=True))
-    return f"({{\n^bb0({arguments}):\n{body}\nstablehlo.return {', '.join(done)} : {', '.join([scalar] * count)}\n}})"
-
-
-def keep_second(dtype: str, names: Names) -> str:
-    """A region that is no reduction: it returns its second argument."""
-    scalar = tensor((), dtype)
-    a, b = names.fresh(), names.fresh()
-    return f"({{\n^bb0({a}: {scalar}, {b}: {scalar}):\nstablehlo.return {b} : {scalar}\n}})"
-
+from stablehlo_products import (
+    convolution,
+    custom_call,
+    dot,
+    dot_general,
+    gather,
+    reshape,
+    scatter,
+    triangular_solve,
+    windows,
+)
+from stablehlo_text import Body, Val, array, fold, pairs
 
 FLOAT_UNARY = [
     "abs", "cbrt", "ceil", "cosine", "exponential", "exponential_minus_one", "floor", "log", "log_plus_one", "logistic", "negate",
@@ -402,29 +257,10 @@ def reduce(g: Body) -> None:
     g.op("stablehlo.reduce", [*inputs, *inits], [(kept, "f32")] * count, f"dimensions = {array(dims)}", region=region)
 
 
-def _windows(g: Body, shape: Shape, *, dilate: bool) -> tuple[list[int], list[int], list[tuple[int, int]], list[int], list[int], list[int]]:
-    window, stride, padding, base, dilation, out = [], [], [], [], [], []
-    for n in shape:
-        trivial = g.rng.random() < 0.4
-        for _ in range(20):
-            w = 1 if trivial else g.rng.randint(1, min(n, 4))
-            s = 1 if trivial else g.rng.randint(1, 3)
-            p = (0, 0) if trivial or g.rng.random() < 0.5 else (g.rng.randint(0, 2), g.rng.randint(0, 2))
-            b = g.rng.choice([1, 1, 2]) if dilate and not trivial else 1
-            d = g.rng.choice([1, 1, 2]) if dilate and not trivial else 1
-            size = ((n - 1) * b + 1 + sum(p) - ((w - 1) * d + 1)) // s + 1
-            if size >= 1:
-                break
-        else:
-            w, s, p, b, d, size = 1, 1, (0, 0), 1, 1, n
-        window.append(w), stride.append(s), padding.append(p), base.append(b), dilation.append(d), out.append(size)
-    return window, stride, padding, base, dilation, out
-
-
 def reduce_window(g: Body) -> None:
     x = g.pick(1)
     count = g.rng.choice([1, 1, 2])
-    window, stride, padding, base, dilation, out = _windows(g, x.shape, dilate=g.rng.random() < 0.3)
+    window, stride, padding, base, dilation, out = windows(g, x.shape, dilate=g.rng.random() < 0.3)
     text = [f"window_dimensions = {array(window)}"]
     if any(s != 1 for s in stride) or g.rng.random() < 0.5:
         text.append(f"window_strides = {array(stride)}")
@@ -441,7 +277,7 @@ def reduce_window(g: Body) -> None:
 
 def select_and_scatter(g: Body) -> None:
     x = g.pick(1)
-    window, stride, padding, _, _, out = _windows(g, x.shape, dilate=False)
+    window, stride, padding, _, _, out = windows(g, x.shape, dilate=False)
     a, b, done = (g.names.fresh() for _ in range(3))
     first = (
         f"({{\n^bb0({a}: tensor<f32>, {b}: tensor<f32>):\n{done} = stablehlo.compare GE, {a}, {b} : (tensor<f32>, tensor<f32>) -> "
@@ -547,205 +383,6 @@ def constant(g: Body) -> None:
     g.constant(g.shape())
 
 
-def dot_general(g: Body) -> None:
-    x = g.pick(1)
-    rank = len(x.shape)
-    order = g.rng.sample(range(rank), rank)
-    batches = g.rng.randint(0, min(2, rank))
-    summed = g.rng.randint(0, rank - batches)
-    batch, contract = order[:batches], order[batches : batches + summed]
-    free = g.rng.randint(0, 2)
-    slots = [("b", d) for d in batch] + [("c", d) for d in contract] + [("f", g.size()) for _ in range(free)]
-    g.rng.shuffle(slots)
-    shape = [x.shape[d] if kind != "f" else d for kind, d in slots]
-    y = g.need(shape)
-    rb = [slots.index(("b", d)) for d in batch]
-    rc = [slots.index(("c", d)) for d in contract]
-    bound = {*batch, *contract}
-    result = [x.shape[d] for d in batch] + [n for d, n in enumerate(x.shape) if d not in bound]
-    result += [n for d, n in enumerate(shape) if d not in {*rb, *rc}]
-    text = (
-        f"dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {batch}, rhs_batching_dimensions = {rb}, "
-        f"lhs_contracting_dimensions = {contract}, rhs_contracting_dimensions = {rc}>"
-    )
-    g.op("stablehlo.dot_general", [x, y], [(result, "f32")], text)
-
-
-def dot(g: Body) -> None:
-    x = g.pick(1, 2)
-    y = g.need((x.shape[-1], g.size()) if g.rng.random() < 0.6 else (x.shape[-1],))
-    g.op("stablehlo.dot", [x, y], [((*x.shape[:-1], *y.shape[1:]), "f32")])
-
-
-def convolution(g: Body) -> None:
-    spatial = g.rng.randint(0, 2)
-    feature_groups = batch_groups = 1
-    if g.rng.random() < 0.3:
-        feature_groups = g.rng.choice([2, 3, 4])
-    elif g.rng.random() < 0.4:
-        batch_groups = g.rng.choice([2, 3, 4])
-    per_in, per_out, batch = (g.rng.choice([1, 2, 3, 4, 8]) for _ in range(3))
-    lhs = {"b": batch * batch_groups, "f": per_in * feature_groups}
-    kernel = {"i": per_in, "o": per_out * feature_groups * batch_groups}
-    out = {"b": batch, "f": per_out * feature_groups * batch_groups}
-    sizes = tuple(g.rng.choice([1, 2, 4, 6, 8, 12, 16]) for _ in range(spatial))
-    window, stride, padding, base, dilation, made = _windows(g, sizes, dilate=g.rng.random() < 0.3)
-    if g.rng.random() < 0.3:  # a kernel as large as the image
-        window, stride, padding, base, dilation = list(sizes), [1] * spatial, [(0, 0)] * spatial, [1] * spatial, [1] * spatial
-        made = [1] * spatial
-    for d in range(spatial):
-        lhs[str(d)], kernel[str(d)], out[str(d)] = sizes[d], window[d], made[d]
-    orders = [g.rng.sample(list(sizes_), len(sizes_)) for sizes_ in (lhs, kernel, out)]
-    x = g.need([lhs[k] for k in orders[0]])
-    w = g.need([kernel[k] for k in orders[1]])
-    numbers = f"[{', '.join(orders[0])}]x[{', '.join(orders[1])}]->[{', '.join(orders[2])}]"
-    text = (
-        f"dimension_numbers = #stablehlo.conv<{numbers}>, feature_group_count = {feature_groups} : i64, "
-        f"batch_group_count = {batch_groups} : i64"
-    )
-    if spatial:
-        text += f", window_strides = {array(stride)}, padding = {pairs(padding)}"
-        text += f", lhs_dilation = {array(base)}, rhs_dilation = {array(dilation)}"
-    g.op("stablehlo.convolution", [x, w], [([out[k] for k in orders[2]], "f32")], text)
-
-
-def triangular_solve(g: Body) -> None:
-    n, m = g.size(), g.size()
-    batch = g.shape(0, 2)
-    left = g.rng.random() < 0.5
-    a, b = g.need((*batch, n, n)), g.need((*batch, *((n, m) if left else (m, n))))
-    transpose_a = g.rng.choice(["NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"])
-    text = f"left_side = {str(left).lower()}, lower = true, transpose_a = #stablehlo<transpose {transpose_a}>, unit_diagonal = false"
-    g.op("stablehlo.triangular_solve", [a, b], [(b.shape, "f32")], text)
-
-
-def reshape(g: Body) -> None:
-    x = g.pick(0, 4, ("f32", "i32"))
-    total = math.prod(x.shape)
-    g.op("stablehlo.reshape", [x], [(_factored(g, total), x.dtype)])
-
-
-def _factored(g: Body, total: int) -> list[int]:
-    """A random shape with so many elements."""
-    shape = []
-    while total > 1 and len(shape) < 4:
-        size = g.rng.choice([d for d in range(1, total + 1) if total % d == 0 and (d < 65 or d == total)])
-        shape.append(size)
-        total //= size
-    if total > 1:
-        shape.append(total)
-    while g.rng.random() < 0.2:
-        shape.insert(g.rng.randint(0, len(shape)), 1)
-    return shape
-
-
-def _gather_parts(g: Body) -> dict[str, list[int]]:
-    """Shapes and dimension numbers that gather and scatter share."""
-    source = list(g.shape(1, 4))
-    rank = len(source)
-    order = g.rng.sample(range(rank), rank)
-    batches = g.rng.randint(0, min(2, rank - 1)) if g.rng.random() < 0.4 else 0
-    batching = sorted(order[:batches])
-    rest = order[batches:]
-    collapsed = sorted(g.rng.sample(rest, g.rng.randint(0, len(rest))))
-    windows = [d for d in range(rank) if d not in collapsed and d not in batching]
-    index_map = g.rng.sample(rest, g.rng.randint(1, len(rest)))
-    implicit = g.rng.randint(0, 2)
-    slots: list[tuple[str, int]] = [("batch", d) for d in batching] + [("free", g.size()) for _ in range(implicit)]
-    g.rng.shuffle(slots)
-    vector = g.rng.randint(0, len(slots))
-    if len(index_map) == 1 and g.rng.random() < 0.4:
-        vector = len(slots)  # no dim of its own
-        indices = [source[d] if kind == "batch" else d for kind, d in slots]
-        places = list(range(len(slots)))
-    else:
-        sizes = [source[d] if kind == "batch" else d for kind, d in slots]
-        indices = [*sizes[:vector], len(index_map), *sizes[vector:]]
-        places = [i if i < vector else i + 1 for i in range(len(slots))]
-    indices_batching = [places[slots.index(("batch", d))] for d in batching]
-    sizes = [1 if d in collapsed or d in batching else (n if g.rng.random() < 0.5 else g.rng.randint(1, n)) for d, n in enumerate(source)]
-    count = len(slots) + len(windows)
-    offset = sorted(g.rng.sample(range(count), len(windows)))
-    batch_sizes = iter(source[d] if kind == "batch" else d for kind, d in slots)
-    window_sizes = iter(sizes[d] for d in windows)
-    slices = [next(window_sizes) if d in offset else next(batch_sizes) for d in range(count)]
-    return {
-        "source": source, "indices": indices, "slices": slices, "sizes": sizes, "offset": offset, "collapsed": collapsed,
-        "batching": batching, "indices_batching": indices_batching, "map": index_map, "vector": [vector],
-    }  # fmt: skip
-
-
-def gather(g: Body) -> None:
-    p = _gather_parts(g)
-    numbers = (
-        f"#stablehlo.gather<offset_dims = {p['offset']}, collapsed_slice_dims = {p['collapsed']}, operand_batching_dims = {p['batching']}, "
-        f"start_indices_batching_dims = {p['indices_batching']}, start_index_map = {p['map']}, index_vector_dim = {p['vector'][0]}>"
-    )
-    text = f"dimension_numbers = {numbers}, slice_sizes = {array(p['sizes'])}, indices_are_sorted = false"
-    g.op("stablehlo.gather", [g.need(p["source"]), g.need(p["indices"], "i32")], [(p["slices"], "f32")], text)
-
-
-def scatter(g: Body) -> None:
-    p = _gather_parts(g)
-    numbers = (
-        f"#stablehlo.scatter<update_window_dims = {p['offset']}, inserted_window_dims = {p['collapsed']}, "
-        f"input_batching_dims = {p['batching']}, scatter_indices_batching_dims = {p['indices_batching']}, "
-        f"scatter_dims_to_operand_dims = {p['map']}, index_vector_dim = {p['vector'][0]}>"
-    )
-    count = g.rng.choice([1, 1, 1, 2])
-    dtype = g.rng.choice(["f32", "f32", "i32", "i1"])
-    more = ["divide"] if dtype == "f32" else ["and", "or", "xor"]
-    kind = g.rng.choice(["add", "maximum", "minimum", "multiply", *([] if dtype == "i1" else ["subtract"]), *more])
-    region = keep_second(dtype, g.names) if count == 1 and g.rng.random() < 0.3 else fold(kind, dtype, g.names, count)
-    inputs = [g.need(p["source"], dtype) for _ in range(count)]
-    updates = [g.need(p["slices"], dtype) for _ in range(count)]
-    text = f"scatter_dimension_numbers = {numbers}, indices_are_sorted = false, unique_indices = false"
-    g.op("stablehlo.scatter", [*inputs, g.need(p["indices"], "i32"), *updates], [(p["source"], dtype)] * count, text, region=region)
-
-
-POINTWISE_CALLS = [
-    "annotate_device_placement", "Cholesky", "CompactWyHelper", "InspectSharding", "InvertDiagBlocksLowerTriangular",
-    "InvertDiagBlocksUpperTriangular", "LayoutConstraint", "mhlo.erf", "MoveToDevice", "MoveToHost", "X64SplitHigh", "X64SplitLow",
-    "xla.megascale.provide_metadata", "X64Combine", "_SPMDInternalOp_MultiPad", "_SPMDInternalOp_MultiRotate",
-    "_SPMDInternalOp_MultiSlice", "_SPMDInternalOp_RotateRight", "_SPMDInternalOp_Wrap",
-]  # fmt: skip
-SILENT_CALLS = ["sdy_testonly", "tpu_custom_call", "xla_python_cpu_callback", "xla_ffi_python_gpu_callback", "xla.debug.Log", "Foo"]
-
-
-def custom_call(g: Body) -> None:
-    def call(target: str, operands: Sequence[Val], results: Sequence[tuple[Sequence[int], str]]) -> None:
-        g.op("stablehlo.custom_call", operands, results, f'call_target_name = "{target}"')
-
-    way = g.rng.randrange(7)
-    if way < 2:
-        x = g.pick()
-        targets = POINTWISE_CALLS if way == 0 else SILENT_CALLS
-        operands = [x] if g.rng.random() < 0.7 else [x, g.need(x.shape)]
-        call(g.rng.choice(targets), operands, [(x.shape, "f32")])
-    elif way == 2:
-        n = g.size()
-        batch = g.shape(0, 2)
-        call("Eigh", [g.need((*batch, n, n))], [((*batch, n, n), "f32"), ((*batch, n), "f32")])
-    elif way == 3:
-        batch, m, n = g.shape(0, 2), g.size(), g.size()
-        target = g.rng.choice(["Qr", "QrDecompositionBlock"])
-        call(target, [g.need((*batch, m, n))], [((*batch, m, n), "f32"), ((*batch, min(m, n)), "f32")])
-    elif way == 4:
-        batch, m, n = g.shape(0, 2), g.size(), g.size()
-        call("ProductOfElementaryHouseholderReflectors", [g.need((*batch, m, n)), g.need((*batch, n))], [((*batch, m, n), "f32")])
-    elif way == 5:
-        x = g.pick(1)
-        dim = g.rng.randrange(len(x.shape))
-        shape = [g.rng.randint(1, n) if d == dim else n for d, n in enumerate(x.shape)]
-        call("mhlo.topk", [x], [(shape, "f32"), (shape, "i32")])
-    else:
-        x = g.pick(1)
-        dim = g.rng.randrange(len(x.shape))
-        shape = [g.rng.randint(1, n) if d == dim else n for d, n in enumerate(x.shape)]
-        operands = [x, g.need(x.shape, "i32"), g.need(()), g.need((), "i32")]
-        call(g.rng.choice(["ApproxTopK", "PartialReduce"]), operands, [(shape, "f32"), (shape, "i32")])
-
-
 OPS: dict[str, Callable[[Body], None]] = {
     f.__name__.rstrip("_"): f
     for f in (
@@ -756,9 +393,3 @@ OPS: dict[str, Callable[[Body], None]] = {
     )
 }  # fmt: skip
 """Generators by name; each adds one op, sometimes with a few more that feed it."""
-
-
-def module_of(body: Body) -> str:
-    """A module whose one function has this body and returns nothing."""
-    arguments = ", ".join(f"{v.name}: {v.type}" for v in body.names.arguments)
-    return f"func.func @main({arguments}) {{\n" + "\n".join(body.lines) + "\nreturn\n}\n"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 
 from propagation.random_modules import Generator, Scope, Shape
-from stablehlo_ops import OPS, Body, Names, Val
+from stablehlo_ops import OPS
+from stablehlo_text import Body, Names, Val
 
 _SEVERAL = ("custom_call", "unary", "binary", "reshape", "dot_general", "gather", "scatter", "convolution", "concatenate")
 """Generators that are drawn more often: each stands for many ops or forms."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from shardy_oracle import Oracle
-from stablehlo_ops import OPS, Body, module_of, tensor
+from stablehlo_ops import OPS
+from stablehlo_text import Body, module_of, tensor
 
 from solver_shard.errors import RuleError
 from solver_shard.frontends.stablehlo import StablehloModule
