@@ -93,7 +93,8 @@ def solve(
         str | None,
         typer.Option(
             help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-            "megatron-sp, vocab-parallel, context-parallel, as in dp=zero3,tp=megatron+vocab-parallel; or one name for all; or hsdp.",
+            "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
+            "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
             show_default=False,
         ),
     ] = None,

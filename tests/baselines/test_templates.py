@@ -40,6 +40,24 @@ def llama() -> Program:
 
 
 @functools.cache
+def mixtral() -> Program:
+    import json
+    import tempfile
+    from pathlib import Path
+
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096,
+        "max_position_embeddings": 1024, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
+    return trace(model, inputs, name="mixtral")
+
+
+@functools.cache
 def planned(template: str | None, mesh: str = "dp=4,tp=2") -> Plan:
     options = Options(memory_limit=1 << 40, template=template, gap=0.0 if template is None else 1e-4)
     return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
@@ -180,6 +198,26 @@ def test_context_parallelism_gathers_keys_and_values_and_reduce_scatters_their_g
     assert found["forward", "all_gather"] == 2 * LAYERS + 1
     assert found["backward", "reduce_scatter"] == 2 * LAYERS
     assert {key for key in found if key[0] in ("forward", "backward")} == {("forward", "all_gather"), ("backward", "reduce_scatter")}
+
+
+@pytest.mark.parametrize("template", ["dp=ddp,tp=expert-parallel", "dp=zero3,tp=expert-parallel", "dp=ddp,tp=zero3+expert-parallel"])
+def test_expert_parallelism_exchanges_tokens_twice_per_layer_and_pass(template: str) -> None:
+    """Lepikhin et al. 2021, section 2: tokens go to their experts and back, an all-to-all each; gradients take the same ways.
+
+    Forward, devices also tell each other how many tokens each expert gets. Gradients of the experts stay on their axis.
+    """
+    options = Options(memory_limit=1 << 40, template=template)
+    plan = plan_program(mixtral(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    found = collectives(plan, "tp")
+    assert found["forward", "all_to_all"] == found["backward", "all_to_all"] == 2 * LAYERS
+    experts = [t for t in plan.tensors if t.role == Role.PARAMETER.value and "experts" in t.name]
+    assert len(experts) == 2 * LAYERS
+    assert all(t.layout[1] == 0 and t.state is not None and t.state[1] == 0 for t in experts)
+    moved = {s.axes for r in plan.reshards if r.purpose == "optimizer" and "experts" in plan.tensors[r.tensor].name for s in r.steps}
+    assert moved == {("dp",)}
+    assert {kind for purpose, kind in found if purpose in ("forward", "backward")} <= {"all_to_all", "all_gather"}
+    others = sum(t.role == Role.PARAMETER.value and t not in experts for t in plan.tensors) if "tp=zero3" in template else 0
+    assert found["forward", "all_gather"] == LAYERS + others
 
 
 def test_states_follow_the_stage() -> None:
