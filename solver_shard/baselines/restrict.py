@@ -44,8 +44,10 @@ from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program, Ref, Role
 
-TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel")
-TEMPLATES += ("expert-parallel",)
+TEMPLATES = (
+    *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel"),
+    *("context-parallel", "expert-parallel"),
+)
 """What one mesh axis can do."""
 
 _DATA = ("ddp", "zero1", "zero2", "zero3")
