@@ -71,11 +71,11 @@ def _other_orders(layout: Layout, wholes: Sequence[str]) -> Iterator[Layout]:
         if any(late):
             changed = dict(zip(cut, late, strict=True))
             other = Layout(strided(p.dim) if changed.get(axis) else p for axis, p in enumerate(layout))
-            if _is_ordered(other, wholes):
+            if is_ordered(other, wholes):
                 yield other
 
 
-def _is_ordered(layout: Layout, wholes: Sequence[str]) -> bool:
+def is_ordered(layout: Layout, wholes: Sequence[str]) -> bool:
     """Whether every strided axis has a plain one to its right that is not of the same whole axis."""
     return all(
         any(p == placement.dim and wholes[axis] != wholes[right] for right, p in enumerate(layout) if right > axis)
@@ -93,7 +93,7 @@ def is_legal(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int], wh
     >>> is_legal(strided, (8,), (2, 4)), is_legal(strided, (8,), (2, 4), ("dp", "tp"))
     (False, True)
     """
-    if any(placement.is_strided for placement in layout) and (wholes is None or not _is_ordered(layout, wholes)):
+    if any(placement.is_strided for placement in layout) and (wholes is None or not is_ordered(layout, wholes)):
         return False
     shards = [1] * len(shape)
     for axis, (placement, size) in enumerate(zip(layout, mesh_shape, strict=True)):
