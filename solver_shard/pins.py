@@ -34,7 +34,9 @@ from solver_shard.modules import module_outputs
 from solver_shard.names import matching, suggestion
 from solver_shard.program import Phase, Program, Role, Tensor
 
-_CHOICE = re.compile(r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|_S\(\s*[0-9]{1,2}\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP_*]|\Z))")
+_CHOICE = re.compile(
+    r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|_S\(\s*[0-9]{1,2}\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP_*]|\Z))"
+)
 _LEGAL = "R, S(dim), S(*) for any cut dim, _S(dim), P(sum|avg|max|min), or * to leave the axis to the solver"
 _STORED = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
@@ -209,7 +211,9 @@ def _check(both: Allowed, tensor: Tensor, mesh: Mesh) -> None:
     late = {p.dim for _, left in narrow for p in left if p.is_strided}
     # an axis that is left to the solver may be the one that cuts before a strided one
     free = (R, *(S(d) for d in sorted(late)))
-    options = [sorted(left) if left is not None else free if axis.size > 1 else (R,) for axis, left in zip(mesh.axes, both.axes, strict=True)]
+    options = [
+        sorted(left) if left is not None else free if axis.size > 1 else (R,) for axis, left in zip(mesh.axes, both.axes, strict=True)
+    ]
     fitting = (layout for layout in itertools.product(*options) if _fits(layout, mesh.shape, tensor))
     first = next(fitting, None)
     if first is not None and (not late or any(is_ordered(Layout(layout), mesh.wholes) for layout in (first, *fitting))):

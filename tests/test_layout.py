@@ -27,7 +27,9 @@ def ordered(draw: st.DrawFn) -> Layout:
     plain = draw(st.lists(st.one_of(st.just(R), st.integers(0, 2).map(S), st.just(P("sum"))), min_size=1, max_size=6))
     late = draw(st.lists(st.booleans(), min_size=len(plain), max_size=len(plain)))
     last = {p.dim: a for a, p in enumerate(plain) if p.is_shard}
-    return Layout(strided(p.dim) if p.is_shard and wanted and a < last[p.dim] else p for a, (p, wanted) in enumerate(zip(plain, late)))
+    return Layout(
+        strided(p.dim) if p.is_shard and wanted and a < last[p.dim] else p for a, (p, wanted) in enumerate(zip(plain, late, strict=True))
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,9 @@ def test_the_printed_form_is_read_back(layout: Layout) -> None:
     assert Layout.parse(",".join(map(str, layout))) == layout
 
 
-@pytest.mark.parametrize("text", ["Q", "S", "S()", "S(-1)", "S(64)", "S(0)x", "P(prod)", "S(0),,R", "dp=S(0)", "R R x", "S(0)|R", "_R", "__S(0)S(0)"])
+@pytest.mark.parametrize(
+    "text", ["Q", "S", "S()", "S(-1)", "S(64)", "S(0)x", "P(prod)", "S(0),,R", "dp=S(0)", "R R x", "S(0)|R", "_R", "__S(0)S(0)"]
+)
 def test_other_texts_are_refused_without_a_mesh(text: str) -> None:
     with pytest.raises(InputError):
         Layout.parse(text)
@@ -71,7 +75,9 @@ def test_texts_that_do_not_fit_the_mesh_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["_S(0)R", "S(0)_S(0)", "_S(0)S(1)", "tp=_S(0),dp=S(0)", "_S(0)_S(0)"])
 def test_a_strided_shard_needs_a_plain_one_to_its_right(text: str) -> None:
-    with pytest.raises(InputError, match=r"_S\(0\) says that axes to the right cut dim 0 first, but none has S\(0\); write S\(0\) here too"):
+    with pytest.raises(
+        InputError, match=r"_S\(0\) says that axes to the right cut dim 0 first, but none has S\(0\); write S\(0\) here too"
+    ):
         Layout.parse(text, Mesh.parse("dp=2,tp=4"))
 
 
@@ -82,7 +88,13 @@ def test_placements_of_a_split_axis_keep_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("text", "order"),
-    [("S(0)S(0)S(0)", (0, 1, 2)), ("_S(0)S(0)S(0)", (1, 2, 0)), ("S(0)_S(0)S(0)", (0, 2, 1)), ("_S(0)_S(0)S(0)", (2, 0, 1)), ("S(1)RS(0)", (2,))],
+    [
+        ("S(0)S(0)S(0)", (0, 1, 2)),
+        ("_S(0)S(0)S(0)", (1, 2, 0)),
+        ("S(0)_S(0)S(0)", (0, 2, 1)),
+        ("_S(0)_S(0)S(0)", (2, 0, 1)),
+        ("S(1)RS(0)", (2,)),
+    ],
 )
 def test_axes_cut_from_major_to_minor(text: str, order: tuple[int, ...]) -> None:
     assert Layout.parse(text).order(0) == order
@@ -154,7 +166,8 @@ def test_uneven_shards_are_those_of_dtensor_where_no_shorter_piece_has_a_longer_
     same = True
     for at, shard in dtensor_shards(value, layout, sizes).items():
         (start,), (length,) = layout.local_offset((size,), sizes, at), layout.local_shape((size,), sizes, at)
-        assert (start, length) == tuple(map(sum, zip((torch_chunks(size, right)[at[1]][0], 0), torch_chunks(len(pieces[at[1]]), left)[at[0]])))
+        (first, _), (then, held) = torch_chunks(size, right)[at[1]], torch_chunks(len(pieces[at[1]]), left)[at[0]]
+        assert (start, length) == (first + then, held)
         same &= torch.equal(shard, value[start : start + length])
     assert same == sorted_well
 
