@@ -23,6 +23,9 @@ from solver_shard.layout import STRIDED, Layout, P, Placement, R, S, strided
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+MAX_ORDERED = 200
+"""Matrices have 11 layouts on two axes, 45 on three, 197 on four and 903 on five; transitions take the cube of that to price."""
+
 _SUM, _AVG = int(P("sum")), int(P("avg"))
 
 
@@ -33,7 +36,8 @@ def legal_layouts(
 
     Given ``wholes``, the name of the axis that each axis is (a part of), layouts in which several axes cut one dim in another
     order follow: with ``_S(d)`` on some of them. An axis gets it only where one to its right, and not of the same whole axis,
-    keeps ``S(d)``: the parts of an axis stay in the order in which they make up the axis.
+    keeps ``S(d)``: the parts of an axis stay in the order in which they make up the axis. A tensor that would have more than
+    ``MAX_ORDERED`` layouts without partials has those of the plain order alone.
 
     A layout is legal when every dim is at least as long as the number of shards it is cut into (uneven shards are
     fine; torch.chunk may leave the last ones empty), and when its partials commute: one reduction, or sum with avg. A
@@ -61,7 +65,8 @@ def legal_layouts(
     plain = tuple(Layout(placements) for placements, _ in legal)
     if wholes is None:
         return plain
-    return (*plain, *(other for layout in plain for other in _other_orders(layout, wholes)))
+    every = (*plain, *(other for layout in plain for other in _other_orders(layout, wholes)))
+    return every if sum(not any(p.is_partial for p in layout) for layout in every) <= MAX_ORDERED else plain
 
 
 def _other_orders(layout: Layout, wholes: Sequence[str]) -> Iterator[Layout]:

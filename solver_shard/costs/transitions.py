@@ -44,13 +44,15 @@ from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
 from solver_shard.errors import InputError, InternalError
-from solver_shard.layout import STRIDED, Layout, R
+from solver_shard.layout import STRIDED, Layout, P, R
 
 Ints = NDArray[np.int64]
 
 MAX_LAYOUTS = 3000
 """Tables grow with the square and their time with the cube: 1,000 layouts take some seconds."""
 
+_SUM = int(P("sum"))
+"""Codes from here down are partial."""
 _STEP = 64
 """Costs are multiplied by this and each step adds one, so that fewer steps win among equal costs."""
 _FAR = np.int64(2**61)
@@ -93,7 +95,8 @@ class TransitionTable:
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
         self._steps = steps
-        self._ranked = _shortest(len(layouts), steps)
+        partials = (codes_of(layouts) <= _SUM).sum(axis=1)
+        self._ranked = _shortest(partials, steps)
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
 
     def costs_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
@@ -254,14 +257,23 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
     return fixed
 
 
-def _shortest(count: int, steps: _Steps) -> Ints:
-    """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout."""
+def _shortest(partials: Ints, steps: _Steps) -> Ints:
+    """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout.
+
+    No step adds a pending reduction, so a layout is a station only on ways from layouts that have at least as many, to layouts that
+    have at most as many (``partials``: how many each has). Sorted by that number, both are slices.
+    """
+    count = len(partials)
+    order = np.argsort(-partials, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(count)
     ranked = np.full((count, count), _FAR, dtype=np.int64)
-    ranked[steps.before, steps.after] = steps.weights
+    ranked[place[steps.before], place[steps.after]] = steps.weights
     np.fill_diagonal(ranked, 0)
-    through = np.empty_like(ranked)
-    for middle in range(count):
-        np.add(ranked[:, middle, None], ranked[None, middle, :], out=through)
-        np.minimum(ranked, through, out=ranked)
+    fewer = -partials[order]
+    firsts, ends = np.searchsorted(fewer, fewer, side="left").tolist(), np.searchsorted(fewer, fewer, side="right").tolist()
+    for middle, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+        block = ranked[:end, first:]
+        np.minimum(block, ranked[:end, middle, None] + ranked[None, middle, first:], out=block)
     np.minimum(ranked, _FAR, out=ranked)
-    return ranked
+    return np.asarray(ranked[place[:, None], place[None, :]])

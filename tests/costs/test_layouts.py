@@ -53,6 +53,18 @@ def test_other_orders_follow_the_plain_layouts(shape: tuple[int, ...], mesh: str
     assert " ".join(map(str, every[len(plain) :])) == others
 
 
+@pytest.mark.parametrize(
+    ("dims", "mesh", "ordered"),
+    [(2, "2,2,2,2", 197), (2, "2,2,2,2,2", None), (1, "2,2,2,2,2", 122), (3, "2,2,2", 100), (3, "2,2,2,2", None)],
+)
+def test_tensors_of_too_many_layouts_have_the_plain_order_alone(dims: int, mesh: str, ordered: int | None) -> None:
+    axes = Mesh.parse(mesh)
+    plain, every = (legal_layouts((64,) * dims, axes.shape, (), wholes) for wholes in (None, axes.wholes))
+    assert len(every) == (ordered or len(plain))
+    summed = legal_layouts((64,) * dims, axes.shape, ("sum",), axes.wholes)
+    assert any(p.is_strided for layout in summed for p in layout) == (ordered is not None)
+
+
 @pytest.mark.parametrize("mesh", ["2,2", "2,3,2", "a=2,b=2x2", "a=2x2,b=2", "2,2,2,2", "a=2,b=2x2,c=2"])
 def test_no_two_layouts_are_the_same_shards(mesh: str) -> None:
     axes = Mesh.parse(mesh)
