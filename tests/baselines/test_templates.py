@@ -10,11 +10,12 @@ import torch
 
 from solver_shard import Mesh, Plan
 from solver_shard.api import plan_program
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Options
 from solver_shard.program import Program, Role
 
@@ -180,6 +181,16 @@ def test_a_vector_that_tensor_parallelism_cuts_is_cut_again_by_fully_sharding() 
         t, gradient = next(t for t, x in enumerate(plan.tensors) if x.name == name), plan.gradients[name]
         steps = {(s.kind, s.axes) for r in plan.reshards if r.tensor in (t, gradient) for s in r.steps if s.kind != "slice"}
         assert steps == {("all_gather", ("dp",)), ("reduce_scatter", ("dp",))}
+
+
+@pytest.mark.parametrize(
+    ("layout", "allowed"), [("_S(0)RS(0)", True), ("R_S(0)S(0)", True), ("S(0)RS(0)", True), ("RRS(0)", False), ("_S(0)S(0)R", False)]
+)
+def test_fully_sharding_leaves_an_axis_alone_only_where_the_others_leave_too_little(layout: str, allowed: bool) -> None:
+    """1,024 elements on 16 x 16 x 8 devices."""
+    program = gpt2()
+    bias = next(t for t, tensor in enumerate(program.tensors) if tensor.name.endswith("c_fc.bias"))
+    assert restriction(program, Mesh.parse("a=16,b=16,tp=8"), ("zero3", "zero3", "megatron")).source(bias, Layout.parse(layout)) is allowed
 
 
 def test_hybrid_sharding_gathers_inside_and_all_reduces_across() -> None:
