@@ -207,7 +207,7 @@ class TemplateRestriction:
     def _divides(self, size: int, axis: int, dim: int, layout: Layout) -> bool:
         others = 1
         for a, placement in enumerate(layout):
-            if a != axis and placement == dim:
+            if a != axis and placement.is_shard and placement.dim == dim:
                 others *= self.mesh.shape[a]
         return self.mesh.shape[axis] > 1 and size >= others * self.mesh.shape[axis]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver_shard.program import Phase, Program
+from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
 FORWARD = "forward"
@@ -67,6 +67,12 @@ class Lives:
     base: tuple[tuple[int, int], ...]
     held: dict[int, int]
     end: int
+
+
+def either_order(program: Program) -> frozenset[int]:
+    """Tensors that several axes may cut on one dim in either order: what is stored or reduced, not what ops make for each other."""
+    parameters = {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
+    return frozenset(parameters | set(program.gradients.values()))
 
 
 def family_of(rule: Rule, name: str) -> str:

@@ -12,7 +12,8 @@ With a sharded parameter this is the choice between gathering once (ZeRO-2) and 
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
-ZeRO-1, 2, 3, hybrid sharding and their mixtures are points of the graph.
+ZeRO-1, 2, 3, hybrid sharding and their mixtures are points of the graph. Parameters, their states and their gradients, once
+reduced, may be cut by several axes on one dim in either order (``_S(d)``); no op reads or makes such a layout.
 
 All memory is node usage.
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from solver_shard.choice.fusion import fused_tensors
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, lives
+from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
 from solver_shard.choice.strategies import OpStrategies, op_strategies
@@ -44,7 +45,7 @@ from solver_shard.choice.tables import (
     tail_table,
 )
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves, legal_layouts
+from solver_shard.costs.layouts import free_moves
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -101,6 +102,7 @@ class _Lowerer:
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.either = either_order(program)
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
         self.index: dict[tuple[Kind, int, int], int] = {}
@@ -176,8 +178,7 @@ class _Lowerer:
 
     def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
-        found = legal_layouts(self.program.tensors[t].shape, self.mesh_shape, ())
-        return self._pinned(t, found)
+        return self._pinned(t, self.costs.layouts(self.program.tensors[t].shape, (), t in self.either))
 
     def _pinned(self, t: int, layouts: Layouts) -> Layouts:
         pin = self.pins.get(t)
@@ -212,7 +213,7 @@ class _Lowerer:
     def _state(self, p: int) -> None:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
-        layouts = legal_layouts(tensor.shape, self.mesh_shape, ())
+        layouts = self.costs.layouts(tensor.shape, (), orders=True)
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
@@ -265,7 +266,7 @@ class _Lowerer:
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
         tensor = self.program.tensors[t]
-        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused)
+        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
@@ -380,7 +381,8 @@ class _Lowerer:
         """Cost of every transition of a tensor, after the overlap discount where it applies."""
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
-        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions, self._bucket(t, purpose)).costs_between(held, need)
+        moves = self.costs.transitions(tensor.shape, tensor.dtype, reductions, self._bucket(t, purpose), t in self.either)
+        table = moves.costs_between(held, need)
         if self.restriction is not None:
             scope, move = self.restriction.scope(t, purpose), self.restriction.move
             allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)

@@ -77,7 +77,9 @@ def solve(
     pin: Annotated[
         list[str] | None,
         typer.Option(
-            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes.", show_default=False
+            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes, "
+            "'up_proj.weight=_S(0),S(0)' for dim 0 cut by the right axis first.",
+            show_default=False,
         ),
     ] = None,
     split: Annotated[

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
 from solver_shard.costs.memory import OptimizerState
@@ -85,6 +85,7 @@ class _Reader:
         self.program, self.graph = lowering.program, lowering.graph
         self.mesh = costs.mesh
         self.made = {t for op in self.program.ops for t in op.results}
+        self.either = either_order(self.program)
 
     def chosen(self, kind: Kind, item: int, group: int = 0) -> tuple[Node, int]:
         v = self.lowering.index[kind, item, group]
@@ -216,7 +217,8 @@ class _Reader:
         steps: tuple[Step, ...] = ()
         if copy:
             reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-            path = self.costs.transitions(tensor.shape, tensor.dtype, reductions, bucket).path(source, layout)
+            moves = self.costs.transitions(tensor.shape, tensor.dtype, reductions, bucket, t in self.either)
+            path = moves.path(source, layout)
             steps = tuple(
                 Step(
                     kind=s.kind,

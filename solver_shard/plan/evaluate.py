@@ -151,10 +151,14 @@ class _Walk:
 
     def _stored(self, t: int) -> Layout:
         layout = self.plan.tensors[t].layout
-        self.ops.executable(t, layout, f"source {self.program.tensors[t].name!r}")
+        self.ops.executable(t, layout, f"source {self.program.tensors[t].name!r}", orders=self._either_order(t))
         if any(placement.is_partial for placement in layout):
             illegal(f"source {self.program.tensors[t].name!r} is stored with a pending reduction, {layout}")
         return layout
+
+    def _either_order(self, t: int) -> bool:
+        """Whether several axes may cut one dim of a tensor in another order than from left to right: parameters and gradients of them."""
+        return self.program.tensors[t].role is Role.PARAMETER or t in self.parameter_of
 
     # Who reads what through which reshard
 
@@ -192,7 +196,7 @@ class _Walk:
         (t, purpose, _), reshard = key, self.plan.reshards[position]
         tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
-        self.ops.executable(t, reshard.layout, where)
+        self.ops.executable(t, reshard.layout, where, orders=self._either_order(t))
         source, what = self.produced[t], "the tensor is produced as"
         if self.lives.later(key):
             source, what = self.plan.holds[self.kept[t]].layout, "what is kept of the tensor is"
@@ -209,7 +213,8 @@ class _Walk:
         if not reshard.copy:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
-        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket).path(source, reshard.layout)
+        orders = self._either_order(t)
+        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
         for before, after in itertools.pairwise(path):
             # between two steps is what the first has made; a step in the middle holds what it reads and what it makes
             made = self.ops.local_bytes(t, before.after) + (self.ops.local_bytes(t, after.after) if after is not path[-1] else 0)
@@ -251,7 +256,7 @@ class _Walk:
             if trained != (layout is not None):
                 illegal(f"{planned.name!r} {'lacks a layout for its' if trained else 'has no'} optimizer state")
             if layout is not None:
-                self.ops.executable(t, layout, f"optimizer state of {planned.name!r}")
+                self.ops.executable(t, layout, f"optimizer state of {planned.name!r}", orders=True)
                 if any(placement.is_partial for placement in layout):
                     illegal(f"optimizer state of {planned.name!r} is stored with a pending reduction, {layout}")
                 found[t] = layout

@@ -63,10 +63,10 @@ class OpCheck:
                 total += self.costs.collective_ns(collective.kind, group, nbytes)
         return total
 
-    def executable(self, t: int, layout: Layout, where: str) -> None:
-        """Check that a tensor can have a layout."""
+    def executable(self, t: int, layout: Layout, where: str, *, orders: bool = False) -> None:
+        """Check that a tensor can have a layout; ``orders``: whether it may be a strided one."""
         shape = self.program.tensors[t].shape
-        if not is_legal(layout, shape, self.mesh_shape):
+        if not is_legal(layout, shape, self.mesh_shape, self.plan.mesh.wholes if orders else None):
             illegal(f"{where}: {list(shape)} cannot have layout {layout} on mesh {self.plan.mesh}")
 
     def local_bytes(self, t: int, layout: Layout) -> int:

@@ -118,11 +118,11 @@ def check_plan(plan: Plan) -> None:
         )
         dims = len(tensor.shape)
         _check(
-            tensor.state is None or (len(tensor.state) == axes and all(p < dims for p in tensor.state)),
+            tensor.state is None or (len(tensor.state) == axes and all(p.dim < dims for p in tensor.state if p.is_shard)),
             f"tensors[{i}] ({tensor.name}): state {tensor.state} does not fit {list(tensor.shape)} on mesh {plan.mesh}",
         )
         _check(
-            all(p < dims for p in tensor.layout),
+            all(p.dim < dims for p in tensor.layout if p.is_shard),
             f"tensors[{i}] ({tensor.name}): layout {tensor.layout} cuts a dim that {list(tensor.shape)} does not have",
         )
         _check(

@@ -160,7 +160,9 @@ def _parameters(plan: Plan) -> list[str]:
         f"Parameters ({len(chosen)}{f', {frozen} not trained' if frozen and not plan.options.forward_only else ''}), bytes per device each"
     )
     lines = [title, *table(rows[:MAX_PARAMETERS], right=(2,))]
-    return [*lines, *_more(rows, MAX_PARAMETERS, "show PLAN '*' lists all")]
+    strided = any(p.is_strided for _, tensor, _ in chosen for layout in (tensor.layout, tensor.state or ()) for p in layout)
+    legend = ["  _S(d): cuts dim d after the axes with S(d) (DTensor's strided shard)"] if strided else []
+    return [*lines, *_more(rows, MAX_PARAMETERS, "show PLAN '*' lists all"), *legend]
 
 
 def _sources(plan: Plan) -> list[str]:

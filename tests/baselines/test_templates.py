@@ -6,14 +6,16 @@ import functools
 from collections import Counter
 
 import pytest
+import torch
 
 from solver_shard import Mesh, Plan
 from solver_shard.api import plan_program
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Options
 from solver_shard.program import Program, Role
 
@@ -58,8 +60,19 @@ def mixtral() -> Program:
 
 
 @functools.cache
-def planned(template: str | None, mesh: str = "dp=4,tp=2") -> Plan:
-    options = Options(memory_limit=1 << 40, template=template, gap=0.0 if template is None else 1e-4)
+def gpt2() -> Program:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 1024, "n_embd": 256, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, loss_type="ForCausalLMLoss"))
+    ids = torch.zeros(16, 64, dtype=torch.int64)
+    return trace(model, {"input_ids": ids, "labels": ids}, name="gpt2")
+
+
+@functools.cache
+def planned(template: str | None, mesh: str = "dp=4,tp=2", pins: tuple[str, ...] = ()) -> Plan:
+    options = Options(memory_limit=1 << 40, template=template, pins=pins, gap=0.0 if template is None else 1e-4)
     return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
 
 
@@ -150,6 +163,52 @@ def test_zero3_gathers_every_parameter_in_each_pass_and_reduce_scatters_its_grad
         ("backward", "all_gather"): n - 1,
         ("optimizer", "reduce_scatter"): n,
     }
+
+
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+
+
+def test_fully_sharded_over_tensor_parallel_cuts_the_rows_of_one_matrix_by_both() -> None:
+    """What ``fully_shard`` makes of a model that ``parallelize_module`` has cut: tp first, then dp, on dim 0 (PyTorch's tutorial
+    "Large Scale Transformer model training with Tensor Parallel"). Gathers and reductions of parameters stay on dp."""
+    plan = planned("dp=zero3,tp=megatron", pins=tuple(f"*{name}.weight=_S(0),S(0)" for name in COLUMNS))
+    columns = [t for t, tensor in enumerate(plan.tensors) if tensor.name.endswith(tuple(f"{name}.weight" for name in COLUMNS))]
+    columns += [plan.gradients[plan.tensors[t].name] for t in columns]
+    moves = Counter((r.purpose, s.kind, s.axes) for r in plan.reshards if r.tensor in columns for s in r.steps if s.kind != "slice")
+    n = len(COLUMNS) * LAYERS
+    assert moves == {
+        ("forward", "all_gather", ("dp",)): n,
+        ("backward", "all_gather", ("dp",)): n,
+        ("optimizer", "reduce_scatter", ("dp",)): n,
+    }
+    assert plan.costs.total_ns == planned("dp=zero3,tp=megatron").costs.total_ns  # as S(1) on dp, there where it is legal
+
+
+def test_a_vector_that_tensor_parallelism_cuts_is_cut_again_by_fully_sharding() -> None:
+    """The bias of a column-parallel layer has one dim for both axes."""
+    plan = plan_program(
+        gpt2(),
+        mesh=Mesh.parse("dp=4,tp=2"),
+        cluster=load_cluster("h100"),
+        options=Options(memory_limit=1 << 40, template="dp=zero3,tp=megatron"),
+    )
+    found = {tensor.name: tensor for tensor in plan.tensors if tensor.name.endswith("c_fc.bias")}
+    assert found
+    for name, tensor in found.items():
+        assert (str(tensor.layout), str(tensor.state)) == ("_S(0)S(0)", "_S(0)S(0)")
+        t, gradient = next(t for t, x in enumerate(plan.tensors) if x.name == name), plan.gradients[name]
+        steps = {(s.kind, s.axes) for r in plan.reshards if r.tensor in (t, gradient) for s in r.steps if s.kind != "slice"}
+        assert steps == {("all_gather", ("dp",)), ("reduce_scatter", ("dp",))}
+
+
+@pytest.mark.parametrize(
+    ("layout", "allowed"), [("_S(0)RS(0)", True), ("R_S(0)S(0)", True), ("S(0)RS(0)", True), ("RRS(0)", False), ("_S(0)S(0)R", False)]
+)
+def test_fully_sharding_leaves_an_axis_alone_only_where_the_others_leave_too_little(layout: str, allowed: bool) -> None:
+    """1,024 elements on 16 x 16 x 8 devices."""
+    program = gpt2()
+    bias = next(t for t, tensor in enumerate(program.tensors) if tensor.name.endswith("c_fc.bias"))
+    assert restriction(program, Mesh.parse("a=16,b=16,tp=8"), ("zero3", "zero3", "megatron")).source(bias, Layout.parse(layout)) is allowed
 
 
 def test_hybrid_sharding_gathers_inside_and_all_reduces_across() -> None:

@@ -10,6 +10,7 @@ import pytest
 from plan_examples import example
 
 from solver_shard.errors import InputError
+from solver_shard.layout import Layout
 from solver_shard.plan.lookup import find, lookup, lookup_json
 from solver_shard.plan.plan import Holder, MemoryTimeline, Plan
 from solver_shard.plan.report import largest_holders, output_names
@@ -41,6 +42,17 @@ from solver_shard.plan.table import table
 )
 def test_the_report_has_this_line(line: str) -> None:
     assert line in str(example())
+
+
+def test_layouts_in_another_order_are_explained_where_there_are_any() -> None:
+    plan = example()
+    legend = "_S(d): cuts dim d after the axes with S(d) (DTensor's strided shard)"
+    assert legend not in str(plan)
+    for change in ({"layout": Layout.parse("_S(0)S(0)")}, {"state": Layout.parse("_S(0)S(0)")}):
+        up = dataclasses.replace(plan.tensors[1], **change)
+        text = str(dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:])))
+        assert legend in text
+        assert "_S(0)S(0)" in text.replace(legend, "")
 
 
 @pytest.mark.parametrize(
