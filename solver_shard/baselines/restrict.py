@@ -4,6 +4,9 @@ A template says what one mesh axis does: how it stores parameters, optimizer sta
 gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
 equal layouts an elementwise op has) the solver fills in at the least cost. Templates of several axes compose.
 
+Where a step has several microbatches, gradients are accumulated as made and reduced once (``no_sync``), except that ``zero2`` and
+``zero3`` reduce each microbatch's into a cut accumulator; ``zero1`` then reduce-scatters, as gradients are whole until the end.
+
 | template | parameters | states | gradients | inputs | transitions |
 |---|---|---|---|---|---|
 | ``replicate`` | R | R | R | R | none |
@@ -22,7 +25,8 @@ On an axis that is split into sub-axes, every part does what its axis does; tens
 that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
 16), as Megatron-LM and its users do with fewer key-value heads than devices.
 
-Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages; Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
+Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages, DeepSpeed for what they do under accumulation (stages 2 and 3 reduce
+after every backward pass, github.com/deepspeedai/DeepSpeed/issues/2252; stage 1 at its end); Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
 "Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism. Hybrid
 sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
 """
@@ -34,7 +38,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.baselines.templates import reaches, row_cut
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.heads import Heads, heads_of
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
@@ -45,6 +49,8 @@ TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatro
 """What one mesh axis can do."""
 
 _DATA = ("ddp", "zero1", "zero2", "zero3")
+_SCATTERED = ("zero2", "zero3")
+"""Those that keep no whole gradient."""
 _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
 _VOCABULARY = "vocab-parallel"
@@ -121,6 +127,7 @@ class TemplateRestriction:
     (what embedding and head leave partial)."""
     vocabulary: Mapping[int, int]
     """Embeddings of tokens and heads: the dim that is the vocabulary."""
+    accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
@@ -134,14 +141,17 @@ class TemplateRestriction:
                 return False
         return True
 
+    def accumulator(self, t: int, layout: Layout) -> bool:
+        return not any(placement.is_partial and name in _SCATTERED for name, placement in zip(self.templates, layout, strict=True))
+
     def keeps_copies(self, t: int) -> bool:
         return self.program.tensors[t].role is not Role.PARAMETER
 
     def scope(self, t: int, purpose: str) -> Hashable:
         tensor = self.program.tensors[t]
-        if purpose in (OPTIMIZER, UPDATE):
+        if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
             parameter = t if purpose == UPDATE else next(p for p, g in self.program.gradients.items() if g == t)
-            return (purpose, self.cut.get(parameter))
+            return (purpose, self.cut.get(parameter), self.accumulates)
         if tensor.role in (Role.PARAMETER, Role.BUFFER):
             return ("parameter",)
         if t in self.special:
@@ -190,8 +200,8 @@ class TemplateRestriction:
         return self.mesh.shape[axis] > 1 and size >= others * self.mesh.shape[axis]
 
 
-def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
-    """The restriction of a program to one template per mesh axis."""
+def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, accumulates: bool = False) -> TemplateRestriction:
+    """The restriction of a program to one template per mesh axis; ``accumulates``: of a step of several microbatches."""
     cut, vocabulary = block_cut(program), vocabulary_cut(program)
     return TemplateRestriction(
         program=program,
@@ -201,6 +211,7 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> Tem
         heads=heads_of(program, cut),
         special=_special(program, vocabulary),
         vocabulary=vocabulary,
+        accumulates=accumulates,
     )
 
 
@@ -256,7 +267,8 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         return source == target
     assert isinstance(scope, tuple)
     rules: dict[str, Callable[[], bool]] = {
-        OPTIMIZER: lambda: _gradient(name, source, target),
+        ACCUMULATE: lambda: name in _SCATTERED and _gradient(name, source, target),
+        OPTIMIZER: lambda: _gradient("zero2" if name == "zero1" and scope[2] else name, source, target),
         UPDATE: lambda: name in ("zero1", "zero2") and source.is_shard and target == R,
         "parameter": lambda: name == "zero3" and source.is_shard and target == R,
         "activation": lambda: _activation(name, scope[1], scope[2], source, target),
@@ -270,7 +282,7 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
 
 
 def _gradient(name: str, source: Placement, target: Placement) -> bool:
-    if name in ("zero2", "zero3"):
+    if name in _SCATTERED:
         return source.is_partial or (source == R and target.is_shard)
     return source.is_partial and target == R
 
