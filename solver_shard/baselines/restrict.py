@@ -25,10 +25,10 @@ On an axis that is split into sub-axes, every part does what its axis does; tens
 that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
 16), as Megatron-LM and its users do with fewer key-value heads than devices.
 
-Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages, DeepSpeed for what they do under accumulation (stages 2 and 3 reduce
-after every backward pass, github.com/deepspeedai/DeepSpeed/issues/2252; stage 1 at its end); Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism. Hybrid
-sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
+Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages, DeepSpeed for what they do under accumulation (stages 2 and 3
+reduce after every backward pass, github.com/deepspeedai/DeepSpeed/issues/2252; stage 1 at the end); Shoeybi et al.,
+"Megatron-LM" (2019) and Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for
+tensor and sequence parallelism. Hybrid sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ A **bucket** holds the parameters of one unit and dtype that are moved for one p
 backward pass, gathered after the update, or, as gradients, reduced for it: into an accumulator, or to the update. A unit is
 what users hand to ``fully_shard``: the module down to the first number in its path (a block of a numbered stack), and the
 model itself for all parameters outside of blocks. PyTorch FSDP gathers and reduces a unit with one collective (Zhao et al.,
-"PyTorch FSDP", VLDB 16(12), 2023, section 3.2); DDP reduces buckets of gradients (Li et al., "PyTorch Distributed", VLDB 13(12), 2020, section 3.2).
+"PyTorch FSDP", VLDB 16(12), 2023, section 3.2); DDP reduces buckets of gradients (Li et al., "PyTorch Distributed", VLDB
+13(12), 2020, section 3.2).
 
 **Price.** Every member pays 1/k of the launch and of the latency per hop, k being the number of members, and its own bytes in
 full; each step is rounded up. k is counted on the program, once and for all, so that the price of a tensor does not depend on
