@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,11 +80,21 @@ def step() -> Program:
 
 
 @pytest.mark.parametrize(
-    ("program", "mesh", "pins"),
-    [(product(), "2,2", {}), (product(), "2,4", {0: {"S(0)R", "S(1)S(0)"}}), (chain(), "2,2", {}), (step(), "4,2", {})],
-    ids=["product", "product-pinned", "chain", "step"],
+    ("program", "mesh", "pins", "microbatches", "state"),
+    [
+        (product(), "2,2", {}, 1, {}),
+        (product(), "2,4", {0: {"S(0)R", "S(1)S(0)"}}, 1, {}),
+        (chain(), "2,2", {}, 1, {}),
+        (step(), "4,2", {}, 1, {}),
+        (step(), "4,2", {0: {"S(0)S(0)"}}, 3, {"clip": True}),
+        (step(), "2", {}, 2, {"reduce_dtype": "bf16", "clip": True}),
+        (step(), "4,2", {}, 1, {"reduce_dtype": "bf16"}),
+    ],
+    ids=["product", "product-pinned", "chain", "step", "step-accumulated-clipped", "step-accumulated-reduced-clipped", "step-reduced"],
 )
-def test_solver_agrees_with_brute_force(program: Program, mesh: str, pins: dict[int, set[str]]) -> None:
+def test_solver_agrees_with_brute_force(
+    program: Program, mesh: str, pins: dict[int, set[str]], microbatches: int, state: dict[str, Any]
+) -> None:
     def only(texts: set[str]) -> object:
         allowed = {Layout.parse(text) for text in texts}
         return lambda layout: layout in allowed
@@ -93,7 +104,8 @@ def test_solver_agrees_with_brute_force(program: Program, mesh: str, pins: dict[
         program,
         Rulebook(),
         costs,
-        optimizer_state=optimizer_state("adamw"),
+        optimizer_state=optimizer_state("adamw", **state),
+        microbatches=microbatches,
         pins={t: only(texts) for t, texts in pins.items()},  # type: ignore[misc]
     )
     rows = enumerate_allowed(lowering.graph)
