@@ -14,7 +14,8 @@ accumulator may be
 **Memory traffic.** The addition reads what arrives and the accumulator, and writes the accumulator, N times (the first one too: it
 is added to zeros). A conversion to the reduce dtype before a collective reads the gradient and writes the buffer that is
 communicated, as FSDP2's copy into its reduce-scatter input does; into an accumulator of the gradient's own layout the addition
-converts on the way. That a loss is a mean over N microbatches is a factor of 1/N in the loss, and free.
+converts on the way. (A kernel that adds weight gradients up as it makes them, Megatron-LM's ``gradient_accumulation_fusion``, pays
+less; it is not modelled.) That a loss is a mean over N microbatches is a factor of 1/N in the loss, and free.
 
 **In place.** What a reduction leaves lies inside the accumulator's bytes wherever a device could cut it from the whole of what it
 accumulates: NCCL's all_reduce and reduce_scatter work in place.

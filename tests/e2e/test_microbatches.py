@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lowered import agrees, confirms, lowered, random_assignment
-from programs import trained_mlp
+from programs import Builder, trained_mlp
 from traced_models import values_of
 
 from solver_shard import optimize
@@ -22,7 +22,7 @@ from solver_shard.export.simulate import SimulationResult, simulate
 from solver_shard.frontends.torch import trace
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program
+from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 Values = dict[int, torch.Tensor]
@@ -170,3 +170,19 @@ def test_as_many_values_as_microbatches_are_needed() -> None:
     plan = made.plan(random_assignment(made.graph, 0))
     with pytest.raises(InputError, match=r"values of 1 microbatches .* give a list of 2"):
         simulate(plan, program, values[0])
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2, "clip": True}, {"reduce_dtype": "bf16"}, {"microbatches": 2, "optimizer": "none"}])
+def test_a_gradient_may_be_of_two_parameters_and_made_by_the_forward_pass(options: dict[str, Any]) -> None:
+    """The gradient of v and of w in sum(v * relu(x)) + sum(w * relu(x)) is relu(x), which is read again in the backward pass."""
+    b = Builder()
+    x, v, w = b.input("x", 8, 6), b.weight("v", 8, 6, trainable=True), b.weight("w", 8, 6, trainable=True)
+    h = b.relu(x)
+    loss = b.add(b.einsum("ab,ab->", h, v), b.einsum("ab,ab->", h, w), role=Role.OUTPUT, result="loss")
+    more = b.relu(h, phase=Phase.BACKWARD, role=Role.OUTPUT, result="more")
+    program = b.program(loss, more, gradients={v: h, w: h})
+    values, reference = microbatches(program, options.get("microbatches", 1))
+    made = lowered(program, "2,2", **options)
+    for seed in range(6):
+        plan = agrees(made, random_assignment(made.graph, seed))
+        check(plan, program, values, reference, 5e-2 if "reduce_dtype" in options else 1e-5)
