@@ -4,6 +4,9 @@ A template says what one mesh axis does: how it stores parameters, optimizer sta
 gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
 equal layouts an elementwise op has) the solver fills in at the least cost. Templates of several axes compose.
 
+Where a step has several microbatches, gradients are accumulated as made and reduced once (``no_sync``), except that ``zero2`` and
+``zero3`` reduce each microbatch's into a cut accumulator; ``zero1`` then reduce-scatters, as gradients are whole until the end.
+
 | template | parameters | states | gradients | inputs | transitions |
 |---|---|---|---|---|---|
 | ``replicate`` | R | R | R | R | none |
@@ -24,10 +27,11 @@ On an axis that is split into sub-axes, every part does what its axis does; tens
 that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
 16), as Megatron-LM and its users do with fewer key-value heads than devices.
 
-Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages; Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism; Lepikhin et
-al., "GShard" (ICLR 2021) and Rajbhandari et al., "DeepSpeed-MoE" (ICML 2022) for expert parallelism within data parallelism.
-Hybrid sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
+Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages, DeepSpeed for what they do under accumulation (stages 2 and 3
+reduce after every backward pass, github.com/deepspeedai/DeepSpeed/issues/2252; stage 1 at the end); Shoeybi et al.,
+"Megatron-LM" (2019) and Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for
+tensor and sequence parallelism; Lepikhin et al., "GShard" (ICLR 2021) and Rajbhandari et al., "DeepSpeed-MoE" (ICML 2022) for
+expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.baselines.templates import reaches, row_cut
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.heads import Heads, heads_of
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
@@ -51,6 +55,8 @@ TEMPLATES = (
 """What one mesh axis can do."""
 
 _DATA = ("ddp", "zero1", "zero2", "zero3")
+_SCATTERED = ("zero2", "zero3")
+"""Those that keep no whole gradient."""
 _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
 _VOCABULARY = "vocab-parallel"
@@ -138,6 +144,7 @@ class TemplateRestriction:
     """Embeddings of tokens and heads: the dim that is the vocabulary."""
     experts: frozenset[int]
     """Weights whose dim 0 is the expert."""
+    accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
@@ -151,14 +158,17 @@ class TemplateRestriction:
                 return False
         return True
 
+    def accumulator(self, t: int, layout: Layout) -> bool:
+        return not any(placement.is_partial and _data(name) in _SCATTERED for name, placement in zip(self.templates, layout, strict=True))
+
     def keeps_copies(self, t: int) -> bool:
         return self.program.tensors[t].role is not Role.PARAMETER
 
     def scope(self, t: int, purpose: str) -> Hashable:
         tensor = self.program.tensors[t]
-        if purpose in (OPTIMIZER, UPDATE):
+        if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
             parameter = t if purpose == UPDATE else next(p for p, g in self.program.gradients.items() if g == t)
-            return (purpose, parameter in self.experts)
+            return (purpose, parameter in self.experts, self.accumulates)
         if tensor.role in (Role.PARAMETER, Role.BUFFER):
             return ("parameter", t in self.experts)
         if t in self.special:
@@ -212,8 +222,8 @@ class TemplateRestriction:
         return self.mesh.shape[axis] > 1 and size >= others * self.mesh.shape[axis]
 
 
-def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
-    """The restriction of a program to one template per mesh axis."""
+def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, accumulates: bool = False) -> TemplateRestriction:
+    """The restriction of a program to one template per mesh axis; ``accumulates``: of a step of several microbatches."""
     cut, vocabulary = block_cut(program), vocabulary_cut(program)
     return TemplateRestriction(
         program=program,
@@ -224,6 +234,7 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> Tem
         special=_special(program, vocabulary),
         vocabulary=vocabulary,
         experts=expert_weights(program),
+        accumulates=accumulates,
     )
 
 
@@ -307,10 +318,13 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         return source == target
     assert isinstance(scope, tuple)
     by_expert = name.endswith(_EXPERTS)
+    stays = by_expert and scope[0] in (ACCUMULATE, OPTIMIZER, UPDATE, "parameter") and scope[1]
+    data = None if stays else _data(name)
     rules: dict[str, Callable[[], bool]] = {
-        OPTIMIZER: lambda: not (scope[1] and by_expert) and _gradient(_data(name) or name, source, target),
-        UPDATE: lambda: not (scope[1] and by_expert) and _data(name) in ("zero1", "zero2") and source.is_shard and target == R,
-        "parameter": lambda: not (scope[1] and by_expert) and _data(name) == "zero3" and source.is_shard and target == R,
+        ACCUMULATE: lambda: data in _SCATTERED and _gradient(data, source, target),
+        OPTIMIZER: lambda: not stays and _gradient("zero2" if data == "zero1" and scope[2] else data or name, source, target),
+        UPDATE: lambda: data in ("zero1", "zero2") and source.is_shard and target == R,
+        "parameter": lambda: data == "zero3" and source.is_shard and target == R,
         "activation": lambda: _activation(name, scope[1], scope[2], source, target),
         "joined": lambda: _blocks(name) is not None and not source.is_replicate,
         "shifted": lambda: name == "context-parallel" and source.is_shard and target == R,
@@ -324,7 +338,7 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
 
 
 def _gradient(name: str, source: Placement, target: Placement) -> bool:
-    if name in ("zero2", "zero3"):
+    if name in _SCATTERED:
         return source.is_partial or (source == R and target.is_shard)
     return source.is_partial and target == R
 

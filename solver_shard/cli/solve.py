@@ -21,6 +21,14 @@ class Objective(enum.StrEnum):
     MEMORY = "memory"
 
 
+class ReduceDtype(enum.StrEnum):
+    """In which gradients are reduced."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+
+
 class Optimizer(enum.StrEnum):
     """Which optimizer's state to count."""
 
@@ -60,6 +68,9 @@ def solve(
     dtype: Annotated[
         str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
     ] = None,
+    microbatches: Annotated[
+        int, typer.Option(min=1, help="Run the batch in this many parts, one after the other, and accumulate their gradients.")
+    ] = 1,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
     master_weights: Annotated[
         bool,
@@ -69,6 +80,11 @@ def solve(
         int | None,
         typer.Option(help="Optimizer state per parameter element, where it is not the optimizer's own.", show_default=False),
     ] = None,
+    reduce_dtype: Annotated[
+        ReduceDtype | None,
+        typer.Option(help="Reduce, accumulate and hold gradients in this dtype (default: each in its own).", show_default=False),
+    ] = None,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.")] = False,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
     checkpoint: Annotated[
         bool,
@@ -143,9 +159,12 @@ def solve(
             dtype=dtype,
             forward_only=forward_only,
             checkpoint=checkpoint,
+            microbatches=microbatches,
             optimizer=optimizer.value,
             master_weights=master_weights,
             state_bytes=state_bytes,
+            reduce_dtype=None if reduce_dtype is None else reduce_dtype.value,
+            clip=clip,
             pins=tuple(pin or ()),
             split=split if split is not None else not no_split,
             template=template,

@@ -69,10 +69,10 @@ class OpCheck:
         if not is_legal(layout, shape, self.mesh_shape, self.plan.mesh.wholes if orders else None):
             illegal(f"{where}: {list(shape)} cannot have layout {layout} on mesh {self.plan.mesh}")
 
-    def local_bytes(self, t: int, layout: Layout) -> int:
-        """Bytes of a tensor on the device that holds most."""
+    def local_bytes(self, t: int, layout: Layout, dtype: str | None = None) -> int:
+        """Bytes of a tensor on the device that holds most, in its own dtype or another."""
         tensor = self.program.tensors[t]
-        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[tensor.dtype]
+        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
         everywhere = {strategy.name: strategy for strategy in rule.strategies()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from solver_shard.program import Program, Role
 
 LAYERS = 2
 BATCH, SEQ = 16, 512
+COUNT = 4
 
 
 @functools.cache
@@ -298,3 +301,84 @@ def test_states_follow_the_stage() -> None:
 def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.bound <= planned(template).certificate.objective
     assert planned(None).certificate.objective <= planned(template).certificate.objective
+
+
+@functools.cache
+def accumulated(template: str | None, mesh: str = "dp=8", **changes: Any) -> Plan:
+    """A step of ``COUNT`` microbatches of the same size as that of ``planned``."""
+    options = Options(memory_limit=1 << 40, template=template, microbatches=COUNT, gap=0.0 if template is None else 1e-4, **changes)
+    return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
+
+
+def runs(plan: Plan, axis: str) -> Counter[tuple[str, str]]:
+    """How often a step runs collectives on exactly this axis by (purpose, kind), the loss's scalars left out."""
+    found: Counter[tuple[str, str]] = Counter()
+    for r in plan.reshards:
+        for s in r.steps:
+            if s.axes == (axis,) and s.kind != "slice" and plan.tensors[r.tensor].shape:
+                found[r.purpose, s.kind] += plan.runs(r)
+    return found
+
+
+def accumulators(plan: Plan) -> set[str]:
+    """Layouts of the accumulators of matrices."""
+    return {str(r.layout) for r in plan.reshards if r.purpose == "accumulate" and len(plan.tensors[r.tensor].shape) > 1}
+
+
+def test_accumulating_data_parallel_all_reduces_once() -> None:
+    """DDP's no_sync (Li et al. 2020, section 3.2.4): gradients stay local in all microbatches but the last."""
+    plan = accumulated("ddp")
+    assert runs(plan, "dp") == {("optimizer", "all_reduce"): parameters(plan)}
+    assert accumulators(plan) == {"P(sum)"}
+
+
+def test_accumulating_zero1_reduce_scatters_and_gathers_once() -> None:
+    """Whole local gradients until the end, as Megatron-LM's distributed optimizer has them."""
+    plan = accumulated("zero1")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {("optimizer", "reduce_scatter"): n, ("update", "all_gather"): n}
+    assert accumulators(plan) == {"P(sum)"}
+
+
+def test_accumulating_zero2_reduce_scatters_in_every_microbatch() -> None:
+    """Rajbhandari et al. 2020, section 5.2: a device keeps only its part of the gradients, so none may wait."""
+    plan = accumulated("zero2")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {("accumulate", "reduce_scatter"): COUNT * n, ("update", "all_gather"): n}
+    assert accumulators(plan) <= {"S(0)", "S(1)"}
+
+
+def test_accumulating_zero3_gathers_parameters_and_reduce_scatters_in_every_microbatch() -> None:
+    """Zhao et al. 2023 (arXiv:2304.11277), section 3.3.4: accumulation with communication."""
+    plan = accumulated("zero3")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {
+        ("forward", "all_gather"): COUNT * n,
+        ("backward", "all_gather"): COUNT * (n - 1),
+        ("accumulate", "reduce_scatter"): COUNT * n,
+    }
+
+
+def test_accumulating_hybrid_sharding_reduce_scatters_inside_each_time_and_all_reduces_across_once() -> None:
+    """FSDP2's set_requires_all_reduce(False) in all microbatches but the last."""
+    plan = accumulated("hsdp", "nodes=2,gpus=4")
+    n = parameters(plan)
+    assert runs(plan, "gpus")["accumulate", "reduce_scatter"] == COUNT * n
+    assert runs(plan, "nodes") == {("optimizer", "all_reduce"): n}
+
+
+@pytest.mark.parametrize(("template", "whole", "cut"), [("ddp", 18, 0), ("zero1", 6, 12), ("zero2", 2, 16), ("zero3", 0, 18)])
+def test_bytes_per_parameter_are_those_of_megatron_and_zero(template: str, whole: int, cut: int) -> None:
+    """Megatron-LM's table for bf16 parameters and f32 main gradients: 18 bytes, with its distributed optimizer 6 + 12/d; ZeRO's
+    stages 2 and 3 (section 3.1 and figure 1, with gradients of 4 bytes) cut the gradients, then the parameters too."""
+    plan = accumulated(template, reduce_dtype="f32")
+    count = sum(math.prod(t.shape) for t in plan.tensors if t.role == Role.PARAMETER.value)
+    stored = sum(plan.memory.series[category][-1] for category in ("parameters", "optimizer", "gradients"))
+    buffers = sum(math.prod(t.shape) * 4 for t in plan.tensors if t.role == Role.BUFFER.value)
+    assert stored - buffers == pytest.approx(count * (whole + cut / 8), rel=1e-9)
+
+
+@pytest.mark.parametrize("template", ["ddp", "zero1", "zero2", "zero3"])
+def test_the_solver_is_never_dearer_than_a_template_that_accumulates(template: str) -> None:
+    assert accumulated(None).certificate.bound <= accumulated(template).certificate.objective
+    assert accumulated(None).certificate.objective <= accumulated(template).certificate.objective

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,39 +85,53 @@ CUT_BOTH_WAYS = {0: {"S(0)S(1)"}, 2: {"S(0)P(sum)"}}
 """Rows of x and its columns: the product reads a half of the vector, and the gradient of that half is a sum over the left axis."""
 
 
-def pinned(program: Program, mesh: str, pins: dict[int, set[str]]) -> Lowering:
+def pinned(program: Program, mesh: str, pins: dict[int, set[str]], microbatches: int = 1, **state: Any) -> Lowering:
     def only(texts: set[str]) -> Callable[[Layout], bool]:
         allowed = {Layout.parse(text) for text in texts}
         return lambda layout: layout in allowed
 
     costs = CostModel(Mesh.parse(mesh), load_cluster("h100"))
-    state = optimizer_state("adamw")
-    return lower(program, Rulebook(), costs, optimizer_state=state, pins={t: only(texts) for t, texts in pins.items()})
+    return lower(
+        program,
+        Rulebook(),
+        costs,
+        optimizer_state=optimizer_state("adamw", **state),
+        microbatches=microbatches,
+        pins={t: only(texts) for t, texts in pins.items()},
+    )
 
 
 def in_other_order(lowering: Lowering, rows: Ints) -> NDArray[np.bool_]:
     """Which assignments have a strided layout somewhere."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for v, node in enumerate(lowering.nodes):
-        if node.kind is not Kind.OP:
+        if node.layouts:
             found |= np.array([any(p.is_strided for p in layout) for layout in node.layouts])[rows[:, v]]
     return found
 
 
 @pytest.mark.parametrize(
-    ("program", "mesh", "pins"),
+    ("program", "mesh", "pins", "microbatches", "state"),
     [
-        (product(), "2,2", {}),
-        (product(), "2,4", {0: {"S(0)R", "S(1)S(0)"}}),
-        (chain(), "2,2", {}),
-        (step(), "4,2", {}),
-        (step(8), "2,2", CUT_BOTH_WAYS),
-        (step(8), "2,2", CUT_BOTH_WAYS | {1: {"_S(0)S(0)"}}),
+        (product(), "2,2", {}, 1, {}),
+        (product(), "2,4", {0: {"S(0)R", "S(1)S(0)"}}, 1, {}),
+        (chain(), "2,2", {}, 1, {}),
+        (step(), "4,2", {}, 1, {}),
+        (step(8), "2,2", CUT_BOTH_WAYS, 1, {}),
+        (step(8), "2,2", CUT_BOTH_WAYS | {1: {"_S(0)S(0)"}}, 1, {}),
+        (step(), "4,2", {0: {"S(0)S(0)"}}, 3, {"clip": True}),
+        (step(), "2", {}, 2, {"reduce_dtype": "bf16", "clip": True}),
+        (step(), "4,2", {}, 1, {"reduce_dtype": "bf16"}),
     ],
-    ids=["product", "product-pinned", "chain", "step", "step-orders", "step-other-order"],
+    ids=[
+        *("product", "product-pinned", "chain", "step", "step-orders", "step-other-order"),
+        *("step-accumulated-clipped", "step-accumulated-reduced-clipped", "step-reduced"),
+    ],
 )
-def test_solver_agrees_with_brute_force(program: Program, mesh: str, pins: dict[int, set[str]]) -> None:
-    lowering = pinned(program, mesh, pins)
+def test_solver_agrees_with_brute_force(
+    program: Program, mesh: str, pins: dict[int, set[str]], microbatches: int, state: dict[str, Any]
+) -> None:
+    lowering = pinned(program, mesh, pins, microbatches, **state)
     rows = enumerate_allowed(lowering.graph)
     assert len(rows) > 100
     cost, peak = totals(lowering.graph, rows)

@@ -36,8 +36,12 @@ PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23
         {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"},
         {"master_weights": False, "state_bytes": 3},
         {"fusion": True, "overlap": 0.5},
+        {"microbatches": 3, "overlap": 0.5, "memory_weight": 1000},
+        {"microbatches": 2, "reduce_dtype": "bf16", "clip": True, "fusion": True},
+        {"reduce_dtype": "bf16", "clip": True, "overlap": 0.3},
+        {"microbatches": 4, "optimizer": "none", "reduce_dtype": "f16"},
     ],
-    ids=["time", "weighted", "memory", "state", "fusion"],
+    ids=["time", "weighted", "memory", "state", "fusion", "accumulated", "accumulated, clipped", "reduced, clipped", "no update"],
 )
 def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
     case = lowered(program, mesh, **options)
