@@ -9,12 +9,14 @@ pass leaves undecided is replicated. Propagation keeps axes whole here; split an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.annotations import AxisRef, DimSharding, MeshSpec, TensorSharding
+from solver_shard.choice.groups import either_order
+from solver_shard.costs.layouts import is_legal
 from solver_shard.errors import InputError
-from solver_shard.layout import Layout, Placement, R, S
+from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.pins import Allowed
 from solver_shard.program import Op as Call
@@ -38,8 +40,8 @@ class PropagatedProgram:
     Attributes:
         layouts: of every tensor, by position.
         decided: per tensor, whether propagation or a pin says anything of it.
-        lost: tensors where some axes of the sharding cannot be said as a layout (cut in the reversed order, or into more shards than the
-            dim is long), and what was left out, for a person to read.
+        lost: tensors where some axes of the sharding cannot be had (an activation cut in another order than the mesh's, a dim cut into
+            more shards than it is long), and what was left out, for a person to read.
     """
 
     layouts: tuple[Layout, ...]
@@ -65,10 +67,10 @@ def propagate_program(
     chosen = Options(conservative=True, strategy=given.strategy, run_op_priority=given.run_op_priority)
     graph = program_graph(program, mesh, pins, rulebook)
     made = propagate(graph, name, ProgramRules(program, rulebook), chosen).graph
-    layouts, lost = [], {}
+    layouts, lost, either = [], {}, either_order(program)
     for t, value in enumerate(made.values):
         sharding = _final(made, t, program) or value.sharding
-        layout, left_out = _layout(sharding, program.tensors[t].shape, mesh)
+        layout, left_out = _layout(sharding, program.tensors[t].shape, mesh, strides=t in either)
         layouts.append(layout)
         if left_out:
             lost[t] = left_out
@@ -120,6 +122,7 @@ def _op(call: Call, rule: Rule) -> Op:
 def _pinned(allowed: Allowed, name: str, rank: int, mesh: Mesh) -> TensorSharding:
     """The sharding that a pin asks for."""
     cut: list[list[AxisRef]] = [[] for _ in range(rank)]
+    late: list[list[AxisRef]] = [[] for _ in range(rank)]
     replicated = []
     for axis, left in zip(mesh.axes, allowed.axes, strict=True):
         if left is None or axis.size == 1:
@@ -133,10 +136,14 @@ def _pinned(allowed: Allowed, name: str, rank: int, mesh: Mesh) -> TensorShardin
         (placement,) = left
         ref = AxisRef(axis.name, 1, axis.size)
         if placement.is_shard:
-            cut[placement.dim].append(ref)
+            (late if placement.is_strided else cut)[placement.dim].append(ref)
         else:
             replicated.append(ref)
-    return TensorSharding(mesh=MESH, dims=tuple(DimSharding(tuple(axes), True) for axes in cut), replicated=tuple(replicated))
+    return TensorSharding(
+        mesh=MESH,
+        dims=tuple(DimSharding((*first, *then), True) for first, then in zip(cut, late, strict=True)),
+        replicated=tuple(replicated),
+    )
 
 
 def _final(graph: Graph, t: int, program: Program) -> TensorSharding | None:
@@ -145,16 +152,24 @@ def _final(graph: Graph, t: int, program: Program) -> TensorSharding | None:
     return graph.functions[0].result_shardings[returned.index(t)] if t in returned else None
 
 
-def _layout(sharding: TensorSharding | None, shape: tuple[int, ...], mesh: Mesh) -> tuple[Layout, str]:
-    """A sharding as a layout, and what of it a layout cannot say."""
-    placements: list[Placement] = [R] * len(mesh.axes)
-    left_out = []
+def _layout(sharding: TensorSharding | None, shape: tuple[int, ...], mesh: Mesh, *, strides: bool) -> tuple[Layout, str]:
+    """A sharding as a layout, and what of it a layout cannot say; ``strides``: a dim may be cut in another order than the mesh's."""
+    layout = Layout.replicated(len(mesh.axes))
+    left_out: list[str] = []
     for d, dim in enumerate(sharding.dims if sharding else ()):
-        last, shards = -1, 1
-        for k, ref in enumerate(dim.axes):
-            axis = mesh.index(ref.name)
-            if axis < last or shape[d] < shards * ref.size:
-                left_out += [f"S({d}) on {other.name}" for other in dim.axes[k:]]
-                break
-            placements[axis], last, shards = S(d), axis, shards * ref.size
-    return Layout(placements), ", ".join(left_out)
+        axes = [mesh.index(ref.name) for ref in dim.axes]
+        kept = next(k for k in range(len(axes), -1, -1) if k == 0 or _cut(layout, d, axes[:k], shape, mesh, strides) is not None)
+        layout = _cut(layout, d, axes[:kept], shape, mesh, strides) or layout
+        left_out += [f"S({d}) on {mesh.names[axis]}" for axis in axes[kept:]]
+    return layout, ", ".join(left_out)
+
+
+def _cut(layout: Layout, dim: int, axes: Sequence[int], shape: tuple[int, ...], mesh: Mesh, strides: bool) -> Layout | None:
+    """The layout with a dim cut by these axes, major to minor; None where that cannot be said or executed."""
+    run = next((k for k in range(1, len(axes)) if axes[k] < axes[k - 1]), len(axes))
+    placements = list(layout)
+    for k, axis in enumerate(axes):
+        placements[axis] = S(dim) if k < run else strided(dim)
+    made = Layout(placements)
+    legal = made.order(dim) == tuple(axes) and is_legal(made, shape, mesh.shape, mesh.wholes if strides else None)
+    return made if legal else None
