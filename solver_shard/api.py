@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -244,6 +245,7 @@ def plan_program(
         with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
             made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
             lowering = narrow_to(lowering, made.layouts)
+            options = dataclasses.replace(options, propagation=propagation.record(program, made.lost))
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):
@@ -300,8 +302,6 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
 
 def _solve(lowering: Lowering, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    import dataclasses
-
     from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.fold import expand, fold
     from solver_shard.choice.structure import node_classes

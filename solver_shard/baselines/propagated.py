@@ -11,7 +11,7 @@ then does not fit is a transition with a price.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout
+from solver_shard.names import fold_items
+from solver_shard.program import Program
 from solver_shard.propagation.passes import Options as PassOptions
 from solver_shard.propagation.passes import PassName
 
@@ -41,6 +43,14 @@ class Propagation:
         said: list[str] = [self.options.strategy] if self.options.strategy != "aggressive" else []
         said += [] if self.options.run_op_priority else ["no op priorities"]
         return f"{self.name} ({', '.join(said)})" if said else self.name
+
+    def record(self, program: Program, lost: Mapping[int, str]) -> str:
+        """What a plan records: the pass, and what it decided that cannot be had."""
+        if not lost:
+            return str(self)
+        left = fold_items([(program.tensors[t].name, what) for t, what in lost.items()])
+        shown = ", ".join(f"{name} {what}" for name, what, _ in left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        return f"{self}; left out (too many shards, or an order that only parameters may have): {shown}"
 
 
 def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:

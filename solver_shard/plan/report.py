@@ -68,6 +68,7 @@ def problem_text(plan: Plan) -> str:
     """What is proven, as one sentence."""
     certificate = plan.certificate
     kind = "tied plan (repeated layers alike)" if certificate.problem == "tied" else "plan"
+    kind = "plan that keeps what propagation decided" if plan.options.propagation else kind
     show = format_bytes if plan.options.objective == "memory" else format_ns
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:

@@ -117,6 +117,10 @@ def test_what_a_layout_cannot_say_is_told() -> None:
     layouts = {tensor.name: str(layout) for tensor, layout in zip(program.tensors, made.layouts, strict=True)}
     assert layouts["x"] == "RS(0)"
     assert {program.tensors[t].name: what for t, what in made.lost.items()}["x"] == "S(0) on dp"
+    plan = propagated_plan(program, mesh="dp=2,tp=4", pins=["weight=S(1),S(0)"], name="user-priority")
+    assert "left out (too many shards, or an order that only parameters may have)" in str(plan)
+    assert "x S(0) on dp" in str(plan)
+    assert "no plan that keeps what propagation decided has less time" in str(plan)
 
 
 @pytest.mark.parametrize(
