@@ -168,7 +168,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
             return made if edged else sink_edges(made)
 
         if dump is not None:
-            options = dataclasses.replace(options, dump=lambda made, name: dumped.append((name, module.print(final(made)))))
+            options = dataclasses.replace(options, dump=lambda made, name: dumped.append((name, module.print(final(made), verify=False))))
         done = propagate(given, _pass_name(which), rules, options)
         graph, warnings = final(done.graph), done.warnings
     text = module.print(graph)
