@@ -64,7 +64,7 @@ def draw(rng: random.Random, count: int) -> list[Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one comparison: ``same``, ``different``, ``aborted`` (the reference did), or ``refused`` (by both, as no valid module)."""
+    """What came of one comparison: ``same``, ``different``, ``aborted`` (the reference did), or ``refused`` (by both)."""
 
     kind: str
     variant: Variant
