@@ -28,6 +28,10 @@ the largest piece that one device sends to another (all_reduce: the local buffer
 **Costs.** Each step is rounded up to whole nanoseconds first; the table then holds exact shortest paths (Floyd 1962,
 Warshall 1962) and obeys the triangle inequality exactly. Among paths of equal cost the one with the fewest steps is
 taken, then the one through the earliest layouts of the table.
+
+**Memory.** Before the first step a device holds the source, after the last one the destination; both are counted with their
+tensors. In between it holds **intermediates**: what the first step has made, then, in every step in the middle, what it reads
+and what it makes. ``intermediates`` has the bytes of the fullest moment.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ class TransitionTable:
         nbytes: int64[n], what the fullest device holds.
     """
 
-    __slots__ = ("_ranked", "_steps", "costs", "index", "layouts", "nbytes")
+    __slots__ = ("_intermediates", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
     def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _Steps) -> None:
         self.layouts = layouts
@@ -93,6 +97,7 @@ class TransitionTable:
         self.nbytes = nbytes
         self._steps = steps
         self._ranked = _shortest(len(layouts), steps)
+        self._intermediates: Ints | None = None
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
 
     def costs_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
@@ -106,6 +111,12 @@ class TransitionTable:
             return np.fromiter((self.index[layout] for layout in layouts), dtype=np.int64, count=len(layouts))
         except KeyError as error:
             raise InternalError(f"layout {error.args[0]} is not among the {len(self.layouts)} legal ones of this tensor") from None
+
+    def intermediates(self) -> Ints:
+        """Largest bytes of intermediates on each path, int64[n, n]: 0 for one step, none, and where there is no path."""
+        if self._intermediates is None:
+            self._intermediates = _fullest(self._ranked, self._steps, self.nbytes)
+        return self._intermediates
 
     def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
         """The steps of the cheapest way, () when equal; InternalError where there is none."""
@@ -244,6 +255,27 @@ def _cut_to_the_right(codes: Ints, axes: Sequence[int], dims: int) -> NDArray[np
             for dim in range(dims):
                 fixed[:, dim] |= codes[:, right] == dim
     return fixed
+
+
+def _fullest(ranked: Ints, steps: _Steps, nbytes: Ints) -> Ints:
+    """Bytes of the fullest moment between the first and the last step of every path."""
+    count = len(ranked)
+    onward = np.zeros((count, count), dtype=np.int64)  # where the first step of each path leads
+    for at in range(count):
+        first, last = steps.rows[at], steps.rows[at + 1]
+        if first < last:
+            ways = steps.weights[first:last, None] + ranked[steps.after[first:last]]
+            onward[at] = steps.after[first + np.argmax(ways == ranked[at], axis=0)]
+    lengths = np.where(ranked < _FAR, ranked % _STEP, 0)
+    # what a path holds from its layout `at` on, if that is an intermediate of a longer one
+    held = np.where(lengths == 1, nbytes[:, None], 0)
+    found = np.zeros((count, count), dtype=np.int64)
+    for length in range(2, int(lengths.max(initial=0)) + 1):
+        rows, goals = np.nonzero(lengths == length)
+        after = onward[rows, goals]
+        found[rows, goals] = held[after, goals]
+        held[rows, goals] = np.maximum(nbytes[rows] + nbytes[after], held[after, goals])
+    return found
 
 
 def _shortest(count: int, steps: _Steps) -> Ints:

@@ -51,7 +51,7 @@ def decode(
     reader = _Reader(lowering, assignment, costs, optimizer_state)
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
     reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE))
-    memory = reader.memory(ops, limit, reader.transients(reshards))
+    memory = reader.memory(ops, limit, reader.intermediates(reshards))
     compute = sum(op.nanoseconds for op in ops) + sum(r.spill_ns for r in reshards)
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
     inside = [collective for op in ops for collective in op.collectives]
@@ -251,37 +251,37 @@ class _Reader:
             nbytes=_local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
         )
 
-    def transients(self, reshards: Sequence[Reshard]) -> dict[int, int]:
-        """Time to the fullest intermediates of the transitions that run there, one after the other."""
-        found: dict[int, int] = {}
+    def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
+        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other."""
+        found: dict[int, tuple[int, int]] = {}
         for reshard in reshards:
             if len(reshard.steps) > 1:
                 tensor = self.program.tensors[reshard.tensor]
                 between = [0, *(_local_bytes(tensor, step.after, self.mesh.shape) for step in reshard.steps[:-1]), 0]
                 fullest = max(a + b for a, b in itertools.pairwise(between))
-                found[reshard.start] = max(found.get(reshard.start, 0), fullest)
+                found[reshard.start] = max(found.get(reshard.start, (0, 0)), (fullest, -reshard.tensor))
         return found
 
-    def memory(self, ops: Sequence[PlannedOp], limit: int, transients: Mapping[int, int]) -> MemoryTimeline:
+    def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
         end = self.lowering.lives.end
         change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
         held: list[tuple[int, int, int, str, str]] = []
         for v, node in enumerate(self.lowering.nodes):
             nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
-            if not nbytes:
-                continue
-            category = self._category(node)
-            for start, stop in self.graph.node_intervals(v).tolist():
-                if start < stop:
-                    change[category][start] += nbytes
-                    change[category][stop] -= nbytes
-                    held.append((start, stop, nbytes, self.program.tensors[node.item].name, category))
+            for start, stop in self.graph.node_intervals(v).tolist() if nbytes else ():
+                held.append((start, stop, nbytes, self.program.tensors[node.item].name, self._category(node)))
+        for start, (nbytes, minus_t) in intermediates.items():
+            held.append((start, start + 1, nbytes, self.program.tensors[-minus_t].name, "intermediates"))
+        held = [life for life in held if life[0] < life[1]]
+        for start, stop, nbytes, _, category in held:
+            change[category][start] += nbytes
+            change[category][stop] -= nbytes
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
         holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
         named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
-        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named, transients=transients)
+        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 
     def _category(self, node: Node) -> str:
         t, tensor = node.item, self.program.tensors[node.item]

@@ -46,8 +46,7 @@ class Evaluation:
             reshards after the overlap discount).
         total_ns: their sum, the time of a step.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
-        peak: bytes per device at the fullest time.
-        transient_peak: the same with the intermediates of transitions of several steps.
+        peak: bytes per device at the fullest time, the intermediates of transitions of several steps included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it.
         inside_ns: nanoseconds of the collectives inside each op.
@@ -63,7 +62,6 @@ class Evaluation:
     total_ns: int
     objective: int
     peak: int
-    transient_peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
@@ -125,6 +123,8 @@ class _Walk:
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
+        for start, nbytes in self.transients.items():
+            self.profile.add("intermediates", start, start + 1, nbytes)
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
@@ -139,7 +139,6 @@ class _Walk:
             total_ns=total,
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
-            transient_peak=max([peak, *(sum(row[t] for row in profile.values()) + size for t, size in self.transients.items())]),
             profile=profile,
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),

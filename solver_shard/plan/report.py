@@ -297,17 +297,14 @@ def _time(plan: Plan) -> list[str]:
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
-    rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
+    whole = "peak with intermediates" if memory.at_peak.get("intermediates") else "peak"
+    rows.append((whole, format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
     largest, kept = largest_holders(memory, 4), kept_for_backward(plan)
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; share of the limit",
         *table(rows, right=(1, 2)),
     ]
     lines += [f"  largest: {'; '.join(largest)}"] if largest else []
-    if memory.transient_peak > memory.peak:
-        over = memory.transient_peak - memory.limit
-        advice = f"; that is {format_bytes(over)} above the limit: --reserve as much more" if over > 0 else ""
-        lines.append(f"  with the intermediates of transitions of several steps, at most {format_bytes(memory.transient_peak)}{advice}")
     return [*lines, f"  kept from forward to backward readers: {'; '.join(kept)}"] if kept else lines
 
 
