@@ -138,6 +138,7 @@ def confirms(found: Evaluation, plan: Plan) -> None:
         plan.costs.update_ns,
         plan.costs.communication_ns,
     )
+    assert found.unshared_ns == plan.costs.unshared_ns
     assert found.objective == plan.costs.objective
     assert found.peak == plan.memory.peak
     assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)

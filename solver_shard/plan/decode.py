@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
+from solver_shard.costs.buckets import Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -73,6 +74,7 @@ def decode(
             communication_ns=communication,
             hidden_ns=sum(by_kind.values()) - communication,
             total_ns=total,
+            unshared_ns=reader.unshared(reshards),
             objective=objective_value(objective, memory_weight, total, memory.peak),
             by_kind_ns=dict(sorted(by_kind.items())),
         ),
@@ -250,6 +252,20 @@ class _Reader:
             stop=stop,
             nbytes=_local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
         )
+
+    def unshared(self, reshards: Sequence[Reshard]) -> int:
+        """What the launches of buckets take beyond what their members pay."""
+        names = {g: self.program.tensors[p].name for p, g in self.program.gradients.items()}
+        steps = []
+        for reshard in (reshard for reshard in reshards if reshard.bucket > 1):
+            tensor = self.program.tensors[reshard.tensor]
+            name = names[reshard.tensor] if reshard.purpose == OPTIMIZER else tensor.name
+            for k, step in enumerate(reshard.steps):
+                if step.nbytes:
+                    axes = tuple(self.mesh.names.index(axis) for axis in step.axes)
+                    launch = launch_of(reshard.purpose, name, tensor.dtype, k, step.kind, axes)
+                    steps.append(Paid(launch=launch, kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=step.nanoseconds))
+        return exposed(unshared_ns(steps, self.costs.collective_ns), self.costs.overlap)
 
     def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
         """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other."""

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from solver_shard.costs.buckets import bucket_sizes
+from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -45,6 +45,7 @@ class Evaluation:
         compute_ns, update_ns, communication_ns: nanoseconds of ops (and of spills), optimizer and all collectives (those of
             reshards after the overlap discount).
         total_ns: their sum, the time of a step.
+        unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.buckets`.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time, the intermediates of transitions of several steps included.
         profile: by category, the bytes per device at each time from 0 to T.
@@ -60,6 +61,7 @@ class Evaluation:
     update_ns: int
     communication_ns: int
     total_ns: int
+    unshared_ns: int
     objective: int
     peak: int
     profile: Mapping[str, tuple[int, ...]]
@@ -104,6 +106,7 @@ class _Walk:
         self.lives = find_lives(program, self.rules)
         self.profile = Profile(self.lives.end)
         self.transients: dict[int, int] = {}
+        self.shared: list[Paid] = []
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
@@ -137,6 +140,7 @@ class _Walk:
             update_ns=update_ns,
             communication_ns=sum(reshard_ns) + sum(inside_ns),
             total_ns=total,
+            unshared_ns=exposed(unshared_ns(self.shared, self.costs.collective_ns), self.costs.overlap),
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
             profile=profile,
@@ -214,6 +218,12 @@ class _Walk:
             made = self.ops.local_bytes(t, before.after) + (self.ops.local_bytes(t, after.after) if after is not path[-1] else 0)
             time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
             self.transients[time] = max(self.transients.get(time, 0), made)
+        parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose == "optimizer" else tensor
+        for k, step in enumerate(path) if bucket > 1 else ():
+            if step.nbytes:
+                launch = launch_of(purpose, parameter.name, tensor.dtype, k, step.kind, step.axes)
+                paid = Paid(launch=launch, kind=step.kind, axes=step.axes, nbytes=step.nbytes, nanoseconds=step.nanoseconds)
+                self.shared.append(paid)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds

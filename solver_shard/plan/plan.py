@@ -315,6 +315,7 @@ class Costs:
         communication_ns: all reshards, after the overlap discount, and the collectives inside ops.
         hidden_ns: what the overlap discount took off.
         total_ns: compute + update + communication: the step time.
+        unshared_ns: what launches take beyond that (after the overlap discount), where tensors of one block move by different collectives.
         objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
         by_kind_ns: collective kind to its time before the overlap discount.
     """
@@ -324,6 +325,7 @@ class Costs:
     communication_ns: int
     hidden_ns: int
     total_ns: int
+    unshared_ns: int = 0
     objective: int
     by_kind_ns: Mapping[str, int] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from solver_shard.costs.buckets import unit_of
+from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
@@ -226,9 +226,8 @@ def _collectives(plan: Plan) -> list[str]:
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((step.nanoseconds, step.nbytes, where))
-                launches.setdefault(row, set()).add(
-                    (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
-                )
+                shared = launch_of(reshard.purpose, where, tensor.dtype, k, step.kind, step.axes)
+                launches.setdefault(row, set()).add(shared if reshard.bucket > 1 else (position, k))
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
@@ -291,6 +290,11 @@ def _time(plan: Plan) -> list[str]:
     rows = [(name, format_ns(ns), f"{ns / total:.1%}") for name, ns in parts]
     lines = table(rows, right=(1, 2))
     lines[-1] += f"   {overlap}"
+    if costs.unshared_ns:
+        lines.append(
+            f"  not counted: {format_ns(costs.unshared_ns)} of launches, as parameters of one block move by different collectives; "
+            f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
+        )
     return ["Time", *lines]
 
 
