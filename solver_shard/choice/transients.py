@@ -88,6 +88,7 @@ class Transients:
         self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
         self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
         self.added: set[int] = set()
+        self._last: tuple[Ints, dict[int, int]] | None = None
         self._known: dict[Hashable, int] = {}
         self._numbers: dict[Hashable, Ints] = {}
         self._cells: dict[Hashable, Cells] = {}
@@ -141,12 +142,15 @@ class Transients:
 
     def _held(self, plain: Ints) -> dict[int, int]:
         """Bytes of the intermediates of every transition that an assignment makes in several steps."""
+        if self._last is not None and np.array_equal(self._last[0], plain):
+            return self._last[1]
         found = {}
         for m in np.flatnonzero(plain[self._stops] >= self._aliases).tolist():
             move = self.moves[m]
             source, target = self._layout(move.start, plain), self._layout(move.stop, plain)
             if source != target and (nbytes := self._between(move, source, target)):
                 found[m] = nbytes
+        self._last = plain, found
         return found
 
     def _between(self, move: Move, source: Layout, target: Layout) -> int:

@@ -281,7 +281,8 @@ def _time(plan: Plan) -> list[str]:
     costs = plan.costs
     overlap = f"overlap {plan.options.overlap:g}: {format_ns(costs.hidden_ns)} of gathers and reductions hidden"
     if not plan.options.overlap:
-        overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
+        overlap = "overlap 0: all communication counts as exposed, so the step time is an upper bound of the model"
+        overlap = "overlap 0: no collective is hidden behind compute" if costs.unshared_ns else overlap
     total = max(costs.total_ns, 1)
     again = sum(op.nanoseconds for op in plan.ops if op.recompute)
     parts = [("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns)]
