@@ -28,12 +28,12 @@ import numpy as np
 
 from solver_shard.choice.fold import Folded, fold
 from solver_shard.choice.graph import ChoiceGraph, Ints
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.pairs import Cells, cells_of
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.transitions import TransitionTable
 from solver_shard.layout import Layout
-from solver_shard.program import Tensor
 from solver_shard.solve.solution import WarmStart
 
 NEAR = 3
@@ -44,33 +44,60 @@ NEAR = 3
 class Move:
     """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, while op ``time`` waits.
 
-    The first ``aliases`` strategies of ``stop`` move nothing.
+    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step.
     """
 
     start: int
     stop: int
     time: int
     aliases: int
-    tensor: Tensor
+    shape: tuple[int, ...]
+    dtype: str
     bucket: int
+    orders: bool
+    converted: bool
+
+    @property
+    def prices(self) -> Hashable:
+        """What its transition table depends on, but for the reductions."""
+        return self.shape, self.dtype, self.bucket, self.orders, self.converted
 
 
 def moves_of(lowering: Lowering) -> tuple[Move, ...]:
     """The transitions of every reshard, and of the new values from each optimizer state."""
-    index, tensors, buckets = lowering.index, lowering.program.tensors, lowering.buckets
+    index, tensors, either = lowering.index, lowering.program.tensors, either_order(lowering.program)
     made = {t for op in lowering.program.ops for t in op.results}
+    last = lowering.lives.end - 1
     found = []
     for v, node in enumerate(lowering.nodes):
         t = node.item
         if node.kind is Kind.STATE:
-            start, stop, aliases, time, purpose = v, index[Kind.SOURCE, t, 0], 0, lowering.lives.end - 1, "update"
+            start, stop, aliases, time, purpose = v, index[Kind.SOURCE, t, 0], 0, last, UPDATE
+        elif node.kind is Kind.ACCUMULATE:
+            start, stop, aliases, time, purpose = index[Kind.RESULT, t, 0], v, node.aliases, lowering.lives.base[t][0], ACCUMULATE
         elif node.kind is Kind.RESHARD:
             group = lowering.lives.groups[t][node.group]
             start = index[Kind.HOLD if group.late else Kind.RESULT if t in made else Kind.SOURCE, t, 0]
             stop, aliases, time, purpose = v, node.aliases, group.start, group.purpose
+            if purpose == OPTIMIZER and (Kind.ACCUMULATOR, t, 0) in index:  # those that stay in its bytes may take several steps too
+                start, aliases, time = index[Kind.ACCUMULATOR, t, 0], 0, last
         else:
             continue
-        found.append(Move(start=start, stop=stop, time=time, aliases=aliases, tensor=tensors[t], bucket=buckets.get((t, purpose), 1)))
+        dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
+        fresh = lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        found.append(
+            Move(
+                start=start,
+                stop=stop,
+                time=time,
+                aliases=aliases,
+                shape=tensors[t].shape,
+                dtype=dtype,
+                bucket=lowering.buckets.get((t, purpose), 1),
+                orders=t in either,
+                converted=fresh and dtype != tensors[t].dtype,
+            )
+        )
     return tuple(found)
 
 
@@ -155,16 +182,17 @@ class Transients:
 
     def _between(self, move: Move, source: Layout, target: Layout) -> int:
         """Bytes of intermediates of one transition, from its path: few pairs are ever asked, whole tables take longer."""
-        key = (move.tensor.shape, move.tensor.dtype, move.bucket, source, target)
+        key = (move.prices, source, target)
         if key not in self._known:
             table = self._transitions(move, (source, target))
             made = [int(table.nbytes[table.index[step.after]]) for step in table.path(source, target)[:-1]]
-            self._known[key] = max(map(sum, itertools.pairwise([0, *made, 0])))
+            first = int(table.nbytes[table.index[source]]) if move.converted else 0
+            self._known[key] = max(map(sum, itertools.pairwise([first, *made, 0])))
         return self._known[key]
 
     def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
         reductions = tuple(sorted({p.reduction for layout in layouts for p in layout if p.is_partial}))
-        return self.costs.transitions(move.tensor.shape, move.tensor.dtype, reductions, move.bucket)
+        return self.costs.transitions(move.shape, move.dtype, reductions, move.bucket, move.orders)
 
     def _layout(self, v: int, plain: Ints) -> Layout:
         return self.lowering.nodes[v].layouts[int(plain[v])]
@@ -178,11 +206,11 @@ class Transients:
         """Bytes of intermediates for every strategy of the one and the other node."""
         move = self.moves[m]
         held, taken = self.lowering.nodes[move.start].layouts, self.lowering.nodes[move.stop].layouts
-        key = (move.tensor.shape, move.tensor.dtype, move.bucket, held, taken, move.aliases)
+        key = (move.prices, held, taken, move.aliases)
         if key not in self._numbers:
             table = self._transitions(move, (*held, *taken))
             rows, columns = table.positions(held), table.positions(taken)
-            numbers = table.intermediates()[rows[:, None], columns]
+            numbers = table.intermediates(move.converted)[rows[:, None], columns]
             numbers[:, : move.aliases] = 0
             self._numbers[key] = numbers
         return self._numbers[key]
