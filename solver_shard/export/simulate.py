@@ -19,8 +19,10 @@ Random ops are not seeded per shard, so that a step with dropout is only reprodu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -31,8 +33,9 @@ from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, groups, join, move, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Op, Program
+from solver_shard.program import Op, Program, Role
 
+_STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -64,6 +67,7 @@ def simulate(
     tolerance: float = 1e-4,
     absolute: float = 1e-6,
     rate: float = 0.25,
+    meter: MeterLike | None = None,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -74,6 +78,7 @@ def simulate(
         tolerance: largest difference from the reference, relative to the reference's largest value.
         absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
         rate: of the gradient step.
+        meter: is told of every tensor that comes to be on device 0.
 
     Raises:
         InputError: a source has no value or one of another shape, or this process has a process group.
@@ -87,14 +92,31 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, reference or {}, tolerance, absolute).run(values, rate)
+        return _Simulation(plan, program, world, reference or {}, tolerance, absolute, meter).run(values, rate)
+
+
+class MeterLike(Protocol):
+    """What wants to know when tensors come to be; see ``solver_shard.export.measure``."""
+
+    def tick(self) -> None:
+        """The next op begins, or the update."""
+
+    def made(self, tensor: torch.Tensor, category: str) -> None:
+        """A tensor is there on device 0."""
 
 
 class _Simulation:
     def __init__(
-        self, plan: Plan, program: Program, world: World, reference: Mapping[int, torch.Tensor], tolerance: float, absolute: float
+        self,
+        plan: Plan,
+        program: Program,
+        world: World,
+        reference: Mapping[int, torch.Tensor],
+        tolerance: float,
+        absolute: float,
+        meter: MeterLike | None,
     ) -> None:
-        self.plan, self.program, self.world = plan, program, world
+        self.plan, self.program, self.world, self.meter = plan, program, world, meter
         self.reference, self.tolerance, self.absolute = reference, tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
@@ -120,11 +142,13 @@ class _Simulation:
         self.held: dict[int, Parts] = {}
 
     def run(self, values: Mapping[int, torch.Tensor], rate: float) -> SimulationResult:
-        for t in self.program.sources():
-            layout = self.plan.tensors[t].layout
-            self.produced[t] = split(values[t], layout, self.mesh), layout
+        self._tick()
+        stay = [self._source(t, values[t]) for t in self.program.sources()]
         for i in range(len(self.program.ops)):
+            if i:
+                self._tick()
             self._op(i)
+        self._tick()
         made: dict[tuple[str, int], torch.Tensor] = {}
         for position, reshard in enumerate(self.plan.reshards):
             if reshard.purpose in ("optimizer", "output"):
@@ -138,6 +162,7 @@ class _Simulation:
             for reshard in self.plan.reshards
             if reshard.purpose == "update"
         }
+        del stay
         return SimulationResult(
             outputs=tuple(made["output", t] for t in self.program.outputs),
             gradients={self.program.tensors[p].name: made["optimizer", g] for p, g in self.program.gradients.items()},
@@ -145,6 +170,32 @@ class _Simulation:
             collectives=dict(self.world.counts),
             nbytes=dict(self.world.sent),
         )
+
+    def _tick(self) -> None:
+        if self.meter is not None:
+            self.meter.tick()
+
+    def _tell(self, parts: Parts, category: str) -> Parts:
+        if self.meter is not None:
+            self.meter.made(parts[0], category)
+        return parts
+
+    def _source(self, t: int, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Distribute a source; what stays on device 0 for the whole step, the optimizer's state included."""
+        tensor, planned = self.program.tensors[t], self.plan.tensors[t]
+        parts = self._tell(self._cut(whole, planned.layout), _STORED[tensor.role])
+        self.produced[t] = parts, planned.layout
+        if self.meter is None or planned.state is None:
+            return parts[:1]
+        elements = math.prod(planned.state.local_shape(tensor.shape, self.mesh.shape))
+        state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+        self.meter.made(state, "optimizer")
+        return parts[0], state
+
+    def _cut(self, whole: torch.Tensor, layout: Layout) -> Parts:
+        """A whole tensor on all devices; with a meter, device 0 has its part in a storage of its own."""
+        parts = split(whole, layout, self.mesh)
+        return parts if self.meter is None else (parts[0].clone(), *parts[1:])
 
     def _read(self, position: int) -> Parts:
         """The buffer of a group of readers; the first of them brings it about."""
@@ -178,6 +229,9 @@ class _Simulation:
             if step.before != layout:
                 raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
             parts, layout = self.world.run(parts, step, tensor.shape), step.after
+            if reshard.purpose != "update":  # which is written where the parameter is
+                last = step is reshard.steps[-1]
+                self._tell(parts, "transients" if not last else "gradients" if reshard.purpose == "optimizer" else "copies")
         if layout != reshard.layout:
             raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
         return parts
@@ -194,6 +248,7 @@ class _Simulation:
         results = self._call(i, op, operands)
         for j, t in enumerate(op.results):
             layout = planned.result_layouts[j]
+            self._tell(results[j], "gradients" if self.program.tensors[t].role is Role.GRADIENT else "activations")
             if t in self.reference and self.waiting.get(t):
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
@@ -210,7 +265,7 @@ class _Simulation:
         shapes = [self.program.tensors[t].shape for t in op.results]
         if not operands:
             whole = call(op, [], tuple(shapes))
-            return [split(value, layout, self.mesh) for value, layout in zip(whole, layouts, strict=True)]
+            return [self._cut(value, layout) for value, layout in zip(whole, layouts, strict=True)]
         if self.plan.ops[i].implementation:
             return self._implementation(i, op, operands)
         wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
