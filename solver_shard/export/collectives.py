@@ -83,7 +83,7 @@ class World:
             InternalError: the step is not the collective that it says it is, or its buffer has another size.
         """
         if step.kind in _LOCAL:
-            return tuple(part.clone() for part in move(parts, step.before, step.after, shape, self.mesh))
+            return move(parts, step.before, step.after, shape, self.mesh)
         axes = tuple(sorted(self.mesh.index(name) for name in step.axes))
         changed = {axis for axis, (a, b) in enumerate(zip(step.before, step.after, strict=True)) if a != b}
         if step.kind not in _COLLECTIVES or not changed or changed != set(axes):
