@@ -31,6 +31,7 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
+from solver_shard.choice.storage import add_storage
 from solver_shard.choice.strategies import OpStrategies, op_strategies
 from solver_shard.choice.tables import (
     Layouts,
@@ -101,6 +102,7 @@ class _Lowerer:
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
         self.index: dict[tuple[Kind, int, int], int] = {}
@@ -126,6 +128,8 @@ class _Lowerer:
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+        for storage in self.lives.storages:
+            add_storage(self, storage)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -313,7 +317,7 @@ class _Lowerer:
             key = ("hold", given, aliases, k, layouts, origins)
             self._edge(w, v, key, lambda g=given, a=aliases, k=k: hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
-        if t in self.made:
+        if t in self.made and t not in self.sharing:
             owners.append((-1, held, self.lives.base[t][1]))
         for k, kept, start in owners:
             if kept and start < until:

@@ -47,6 +47,7 @@ class Kind(enum.Enum):
     TAIL = "tail"
     HOLD = "hold"
     KEEP = "keep"
+    STORAGE = "storage"
     STATE = "state"
 
 
@@ -56,7 +57,8 @@ class Node:
 
     ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases. A
     HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
-    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin.
+    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin; its last ``aliases`` strategies keep the tensor in
+    the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.choice.storage``).
     """
 
     kind: Kind
