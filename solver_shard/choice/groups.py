@@ -165,8 +165,9 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
     kept = []
     for owner, members in found.items():
         if owner not in made or len(members) > 1 or program.tensors[members[0].tensor].numel < program.tensors[owner].numel:
-            ends = {m.tensor: known.base[m.tensor][1] for m in members}
-            start = ends.get(owner, min(ends.values()))
+            # an alias of the owner keeps the storage as long as its group reads, through views too
+            ends = [known.groups[owner][m.path[0][1]].stop if m.path else known.base[owner][1] for m in members]
+            start = known.base[owner][1] if owner in known.held and owner in made else min(ends)
             kept.append(Storage(owner=owner, made=owner in made, start=start, members=tuple(members)))
     return tuple(kept)
 

@@ -287,7 +287,8 @@ class _Walk:
         found: dict[int, tuple[int, int, int]] = {}
         for owner, members in self.lives.storages.items():
             whole, held = self.ops.local_bytes(owner, self.produced[owner]), self.lives.held_stop
-            start = self.lives.base_stop[owner if owner in members else min(members, key=lambda t: self.lives.base_stop[t])]
+            start = min(self.lives.stop[way[-1]] if way else self.lives.base_stop[owner] for way in members.values())
+            start = self.lives.base_stop[owner] if owner in members else start
             inside = [
                 t
                 for t, way in members.items()
