@@ -12,6 +12,7 @@ prolong the life of what they view.
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
+What is held of a view is the storage that it lies in; a :class:`Storage` lists the held tensors that share one.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def lives(program: Program, rules: Sequence[Rule]) -> Lives:
 def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
-    made = set()
+    made: set[int] = set()
     for i, op in enumerate(program.ops):
         made.update(op.results)
         if not rules[i].view or len(op.operands) != 1:

@@ -8,7 +8,8 @@ outlives its producer's own interval, a tail node carries those bytes.
 
 A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
 bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
-With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3).
+With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3). Tensors that are
+held in one storage, a tensor and its views, own its bytes together (:mod:`solver_shard.choice.storage`).
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
