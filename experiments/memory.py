@@ -37,6 +37,17 @@ ONE = ["replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp",
 TWO = ["hsdp", "zero3", "dp=ddp,tp=megatron", "dp=zero1,tp=megatron", "dp=zero3,tp=megatron-sp", "dp=zero3,tp=megatron-sp+vocab-parallel"]
 TWO += ["dp=zero3,tp=context-parallel"]
 MESHES = {"4": ONE, "dp=2,tp=2": TWO}
+NOTES = """
+What the plan does not say exactly:
+
+- A reshard's source counts until the op that reads the new copy is done; in a run it is gone before that op's result is made. Where this
+  happens at the peak the plan says up to one tensor too much: those are the rows beyond 5%.
+- A reshape that cannot be a view (heads merged after a transposition, keys repeated for grouped queries) makes a copy in a run; its
+  bytes count as those of what it reads, so one op or a few are told too low. One device's single key-value head is repeated as a view:
+  there the plan says too much.
+- Around splits of a product, views of views count beside it for a few ops of the forward pass.
+- An op's scratch and a collective's padded buffers are not measured.
+"""
 SOLVED = {"solver": {}, "solver, least memory": {"objective": "memory"}}
 
 
@@ -139,7 +150,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             continue
         cells = [f"{r['planned']:,}", f"{r['measured']:,}", *(f"{s:,}" for s in r["states"]), f"{r['rest']:+.2%}"]
         lines.append(" ".join([start, " | ".join([*cells, f"-{r['under']:.1%} to +{r['over']:.1%}"]), "|"]))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def main() -> None:
