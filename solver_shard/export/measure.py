@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from solver_shard.errors import InputError
 from solver_shard.export.simulate import simulate
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
@@ -60,8 +61,11 @@ def measure(plan: Plan, program: Program, values: Mapping[int, torch.Tensor]) ->
         values: whole tensors of the program's sources by position.
 
     Raises:
-        InputError, InternalError: as ``simulate``.
+        InputError: the plan has several microbatches, or as ``simulate``.
+        InternalError: as ``simulate``.
     """
+    if plan.options.microbatches > 1:
+        raise InputError(f"a step of {plan.options.microbatches} microbatches is not measured; plan one with a single microbatch")
     meter = Meter()
     simulate(plan, program, values, meter=meter)
     return meter.result()
