@@ -137,6 +137,17 @@ def random_assignment(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | 
     return _Draw(graph, seed).run(fixed or {})
 
 
+def allowed_beside(graph: ChoiceGraph, fixed: Mapping[int, int]) -> dict[int, list[int]]:
+    """The strategies of every node that arc consistency leaves beside those of some nodes."""
+    draw = _Draw(graph, 0)
+    allowed = {v: graph.node_costs(v) < FORBIDDEN for v in range(graph.size)}
+    for v, strategy in fixed.items():
+        allowed[v] &= np.arange(len(allowed[v])) == strategy
+    left = draw.spread(allowed, list(allowed))
+    assert left is not None, "the fixed strategies do not fit together"
+    return {v: np.flatnonzero(mask).tolist() for v, mask in left.items()}
+
+
 def agrees(case: Lowered, assignment: Sequence[int]) -> Plan:
     """Plan, evaluator and choice graph say the same of an assignment, to the integer; the graph without its intermediates."""
     plan, graph = case.plan(assignment), case.graph
@@ -191,7 +202,7 @@ class _Draw:
         allowed = {v: self.graph.node_costs(v) < FORBIDDEN for v in range(self.graph.size)}
         for v, strategy in fixed.items():
             allowed[v] &= np.arange(len(allowed[v])) == strategy
-        start = self._spread(allowed, list(allowed))
+        start = self.spread(allowed, list(allowed))
         assert start is not None, "the graph has no assignment"
         allowed = start
         for v in range(self.graph.size):
@@ -200,7 +211,7 @@ class _Draw:
             for option in options:
                 mask = np.zeros(len(allowed[v]), dtype=np.bool_)
                 mask[option] = True
-                changed = self._spread({**allowed, v: mask}, [v])
+                changed = self.spread({**allowed, v: mask}, [v])
                 if changed is not None:
                     allowed = changed
                     break
@@ -208,7 +219,7 @@ class _Draw:
                 raise AssertionError(f"no consistent strategy for node {self.graph.names[v]}")
         return tuple(int(np.flatnonzero(allowed[v])[0]) for v in range(self.graph.size))
 
-    def _spread(self, allowed: dict[int, NDArray[np.bool_]], queue: list[int]) -> dict[int, NDArray[np.bool_]] | None:
+    def spread(self, allowed: dict[int, NDArray[np.bool_]], queue: list[int]) -> dict[int, NDArray[np.bool_]] | None:
         while queue:
             u = queue.pop()
             for v, table in self.arcs[u]:

@@ -8,7 +8,8 @@ outlives its producer's own interval, a tail node carries those bytes.
 
 A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
 bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
-With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3).
+With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3). Tensors that are
+held in one storage, a tensor and its views, own its bytes together (:mod:`solver_shard.choice.storage`).
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
@@ -36,6 +37,7 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, repeated
 from solver_shard.choice.groups import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
+from solver_shard.choice.storage import add_storage
 from solver_shard.choice.strategies import OpStrategies, op_strategies
 from solver_shard.choice.tables import (
     Layouts,
@@ -111,6 +113,7 @@ class _Lowerer:
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.either = either_order(program)
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
@@ -139,6 +142,8 @@ class _Lowerer:
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+        for storage in self.lives.storages:
+            add_storage(self, storage)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -344,7 +349,7 @@ class _Lowerer:
             key = ("hold", given, aliases, k, layouts, origins)
             self._edge(w, v, key, lambda g=given, a=aliases, k=k: hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
-        if t in self.made:
+        if t in self.made and t not in self.sharing:
             owners.append((-1, held, self.lives.base[t][1]))
         for k, kept, start in owners:
             if kept and start < until:

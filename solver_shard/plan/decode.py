@@ -182,14 +182,32 @@ class _Reader:
         else:
             start, reshard = self.lowering.lives.base[t][1], None
         owns = start < until and (origin >= 0 or t in self.made)
+        nbytes = _local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0
+        if (shared := self.in_storage(t)) is not None:
+            start, nbytes = shared
+            owns = start < until and nbytes > 0
         return Hold(
             tensor=t,
             reshard=reshard,
             layout=layout,
             start=start if owns else until,
             stop=until,
-            nbytes=_local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0,
+            nbytes=nbytes if owns else 0,
         )
+
+    def in_storage(self, t: int) -> tuple[int, int] | None:
+        """If a tensor is held in the storage of what it views: since when, and bytes if no other member of it is held longer."""
+        for storage in self.lowering.lives.storages:
+            longest = True
+            for member in storage.members:
+                keep, choice = self.chosen(Kind.KEEP, member.tensor)
+                inside = choice >= len(keep.layouts) - keep.aliases
+                if member.tensor == t:
+                    owned = inside and longest and storage.made
+                    whole = _local_bytes(self.program.tensors[storage.owner], self.produced(storage.owner), self.mesh.shape)
+                    return (storage.start, whole if owned else 0) if inside else None
+                longest = longest and not inside
+        return None
 
     def start_of(self, t: int, late: bool) -> Layout:
         """The layout from which a group of readers starts."""

@@ -128,6 +128,7 @@ class _Walk:
         for t, i in self.made.items():
             if not self.rules[i].view:
                 self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t]))
+        self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
             self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
         hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
@@ -325,6 +326,25 @@ class _Walk:
                 illegal(f"{self.program.tensors[t].name!r} is read in the forward pass and again later, but no hold says what is kept")
         return found
 
+    def _lent(self, reshards: Mapping[Key, int]) -> dict[int, tuple[int, int, int]]:
+        """What is held in a storage: its owner, since when, and how many bytes; the member that is held longest has them all."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for owner, members in self.lives.storages.items():
+            whole, held = self.ops.local_bytes(owner, self.produced[owner]), self.lives.held_stop
+            start = min(self.lives.stop[way[-1]] if way else self.lives.base_stop[owner] for way in members.values())
+            start = self.lives.base_stop[owner] if owner in members else start
+            inside = [
+                t
+                for t, way in members.items()
+                if self.plan.holds[self.kept[t]].reshard is None
+                and not any(self.plan.reshards[reshards[key]].copy for key in way)
+                and self.ops.local_bytes(t, self.produced[t]) * self.program.tensors[owner].numel == whole * self.program.tensors[t].numel
+            ]
+            longest = min(inside, key=lambda t: (-held[t], t), default=None)
+            for t in inside:
+                found[t] = owner, start, whole if t == longest and owner in self.made else 0
+        return found
+
     # Memory over time
 
     def _source(self, t: int) -> int:
@@ -342,6 +362,9 @@ class _Walk:
         """Own what is kept, from where its forward life ends; a source stays anyway."""
         hold = self.plan.holds[position]
         t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
+        if t in self.lent:
+            owner, start, nbytes = self.lent[t]
+            return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
         if hold.reshard is None:
             return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
         kept = self.plan.reshards[hold.reshard]

@@ -245,7 +245,8 @@ class Hold:
         tensor: position in ``Plan.tensors``.
         reshard: position in ``Plan.reshards`` of the forward copy that is kept; None where the producer's bytes are.
         layout: of what is kept.
-        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are.
+        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are, and for
+            what lies in a storage (a tensor and its views) that another hold needs longer: that one owns the whole storage.
         nbytes: bytes per device during that time.
     """
 
