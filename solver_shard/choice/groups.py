@@ -7,7 +7,8 @@ whatever their equation (in backward, the data and the weight gradient of one in
 Times are op positions; T is their number, the optimizer update runs at T, and the step ends at T + 1. A reshard runs
 just before its first reader, so a tensor's own bytes must live up to the last of its groups' first readers. A group that
 reads the tensor as it is (an alias) keeps it alive up to its own last reader; results of view ops carry no bytes and
-prolong the life of what they view.
+prolong the life of what they view. An operand of which an op needs only the shape (``Rule.needs``) is no reader: it is in no
+group, asks for no layout and keeps nothing alive.
 
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
@@ -196,7 +197,8 @@ def _keyed_readers(program: Program, rules: Sequence[Rule]) -> dict[int, dict[tu
     for t, uses in program.readers().items():
         for i, j in uses:
             op = program.ops[i]
-            keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
+            if rules[i].needs(j):
+                keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
     for t in program.gradients.values():
         keyed.setdefault(t, {})[OPTIMIZER, "update"] = []
     for t in program.outputs:

@@ -134,8 +134,8 @@ class _Lowerer:
             if self.state.clip and self.program.gradients:
                 lower_clipping(self)
         strategies = [self._strategies(i) for i in range(len(self.program.ops))]
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 self._reshard(t, self._group_of(t, i, j))
             self._op(i, strategies[i])
         for t in self.program.gradients.values():
@@ -168,6 +168,7 @@ class _Lowerer:
             buckets=self.buckets,
             fused=self.fused,
             microbatches=self.microbatches,
+            reduced={t: self._reduced_dtype(t) for t in self.program.gradients.values()},
         )
 
     def _name(self, node: Node) -> str:
@@ -273,6 +274,10 @@ class _Lowerer:
             held = self._bytes(t, layouts) if not column.rule.view else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
             self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: result_table(result, layouts))  # type: ignore[misc]
+
+    def _read(self, i: int) -> list[tuple[int, int]]:
+        """Index and tensor of the operands whose bytes an op reads."""
+        return [(j, t) for j, t in enumerate(self.program.ops[i].operands) if self.rules[i].needs(j)]
 
     def _group_of(self, t: int, i: int, j: int) -> int:
         return next(k for k, g in enumerate(self.lives.groups[t]) if (i, j) in g.readers)
@@ -424,8 +429,8 @@ class _Lowerer:
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 v = self.index[Kind.RESHARD, t, self._group_of(t, i, j)]
                 given, column = self.nodes[v].layouts, strategies[i].operands[j]
                 self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: read_table(g, c))  # type: ignore[misc]

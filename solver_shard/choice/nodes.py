@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from solver_shard.choice.graph import ChoiceGraph
@@ -91,3 +91,5 @@ class Lowering:
     buckets: Mapping[tuple[int, str], int]
     fused: frozenset[int]
     microbatches: int = 1
+    reduced: Mapping[int, str] = field(default_factory=dict)
+    """The dtype in which each gradient is reduced."""

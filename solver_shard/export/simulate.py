@@ -13,6 +13,9 @@ What is kept of a tensor between its forward and its later readers is what the p
 any more. A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new
 values then go to the parameter's layout.
 
+An operand that is in no group of readers is one of which the op needs only the shape: it gets a local tensor of that shape without
+its values.
+
 A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
 count 1/N, and what the step compares with is the mean of the unsharded gradients.
 
@@ -247,7 +250,10 @@ class _Simulation:
         op, planned = self.program.ops[i], self.plan.ops[i]
         operands = []
         for j, t in enumerate(op.operands):
-            position = self.of_reader[i, j]
+            position = self.of_reader.get((i, j))
+            if position is None:
+                operands.append(self._unread(t, planned.operand_layouts[j]))
+                continue
             parts = self._read(position)
             operands.append(
                 move(parts, self.plan.reshards[position].layout, planned.operand_layouts[j], self.program.tensors[t].shape, self.mesh)
@@ -263,9 +269,15 @@ class _Simulation:
             if t in self.reduction:  # a gradient is reduced, or added up, as soon as it is made
                 self._read(self.reduction[t])
                 self.sums.add(self.plan.reshards[self.reduction[t]], self.held.pop(self.reduction[t]))
-        for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
-            if self.last[position] == i:
+        for position in {self.of_reader.get((i, j)) for j in range(len(op.operands))}:
+            if position is not None and self.last[position] == i:
                 del self.held[position]
+
+    def _unread(self, t: int, layout: Layout) -> Parts:
+        """What stands for an operand that no group of readers serves: its local shapes, filled with what spoils whatever reads it."""
+        tensor, dtype = self.program.tensors[t], DTYPES[self.program.tensors[t].dtype]
+        fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
+        return tuple(torch.full(box.length, fill, dtype=dtype) for box in boxes(layout, tensor.shape, self.mesh))
 
     def _call(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
         """Results of an op, by result and device."""
@@ -281,7 +293,8 @@ class _Simulation:
         for device in range(self.mesh.size):
             local = [parts[device] for parts in operands]
             lengths = tuple(box[device].length for box in wanted)
-            idle = any(part.numel() == 0 and self.program.tensors[t].numel for part, t in zip(local, op.operands, strict=True))
+            read = [j for j in range(len(local)) if (i, j) in self.of_reader]
+            idle = any(local[j].numel() == 0 and self.program.tensors[op.operands[j]].numel for j in read)
             try:
                 by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
             except InternalError as error:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from solver_shard.costs.buckets import bucket_sizes
+from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -47,9 +47,9 @@ class Evaluation:
         compute_ns, update_ns, communication_ns: nanoseconds of ops (and of the traffic of reshards), optimizer and all collectives
             (those of reshards after the overlap discount), of all microbatches.
         total_ns: their sum, the time of a step.
+        unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.buckets`.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
-        peak: bytes per device at the fullest time.
-        transient_peak: the same with the intermediates of transitions of several steps.
+        peak: bytes per device at the fullest time, the intermediates of transitions of several steps included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
         inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
@@ -64,9 +64,9 @@ class Evaluation:
     update_ns: int
     communication_ns: int
     total_ns: int
+    unshared_ns: int
     objective: int
     peak: int
-    transient_peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
@@ -111,6 +111,7 @@ class _Walk:
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
         self.transients: dict[int, int] = {}
+        self.shared: list[Paid] = []
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
@@ -134,6 +135,8 @@ class _Walk:
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
+        for start, nbytes in self.transients.items():
+            self.profile.add("intermediates", start, start + 1, nbytes)
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
@@ -150,9 +153,9 @@ class _Walk:
             update_ns=update_ns,
             communication_ns=communication_ns,
             total_ns=total,
+            unshared_ns=exposed(unshared_ns(self.shared, self.costs.collective_ns), self.costs.overlap),
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
-            transient_peak=max([peak, *(sum(row[t] for row in profile.values()) + size for t, size in self.transients.items())]),
             profile=profile,
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
@@ -238,6 +241,19 @@ class _Walk:
         for fullest in map(sum, zip(read, [*between, 0], strict=True)):
             time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
             self.transients[time] = max(self.transients.get(time, 0), fullest)
+        parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
+        for k, step in enumerate(path) if bucket > 1 else ():
+            if step.nbytes:
+                launch = launch_of(purpose, parameter.name, tensor.dtype, k, step.kind, step.axes)
+                paid = Paid(
+                    launch=launch,
+                    kind=step.kind,
+                    axes=step.axes,
+                    nbytes=step.nbytes,
+                    nanoseconds=step.nanoseconds,
+                    runs=self.plan.runs(reshard),
+                )
+                self.shared.append(paid)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds

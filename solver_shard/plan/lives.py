@@ -3,7 +3,8 @@
 Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
 
 - The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
-  just before the first of them. A use by a view op lasts as long as the bytes that the view's result borrows.
+  just before the first of them. An op that needs only the shape of an operand is none of its readers. A use by a view op lasts as
+  long as the bytes that the view's result borrows.
 - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
 - What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
@@ -156,6 +157,8 @@ def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[i
     for i, op in enumerate(program.ops):
         matmul = rules[i].matmul and op.name == "aten.einsum.default"
         for j, t in enumerate(op.operands):
+            if not rules[i].needs(j):
+                continue
             found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
     for t in program.gradients.values():
         found[t, "optimizer", "update"] = []
