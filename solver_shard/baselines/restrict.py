@@ -18,6 +18,7 @@ Where a step has several microbatches, gradients are accumulated as made and red
 | ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
 | ``vocab-parallel`` | embedding and head by vocabulary | alike | alike | R | activations P to R |
 | ``context-parallel`` | R | R | all-reduced | sequence | keys and values gathered, their gradients reduce-scattered |
+| (mixtures of experts) | | | | | and sequences gathered around the experts |
 | ``expert-parallel`` | experts by expert | alike | all-reduced, of experts kept | batch | tokens exchanged around the experts |
 
 ``megatron+vocab-parallel`` on one axis does both. ``zero3+expert-parallel`` stores what is not an expert as ``zero3`` does; so do
@@ -173,7 +174,8 @@ class TemplateRestriction:
             return ("parameter", t in self.experts)
         if t in self.special:
             return (self.special[t], len(tensor.shape))
-        return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
+        wide = bool(tensor.shape) and tensor.shape[-1] > 1
+        return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), wide, bool(self.experts))
 
     def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
         return all(_axis_move(name, scope, a, b) for name, a, b in zip(self.templates, source, target, strict=True))
@@ -325,7 +327,7 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         OPTIMIZER: lambda: not stays and _gradient("zero2" if data == "zero1" and scope[2] else data or name, source, target),
         UPDATE: lambda: data in ("zero1", "zero2") and source.is_shard and target == R,
         "parameter": lambda: data == "zero3" and source.is_shard and target == R,
-        "activation": lambda: _activation(name, scope[1], scope[2], source, target),
+        "activation": lambda: _activation(name, scope[1], scope[2], source, target) or (scope[3] and _to_experts(name, source, target)),
         "joined": lambda: _blocks(name) is not None and not source.is_replicate,
         "shifted": lambda: name == "context-parallel" and source.is_shard and target == R,
         "keys": lambda: name == "context-parallel" and ((source.is_shard and target == R) or (source.is_partial and target.is_shard)),
@@ -346,6 +348,11 @@ def _gradient(name: str, source: Placement, target: Placement) -> bool:
 def _vocabulary(name: str, dims: int, source: Placement, target: Placement) -> bool:
     """Sums over the vocabulary: what the embedding looks up, and the gradient that the head hands back."""
     return _activation(name, dims, True, source, target) or (name == _VOCABULARY and source.is_partial and target == R)
+
+
+def _to_experts(name: str, source: Placement, target: Placement) -> bool:
+    """Tokens are sorted by expert over their whole sequence, so that a cut one is gathered around the experts."""
+    return name == "context-parallel" and source == _SEQUENCE and target == R
 
 
 def _activation(name: str, dims: int, wide: bool, source: Placement, target: Placement) -> bool:
