@@ -54,13 +54,18 @@ def arguments_of(op: Op, args: Sequence[torch.Tensor]) -> dict[str, Any]:
 
 def call_with(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
     """``call`` with arguments by name, which need not be those of the program."""
-    special = _SPECIAL.get(op.name)
-    found = special(arguments, result_shapes) if special is not None else _registered(op.name, arguments)
-    results = tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if r is not None)
+    results = results_of(op, arguments, result_shapes)
     shapes = tuple(tuple(r.shape) for r in results)
     if shapes != tuple(tuple(shape) for shape in result_shapes):
         raise InternalError(f"{op.name} gave results of shapes {shapes}, expected {tuple(tuple(s) for s in result_shapes)}")
     return results
+
+
+def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """``call_with``, whatever shapes the results turn out to have."""
+    special = _SPECIAL.get(op.name)
+    found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
+    return tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if isinstance(r, torch.Tensor))
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -106,7 +111,7 @@ def _dtype(value: str | None) -> torch.dtype | None:
     return None if value is None else DTYPES[value]
 
 
-def _registered(name: str, arguments: dict[str, Any]) -> Any:
+def registered(name: str, arguments: dict[str, Any]) -> Any:
     """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
     namespace, base, overload = name.split(".")
     try:
@@ -166,12 +171,18 @@ def _split(a: dict[str, Any], shapes: Shapes) -> Any:
     return torch.split(a["self"], [shape[a["dim"]] for shape in shapes], a["dim"])
 
 
-def _slice_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _registered("aten.slice_backward.default", a | {"input_sizes": list(shapes[0])})
+def _sized(name: str, argument: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """An op whose result is as large as this argument says."""
+    return lambda a, shapes: registered(name, a | {argument: list(shapes[0])})
+
+
+def _repeat(a: dict[str, Any], shapes: Shapes) -> Any:
+    own = (1,) * (len(shapes[0]) - a["self"].ndim) + tuple(a["self"].shape)
+    return a["self"].repeat([full // size if size else 1 for size, full in zip(own, shapes[0], strict=True)])
 
 
 def _embedding_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
+    return registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
 
 
 def _nll_forward(a: dict[str, Any], _shapes: Shapes) -> Any:
@@ -204,7 +215,7 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
                 f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
                 "attention dropout to 0 to run its plan here"
             )
-        return _registered(name, a)
+        return registered(name, a)
 
     return run_attention
 
@@ -213,7 +224,7 @@ def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     """CPU convolutions refuse some strides that a permuted operand has."""
 
     def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
-        return _registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
+        return registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
 
     return run_convolution
 
@@ -221,14 +232,30 @@ def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
 def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
     """The CPU kernel does not broadcast; a program's pointwise ops may."""
     shape = tuple(shapes[0])
-    return _registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
+    return registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
 
 
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+_SIZE_ARGUMENTS = {
+    **{f"aten.{name}": "size" for name in ("zeros.default", "ones.default", "empty.memory_format", "rand.default", "randn.default")},
+    **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
+    **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
+}
+SIZED = frozenset(
+    {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.unflatten.int", "aten.expand.default"}
+    | {"aten.repeat.default", "aten.full.default", "aten.split.Tensor", "aten.split_with_sizes.default", *_SIZE_ARGUMENTS}
+)
+"""Ops that are told the sizes of their results: on a shard, the local ones."""
+
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
+    **{name: _sized(name, argument) for name, argument in _SIZE_ARGUMENTS.items()},
     "aten.view.default": _view,
+    "aten._unsafe_view.default": _view,
+    "aten.reshape.default": _view,
+    "aten.unflatten.int": _view,
     "aten.expand.default": _expand,
+    "aten.repeat.default": _repeat,
     "aten.permute.default": _permute,
     "aten.einsum.default": _einsum,
     "aten.full.default": _full,
@@ -237,7 +264,6 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.clone.default": _clone,
     "aten.split.Tensor": _split,
     "aten.split_with_sizes.default": _split,
-    "aten.slice_backward.default": _slice_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),

@@ -28,6 +28,11 @@ def apply_linear(draft: Draft, row: Row) -> Draft:
     constant = zero is not None and draft.call.attributes.get(zero, 0) != 0
     for arguments in row.linear():
         draft.linear(arguments, [r for r in row.passes() if r != "sum" or not constant])
+    for term in row.get("monotone", "").split():
+        scale, _, name = term.removeprefix("-").rpartition("*")
+        sign = draft.call.attributes[scale] if scale and draft.call.known(scale) == () else 0 if scale else 1
+        if isinstance(sign, int | float) and sign and draft.call.slot(name) is not None:
+            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"))
     return draft
 
 

@@ -31,7 +31,22 @@ if TYPE_CHECKING:
     from solver_shard.rulebook.draft import Call, Draft
 
 _OP = re.compile(r"[A-Za-z_]\w*(::|\.)\w+(\.\w+)?\Z")
+_WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
 _TABLE_FILE = "aten.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """True combinations that a row or a family leaves out, and why.
+
+    Attributes:
+        what: tensors and placements, as in ``"bias=P(max)"``, ``"self=P"`` (any reduction), ``"input=S mat2=S"``, ``"*=P(avg)"``
+            (any operand), ``"result=P(sum)"``; several must hold together.
+        reason: for the reader of the report.
+    """
+
+    what: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +58,16 @@ class Row:
         family: the family that builds the rule.
         settings: the other keys of the row.
         file: the file it was read from, for messages.
+        excludes: what ``rules check`` does not ask of it.
+        instances: calls on small tensors that ``rules check`` runs, beside the shipped ones.
     """
 
     op: str
     family: str
     settings: Mapping[str, Any]
     file: str
+    excludes: tuple[Exclusion, ...] = ()
+    instances: tuple[str, ...] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default."""
@@ -79,7 +98,7 @@ Check = Callable[[Any], str | None]
 class Family:
     """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have.
 
-    ``check`` says what is wrong with settings that are fine each alone, or None.
+    ``check`` says what is wrong with settings that are fine each alone, or None; ``excludes`` holds for all rows.
     """
 
     name: str
@@ -87,6 +106,7 @@ class Family:
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
+    excludes: tuple[Exclusion, ...] = ()
 
 
 def is_text(value: Any) -> str | None:
@@ -133,7 +153,17 @@ def is_dims(value: Any) -> str | None:
     return "must be the name of the argument that holds the dims, or a list of dims such as [-2, -1]"
 
 
-LINEAR: Mapping[str, Check] = {"linear": is_sets, "passes": is_reductions, "sum_if_zero": is_text}
+_TERM = re.compile(r"-?([A-Za-z_]\w*\*)?[A-Za-z_]\w*\Z")
+
+
+def is_monotone(value: Any) -> str | None:
+    """Arguments, each alone: ``"self -other"``, or ``"alpha*other"`` with the sign of a number."""
+    if isinstance(value, str) and value.strip() and all(_TERM.match(term) for term in value.split()):
+        return None
+    return 'must name arguments, a minus before those that the result falls with: "self -other", or with a number\'s sign "alpha*other"'
+
+
+LINEAR: Mapping[str, Check] = {"linear": is_sets, "passes": is_reductions, "sum_if_zero": is_text, "monotone": is_monotone}
 """The settings of families whose rows say what is linear."""
 
 
@@ -166,7 +196,7 @@ def load_table(extra: Sequence[Path] = ()) -> RuleTable:
     from solver_shard.rulebook.families import FAMILIES
 
     rows: dict[str, Row] = {}
-    rows.update(parse_rows(_shipped().read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES))
+    rows.update(parse_rows(shipped(_TABLE_FILE).read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES))
     for path in extra:
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -193,7 +223,15 @@ def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
         raise fault('an op name is namespace.name.overload in quotes, as in "aten.mm.default"')
     if not isinstance(value, dict):
         raise fault(f'a row is {{ family = "NAME", ... }} or {{ dims = "m k, k n -> m n", ... }}, got {value!r}')
-    settings = {key: item for key, item in value.items() if key != "family"}
+    settings = {key: item for key, item in value.items() if key not in ("family", "excludes", "instances")}
+    excludes = value.get("excludes", [])
+    if not isinstance(excludes, list) or not all(isinstance(e, dict) and set(e) == {"what", "reason"} for e in excludes):
+        raise fault('excludes must be a list such as [{ what = "bias=P(max)", reason = "parameters are never pending" }]')
+    if any(is_text(text) for e in excludes for text in e.values()) or any(not _WHAT.match(e["what"]) for e in excludes):
+        raise fault('what must name tensors and placements such as "bias=P(max)", "self=P", "*=S(0)", with a reason')
+    instances = value.get("instances", [])
+    if not isinstance(instances, list) or not all(isinstance(call, str) for call in instances):
+        raise fault('instances must be a list of calls such as ["self=f64[8, 6]"]')
     name = value.get("family", "dims" if "dims" in value else None)
     family = families.get(name) if isinstance(name, str) else None
     if family is None:
@@ -211,20 +249,27 @@ def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
     wrong = family.check(settings) if family.check else None
     if wrong is not None:
         raise fault(wrong)
-    return Row(op=op, family=family.name, settings=settings, file=file)
+    return Row(
+        op=op,
+        family=family.name,
+        settings=settings,
+        file=file,
+        excludes=tuple(Exclusion(what=e["what"], reason=e["reason"]) for e in excludes),
+        instances=tuple(instances),
+    )
 
 
-def _shipped() -> Traversable:
-    """The shipped rows: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
+def shipped(name: str) -> Traversable:
+    """A shipped file: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
     try:
-        found = resources.files("solver_shard.rules").joinpath(_TABLE_FILE)
+        found = resources.files("solver_shard.rules").joinpath(name)
         if found.is_file():
             return found
     except ModuleNotFoundError:
         pass
-    beside = Path(__file__).resolve().parents[2] / "rules" / _TABLE_FILE
+    beside = Path(__file__).resolve().parents[2] / "rules" / name
     if not beside.is_file():
         raise RuleError(
-            f"the shipped rules {_TABLE_FILE} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
+            f"the shipped rules {name} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
         )
     return beside
