@@ -214,7 +214,8 @@ def _completeness(
     budget: int,
     found: _Findings,
 ) -> None:
-    truth = ground_truth(call.op, draws, devices, run_local, alike=rule.alike, budget=budget)
+    unread = [i for i, read in enumerate(rule.reads) if not read]
+    truth = ground_truth(call.op, draws, devices, run_local, alike=rule.alike, unread=unread, budget=budget)
     found.combinations += truth.tried
     if truth.known_cuts < truth.cuts:
         found.notes[f"{truth.known_cuts} of {truth.cuts} cuts tried on {devices} devices"] = None
@@ -243,12 +244,8 @@ def _strongest(combinations: Mapping[Placements, tuple[frozenset[Placement], ...
 
 
 def _follows(ins: Placements, outs: Placements, operands: Placements, results: Placements, rule: Rule) -> bool:
-    """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results.
-
-    Nothing is read of an operand that gives only its shape, so that it may be pending in any way.
-    """
-    given = [R if p.is_partial and rule.reads and not rule.reads[i] else p for i, p in enumerate(ins)]
-    moves = [*zip(given, operands, strict=True), *((a, b) for i, (a, b) in enumerate(zip(results, outs, strict=True)) if i not in rule.alike)]
+    """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results."""
+    moves = [*zip(ins, operands, strict=True), *((a, b) for i, (a, b) in enumerate(zip(results, outs, strict=True)) if i not in rule.alike)]
     return all(free_move(Layout((a,)), Layout((b,))) for a, b in moves)
 
 

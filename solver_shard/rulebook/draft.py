@@ -167,10 +167,10 @@ class Draft:
         self.factors.append(Factor(name=name, size=size, even=even, filled=filled, cut=cut, reduction=reduction))
         return (len(self.factors) - 1,)
 
-    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), even: bool = False) -> list[Held]:
+    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), filled: bool = False) -> list[Held]:
         """One new factor per dim, named a, b, c, ...; dims in ``whole`` are not cut."""
         kept = set(whole)
-        return [self.factor(self.letter(), size, even=even, cut=d not in kept) for d, size in enumerate(shape)]
+        return [self.factor(self.letter(), size, filled=filled, cut=d not in kept) for d, size in enumerate(shape)]
 
     def letter(self) -> str:
         """The next unused factor name: a to z, then a1, b1, ..."""
@@ -236,12 +236,19 @@ class Draft:
         if chosen and kept:
             self.sets.append(_Set(slots=chosen, reductions=kept, fixed=still))
 
-    def monotone(self, argument: str, *, increasing: bool, fixed: Iterable[int | None] = ()) -> None:
-        """A maximum and a minimum of this tensor pass; through a decreasing function one becomes the other."""
-        slots = frozenset(self.call.known(argument))
-        if slots and not any(tensor.dtype in ("c64", "c128") for tensor in (*self.call.operands, *self.call.results)):
-            becomes = {"max": "max", "min": "min"} if increasing else {"max": "min", "min": "max"}
-            self.sets.append(_Set(slots=slots, reductions=becomes, fixed=tuple(sorted(i for i in fixed if i is not None))))
+    def monotone(self, argument: str, *, increasing: bool, only: str | None = None, fixed: Iterable[int | None] = ()) -> None:
+        """A maximum and a minimum of this tensor pass (or ``only`` one); through a decreasing function one becomes the other."""
+        if any(tensor.dtype in ("c64", "c128") for tensor in (*self.call.operands, *self.call.results)):
+            return
+        becomes = {"max": "max", "min": "min"} if increasing else {"max": "min", "min": "max"}
+        kept = {r: made for r, made in becomes.items() if only in (None, r)}
+        still = tuple(sorted(i for i in fixed if i is not None))
+        for slot in self.call.known(argument):
+            # an operand read twice has to be so in both places
+            twin = next((s for s in self.sets if s.reductions == kept and {self.call.slots[t] for t in s.slots} == {self.call.slots[slot]}), None)
+            if twin is not None:
+                self.sets.remove(twin)
+            self.sets.append(_Set(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))
 
     def _adds(self, slots: frozenset[int], fixed: tuple[int, ...], reduction: str) -> bool:
         """Truth values are no sums, integers no averages, and parts of a sum must not be rounded to integers."""

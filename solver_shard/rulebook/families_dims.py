@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from solver_shard.errors import RuleError
@@ -23,17 +24,31 @@ from solver_shard.rulebook.table import (
 
 
 def apply_linear(draft: Draft, row: Row) -> Draft:
-    """Add the row's linear sets; sums do not pass where the argument ``sum_if_zero`` is a number other than 0."""
+    """Add the row's linear sets and monotone arguments; sums do not pass where ``sum_if_zero`` is a number other than 0.
+
+    ``only = "min"``: of a root, whose argument's maximum has parts for which there is none. ``truth``: of operands that are
+    truth values, and no others.
+    """
     zero = row.get("sum_if_zero")
     constant = zero is not None and draft.call.attributes.get(zero, 0) != 0
-    for arguments in row.linear():
-        draft.linear(arguments, [r for r in row.passes() if r != "sum" or not constant])
+    if row.get("truth", False) and any(tensor.dtype != "bool" for tensor in draft.call.operands):
+        return draft
+    for arguments, reductions in row.linear():
+        draft.linear(arguments, [r for r in reductions if r != "sum" or not constant])
     for term in row.get("monotone", "").split():
         scale, _, name = term.removeprefix("-").rpartition("*")
-        sign = draft.call.attributes[scale] if scale and draft.call.known(scale) == () else 0 if scale else 1
+        sign = _sign(draft, scale) if scale else 1
         if isinstance(sign, int | float) and sign and draft.call.slot(name) is not None:
-            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"))
+            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"), only=row.get("only"))
     return draft
+
+
+def _sign(draft: Draft, name: str) -> Any:
+    """A number, or that of truth values, which are not negative; 0 for other tensors."""
+    slot = draft.call.slot(name)
+    if slot is None:
+        return draft.call.attributes[name] if draft.call.known(name) == () else 0
+    return int(draft.call.at(slot).dtype == "bool")
 
 
 def einsum(call: Call, row: Row) -> Draft:
@@ -79,7 +94,7 @@ def pointwise(call: Call, row: Row) -> Draft:
     """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype."""
     draft = Draft(call)
     shape = call.results[0].shape
-    letters = draft.letters(shape, even=row.get("even", False))
+    letters = draft.letters(shape, filled=row.get("filled", False))
     for slot in range(len(call.slots)):
         draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
     for index, result in enumerate(call.results):
@@ -161,9 +176,9 @@ def reduce(call: Call, row: Row) -> Draft:
     shape = call.at(0).shape
     reduced = set(call.dims("dim", len(shape)))
     reduction = row.get("reduction")
-    even = row.get("even", False)
+    even, filled = row.get("even", False), row.get("filled", False)
     held = [
-        draft.factor(draft.letter(), size, even=even, cut=reduction is not None, reduction=reduction)
+        draft.factor(draft.letter(), size, even=even, filled=filled, cut=reduction is not None, reduction=reduction)
         if d in reduced
         else draft.factor(draft.letter(), size)
         for d, size in enumerate(shape)
@@ -174,6 +189,18 @@ def reduce(call: Call, row: Row) -> Draft:
         draft.result(index, [() if d in reduced else h for d, h in enumerate(held) if keep or d not in reduced])
     draft.flops = math.prod(shape)
     return apply_linear(draft, row)
+
+
+def vector_norm(call: Call, row: Row) -> Draft:
+    """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole."""
+    order = call.attribute("ord", 2)
+    kinds: Mapping[float, Mapping[str, Any]] = {
+        0: {"reduction": "sum"},
+        1: {"reduction": "sum"},
+        math.inf: {"reduction": "max", "filled": True},
+        -math.inf: {"reduction": "min", "filled": True},
+    }
+    return reduce(call, replace(row, settings=kinds.get(order, {})))
 
 
 def factory(call: Call, row: Row) -> Draft:
@@ -280,7 +307,7 @@ def check_notation(settings: Mapping[str, Any]) -> str | None:
 
 FAMILIES = (
     Family(name="einsum", build=einsum, keys={}),
-    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "even": is_flag}),
+    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "filled": is_flag}),
     Family(name="cast", build=cast, keys={}),
     Family(
         name="along",
@@ -288,7 +315,8 @@ FAMILIES = (
         keys={**LINEAR, "whole": is_dims, "unread": is_text, "view": is_flag, "flops": is_number},
         required=("whole",),
     ),
-    Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag}),
+    Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),
+    Family(name="vector_norm", build=vector_norm, keys={}),
     Family(name="factory", build=factory, keys={"ordered": is_flag}),
     Family(
         name="dims",

@@ -8,7 +8,7 @@ from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.rule import Inside
-from solver_shard.rulebook.table import Family, Row, is_text
+from solver_shard.rulebook.table import Exclusion, Family, Row, is_text
 
 
 def layer_norm(call: Call, row: Row) -> Draft:
@@ -26,6 +26,9 @@ def layer_norm(call: Call, row: Row) -> Draft:
     draft.result(0, [*rows, *normal])
     for index in range(1, len(call.results)):
         draft.result(index, [*rows, *(() for _ in normal)])
+    draft.linear([name for name in ("weight", "bias") if call.slot(name) is not None], ("sum", "avg"), fixed=range(1, len(call.results)))
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=range(1, len(call.results)))
     draft.flops = 8 * call.tensor("input").numel
     for held in normal:
         draft.implement("norm-statistics", held, _statistics(draft, rows))
@@ -55,6 +58,7 @@ def layer_norm_backward(call: Call, row: Row) -> Draft:
     for index in made[1:]:
         draft.result(index, normal)
     draft.linear(("grad_out",), ("sum", "avg"))
+    draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
     draft.flops = 16 * call.tensor("input").numel
     wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * count))
     if sum(wanted) == len(call.results):
@@ -78,35 +82,49 @@ def _statistics(draft: Draft, rows: list[Held]) -> Inside:
 
 
 def batch_norm(call: Call, row: Row) -> Draft:
-    """Channels (dim 1) can be cut; batch and space stay whole, for the statistics run over them."""
+    """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them."""
     del row
     draft = Draft(call)
-    channels, dims = _channels(draft, "input")
+    known = "no_training" in call.name or not call.attribute("training", True)
+    channels, dims = _channels(draft, "input", cut=known)
     draft.put("input", dims)
     draft.result(0, dims)
     _per_channel(draft, channels)
+    others = range(1, len(call.results))
+    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
+    draft.linear(affine, ("sum", "avg"), fixed=others)
+    if known:
+        draft.linear(["input", "running_mean", *affine[1:]], ("sum", "avg"), fixed=others)
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=others)
     draft.flops = 8 * call.tensor("input").numel
     return draft
 
 
 def batch_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``batch_norm``; linear in the incoming gradient."""
+    """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient."""
     del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
-    channels, dims = _channels(draft, "input")
+    channels, dims = _channels(draft, "input", cut=not call.attribute("train", False))
+    draft.restrict(tuple(f for d, held in enumerate(dims) if d != 1 for f in held), reduction="sum")
     draft.put("grad_out", dims)
     draft.put("input", dims)
     draft.result(made[0], dims)
     _per_channel(draft, channels)
     draft.linear(("grad_out",), ("sum", "avg"))
+    draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
+    for name in ("running_mean", "running_var") if call.attribute("train", False) else ("save_mean", "save_invstd"):
+        if name in call.names:
+            draft.ignore(name)
     draft.flops = 16 * call.tensor("input").numel
     return draft
 
 
-def _channels(draft: Draft, name: str) -> tuple[Held, list[Held]]:
+def _channels(draft: Draft, name: str, *, cut: bool) -> tuple[Held, list[Held]]:
+    """The channels, and all dims: the others are ``cut`` or whole."""
     shape = draft.call.shape(name)
-    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, even=True, cut=d == 1) for d, size in enumerate(shape)]
+    dims = [draft.factor("channels" if d == 1 else f"dim{d}", size, filled=True, cut=cut or d == 1) for d, size in enumerate(shape)]
     return dims[1], dims
 
 
@@ -328,11 +346,15 @@ def leading(call: Call, row: Row) -> Draft:
     return draft
 
 
+_BUFFERS = tuple(
+    Exclusion(what=f"{name}=P", reason="running statistics are buffers, which are never pending") for name in ("running_mean", "running_var")
+)
+
 FAMILIES = (
     Family(name="layer_norm", build=layer_norm, keys={}),
     Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
-    Family(name="batch_norm", build=batch_norm, keys={}),
-    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}),
+    Family(name="batch_norm", build=batch_norm, keys={}, excludes=_BUFFERS),
+    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}, excludes=_BUFFERS),
     Family(name="softmax", build=softmax, keys={}),
     Family(name="softmax_backward", build=softmax_backward, keys={}),
     Family(name="nll_sums", build=nll_sums, keys={}),

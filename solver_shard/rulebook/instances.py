@@ -9,6 +9,9 @@ between the two:
     f64.positive[8, 6]           at least 0.5
     f64.within(-1, 1)[8, 6]      between two numbers
     f64.wild[8, 6]               infinities and not-a-numbers among them
+    f64.signed(2)[8, 6]          whole numbers from -2 to 2
+    bool.one[8, 6]               a single one is true, or none
+    bool.but_one[8, 6]           a single one is false, or none
     i64.below(10)[8, 6]          indices from 0 to 9
     i64.labels(10)[8, 6]         the same, some of them -100
     i64.distinct(10)[8, 6]       indices that differ along the last dim
@@ -77,7 +80,8 @@ class Instance:
 
     def draw(self, turn: int) -> list[torch.Tensor]:
         """Operands of one turn, the same on every run."""
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op.name} {self.text} {turn}".encode()))
+        turn_of_sign = 0 if turn == 2 else turn  # the third draw is the first with other signs
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op.name} {self.text} {turn_of_sign}".encode()))
         return [spec.draw(generator, turn) for spec in self.specs]
 
 
@@ -223,12 +227,12 @@ Maker = Callable[[Spec, torch.Generator, int], torch.Tensor]
 
 def _numbers(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
     if spec.dtype == "bool":
-        return torch.randint(2, spec.shape, generator=generator)
+        return torch.randint(2, spec.shape, generator=generator) ^ (turn == 2)
     if DTYPES[spec.dtype].is_complex:
         parts = torch.randn((*spec.shape, 2), generator=generator, dtype=torch.float64)
         return torch.view_as_complex(parts * (1 + turn))
     if not DTYPES[spec.dtype].is_floating_point:
-        return torch.randint(-9, 10, spec.shape, generator=generator)
+        return torch.randint(-9, 10, spec.shape, generator=generator) * (-1 if turn == 2 else 1)
     plain = torch.randn(spec.shape, generator=generator, dtype=torch.float64)
     ramp = torch.arange(plain.numel(), dtype=torch.float64).reshape(spec.shape)
     return (plain, plain * 2 + 0.37 * (ramp % 7) - 1, -1.5 * plain)[turn % 3]
@@ -249,6 +253,18 @@ def _wild(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
     for number, value in enumerate((float("inf"), float("-inf"), float("nan"))):
         plain = plain.masked_fill(which == number, value)
     return plain
+
+
+def _signed(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    most = int(spec.bounds[0])
+    return torch.randint(-most, most + 1, spec.shape, generator=generator)
+
+
+def _one(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    made = torch.zeros(spec.shape, dtype=torch.bool)
+    if turn != 1:
+        made.view(-1)[torch.randint(made.numel(), (), generator=generator)] = True
+    return made
 
 
 def _below(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
@@ -276,6 +292,9 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "positive": (0, _positive),
     "within": (2, _within),
     "wild": (0, _wild),
+    "signed": (1, _signed),
+    "one": (0, _one),
+    "but_one": (0, lambda spec, generator, turn: ~_one(spec, generator, turn)),
     "below": (1, _below),
     "labels": (1, _labels),
     "distinct": (1, _distinct),

@@ -178,7 +178,23 @@ def _inputs(a: Arguments) -> int:
 def _pool_fits(a: Arguments) -> bool:
     space = math.prod(a["self"].shape[2:])
     lead = a["self"].shape[:2] == a["grad_output"].shape[:2]
-    return lead and _same(a, "grad_output", "indices") and ("indices" not in a or int(a["indices"].amax()) < space)
+    return lead and _same(a, "grad_output", "indices") and ("indices" not in a or _within(a["indices"], space))
+
+
+def _within(index: torch.Tensor, size: int) -> bool:
+    return not index.numel() or (int(index.amin()) >= 0 and int(index.amax()) < size)
+
+
+def _vocabulary_fits(a: Arguments) -> bool:
+    return _within(a["indices"], a["num_weights"]) and a["grad_output"].shape[:-1] == a["indices"].shape
+
+
+def _labels_fit(a: Arguments) -> bool:
+    known = a["target"][a["target"] != a["ignore_index"]]
+    rows, weight = tuple(a["self"].shape[:-1]), a.get("weight")
+    gradient = tuple(a["grad_output"].shape) if "grad_output" in a else ()
+    fits = tuple(a["target"].shape) == rows and (gradient in ((), rows)) and (gradient == () or a["reduction"] == 0)
+    return fits and _within(known, a["self"].shape[-1]) and (weight is None or weight.shape == a["self"].shape[-1:])
 
 
 def _ends_fit(a: Arguments) -> bool:
@@ -188,8 +204,23 @@ def _ends_fit(a: Arguments) -> bool:
         return left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1]
     rows = left.shape[-1] if left.ndim == right.ndim == 2 else left.shape[-2] if left.ndim <= right.ndim else right.shape[-1]
     experts = [x.shape[0] for x in (left, right) if x.ndim == 3 and ends.ndim == 1]
+    if not bool((ends.diff(dim=-1) >= 0).all()) or int(ends.amin()) < 0:
+        return False
     fits = int(ends[..., -1].max()) == int(ends[..., -1].min()) == rows and all(e == ends.shape[0] for e in experts)
     return fits and (left.ndim != 3 or right.ndim != 3 or left.shape[0] == right.shape[0] or ends.ndim == 1)
+
+
+# A norm whose backward pass the CPU has as a composition only.
+
+
+def _rms_norm_gradients(a: Arguments) -> list[torch.Tensor | None]:
+    x, rstd, gradient = a["input"], a["rstd"], a["grad_out"]
+    rows, normal = x.ndim - len(a["normalized_shape"]), x * rstd
+    scaled = gradient if a["weight"] is None else gradient * a["weight"]
+    dims = tuple(range(rows, x.ndim))
+    size = math.prod(a["normalized_shape"])
+    made = [(scaled - normal * (scaled * normal).sum(dims, keepdim=True) / size) * rstd, (gradient * normal).sum(tuple(range(rows)))]
+    return [x if on else None for x, on in zip(made, a["output_mask"], strict=True)]
 
 
 _MATH = "aten._scaled_dot_product"
@@ -202,11 +233,12 @@ _STANDINS: Mapping[str, Callable[[Arguments], Sequence[Any]]] = {
     f"{_MATH}_cudnn_attention_backward.default": lambda a: _attention_gradients(a)[:3],
     f"{_MATH}_efficient_attention_backward.default": _wanted,
     f"{_MATH}_fused_attention_overrideable_backward.default": _wanted,
+    "aten._fused_rms_norm_backward.default": _rms_norm_gradients,
 }
 _NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 _BATCH_NORMS = ("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
 _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
-    **{name: _heads_fit for name in _STANDINS},
+    **{name: _heads_fit for name in _STANDINS if name.startswith(_MATH)},
     f"{_MATH}_flash_attention_for_cpu.default": _heads_fit,
     f"{_MATH}_flash_attention_for_cpu_backward.default": _heads_fit,
     f"{_MATH}_attention_math.default": _heads_fit,
@@ -218,4 +250,7 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     "aten.avg_pool2d_backward.default": _pool_fits,
     "aten._adaptive_avg_pool2d_backward.default": _pool_fits,
     "aten._grouped_mm.default": _ends_fit,
+    "aten.nll_loss_forward.default": _labels_fit,
+    "aten.nll_loss_backward.default": _labels_fit,
+    "aten.embedding_dense_backward.default": _vocabulary_fits,
 }

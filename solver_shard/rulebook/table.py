@@ -73,17 +73,19 @@ class Row:
         """A setting, or the default."""
         return self.settings.get(key, default)
 
-    def linear(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of argument names that may be partial together: ``"self other"`` is one set, a list has several."""
-        value = self.settings.get("linear", ())
-        return tuple(tuple(text.split()) for text in ((value,) if isinstance(value, str) else value))
+    def linear(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Sets of argument names that may be partial together, and in which reductions.
 
-    def passes(self, default: Sequence[str] = ("sum", "avg")) -> tuple[str, ...]:
-        """The reductions that pass through the linear sets."""
-        value = self.settings.get("passes")
-        if value is None:
-            return tuple(default)
-        return REDUCTIONS if value == "any" else tuple(value.split())
+        ``"self other"`` is one set, a list has several; ``"self other: max"`` has reductions of its own, others pass what the
+        row says for all: sums and averages by default.
+        """
+        value = self.settings.get("linear", ())
+        found = []
+        for text in (value,) if isinstance(value, str) else value:
+            names, _, own = text.partition(":")
+            reductions = own.strip() or self.settings.get("passes", "sum avg")
+            found.append((tuple(names.split()), REDUCTIONS if reductions == "any" else tuple(reductions.split())))
+        return tuple(found)
 
     def names(self, key: str) -> tuple[str, ...]:
         """A setting that is a list of names, written as one string."""
@@ -122,14 +124,17 @@ def is_flag(value: Any) -> str | None:
 def is_sets(value: Any) -> str | None:
     """Linear sets: a string of argument names, or a list of such strings."""
     texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    return 'must name arguments: "self other" for one set that is partial together, or a list of such sets'
+    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.partition(":")[0].strip() for text in texts):
+        own = [text.partition(":")[2] for text in texts if ":" in text]
+        return next((wrong for wrong in map(is_reductions, own) if wrong), None)
+    return 'must name arguments: "self other" for one set that is partial together, "self other: max" in one reduction, or a list of these'
 
 
 def is_reductions(value: Any) -> str | None:
     """``any`` or some of the reductions in one string."""
-    if value == "any" or (isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS)):
+    if isinstance(value, str) and value.strip() == "any":
+        return None
+    if isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS):
         return None
     return f'must be "any" or some of: {" ".join(REDUCTIONS)}'
 
@@ -163,7 +168,19 @@ def is_monotone(value: Any) -> str | None:
     return 'must name arguments, a minus before those that the result falls with: "self -other", or with a number\'s sign "alpha*other"'
 
 
-LINEAR: Mapping[str, Check] = {"linear": is_sets, "passes": is_reductions, "sum_if_zero": is_text, "monotone": is_monotone}
+def is_bound(value: Any) -> str | None:
+    """The reduction whose parts stay where the op is defined."""
+    return None if value in ("max", "min") else "must be max or min"
+
+
+LINEAR: Mapping[str, Check] = {
+    "linear": is_sets,
+    "passes": is_reductions,
+    "sum_if_zero": is_text,
+    "monotone": is_monotone,
+    "only": is_bound,
+    "truth": is_flag,
+}
 """The settings of families whose rows say what is linear."""
 
 

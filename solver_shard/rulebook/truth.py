@@ -67,7 +67,7 @@ class Draw:
 
 
 def ground_truth(
-    op: Op, draws: Sequence[Draw], devices: int, run: Run, *, alike: Sequence[int] = (), budget: int = BUDGET, seed: int = 0
+    op: Op, draws: Sequence[Draw], devices: int, run: Run, *, alike: Sequence[int] = (), unread: Sequence[int] = (), budget: int = BUDGET, seed: int = 0
 ) -> Truth:
     """Enumerate what is true of an op on ``devices`` devices.
 
@@ -75,8 +75,9 @@ def ground_truth(
         draws: several sets of operands with their results; a combination has to hold on all.
         run: the op on one device: ``run(op, operands, result_shapes)``; only sized ops look at the shapes.
         alike: results that are not compared.
+        unread: operands that give only their shape: these are not tried pending, which changes no shape.
     """
-    search = _Search(op, draws, devices, run, alike, seed)
+    search = _Search(op, draws, devices, run, alike, unread, seed)
     shapes = [tuple(t.shape) for t in draws[0].operands]
     options = [[R, *(S(d) for d, size in enumerate(shape) if filled(size, devices))] for shape in shapes]
     total = 1
@@ -86,7 +87,7 @@ def ground_truth(
     for cut in itertools.islice(_ordered(options, shapes, total, budget, seed), budget):
         if search.measure(cut):
             runnable.append(cut)
-    numeric = [t.dtype != torch.bool for t in draws[0].operands]
+    numeric = [t.dtype != torch.bool and i not in unread for i, t in enumerate(draws[0].operands)]
     for cut in runnable:
         for chosen in _sets([i for i, p in enumerate(cut) if p == R and numeric[i]]):
             search.measure(tuple(P("sum") if i in chosen else p for i, p in enumerate(cut)))
@@ -129,9 +130,9 @@ def _sets(positions: Sequence[int]) -> Iterator[tuple[int, ...]]:
 class _Search:
     """Runs combinations, each once, and keeps those that are true."""
 
-    def __init__(self, op: Op, draws: Sequence[Draw], devices: int, run: Run, alike: Sequence[int], seed: int) -> None:
+    def __init__(self, op: Op, draws: Sequence[Draw], devices: int, run: Run, alike: Sequence[int], unread: Sequence[int], seed: int) -> None:
         self.op, self.draws, self.devices, self.run = op, draws, devices, run
-        self.alike = frozenset(alike)
+        self.alike, self.unread = frozenset(alike), frozenset(unread)
         self.true: dict[Placements, Held] = {}
         self.tried = 0
         self.generator = torch.Generator().manual_seed(seed)
@@ -174,6 +175,8 @@ class _Search:
 
     def _can_be(self, operand: int, kind: Placement) -> bool:
         value = self.draws[0].operands[operand]
+        if operand in self.unread or not value.numel():
+            return False
         return value.is_floating_point() or value.is_complex() if kind == P("avg") else not value.is_complex()
 
     def _without(self, cut: Placements) -> Held | None:

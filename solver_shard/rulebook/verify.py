@@ -222,18 +222,17 @@ def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Gen
             return [torch.where(owner == r, tensor, fill) for r in range(size)]
         return [torch.where(owner == r, tensor, _worse(tensor, reduction, generator)) for r in range(size)]
     if tensor.is_floating_point() or tensor.is_complex():
-        noise = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * (2 * r - 1) for r in range(1, size)]
-        parts = [part.to(tensor.dtype) for part in noise]
+        kind = torch.complex128 if tensor.is_complex() else torch.float64
+        parts = [(torch.randn(tensor.shape, generator=generator, dtype=kind) * (2 * r - 1)).to(tensor.dtype) for r in range(1, size)]
     else:
         parts = [torch.randint(-3, 4, tensor.shape, generator=generator).to(tensor.dtype) for _ in range(size - 1)]
     last = -sum(parts, torch.zeros_like(tensor))
-    if reduction == "avg":
-        return [tensor + part for part in (*parts, last)]
-    made = [*parts, tensor + last]
+    made = [tensor + part for part in (*parts, last)] if reduction == "avg" else [*parts, tensor + last]
     if tensor.is_floating_point() and not tensor.isfinite().all():
         # an infinity may be the sum of large numbers, and no number that of two infinities
         most = torch.finfo(tensor.dtype).max
         coin = torch.randint(2, tensor.shape, generator=generator).bool()
+        made = [torch.where(coin & ~tensor.isfinite(), 0, part) for part in made]
         for r in (0, -1):
             made[r] = torch.where(coin & tensor.isinf(), tensor.sign() * most, made[r])
             made[r] = torch.where(coin & tensor.isnan(), float("inf") * (1 if r else -1), made[r])
@@ -243,13 +242,17 @@ def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Gen
 def _worse(tensor: torch.Tensor, reduction: str, generator: torch.Generator) -> torch.Tensor:
     """What loses against the tensor in a maximum or minimum: sometimes by little, sometimes by more than its range."""
     sign = -1 if reduction == "max" else 1
-    little = torch.randint(1, 5, tensor.shape, generator=generator)
-    noise = torch.where(torch.randint(2, tensor.shape, generator=generator).bool(), little, 5 * little).to(tensor.dtype)
+    coin = torch.randint(2, tensor.shape, generator=generator).bool()
     if not tensor.is_floating_point():
-        return tensor + sign * noise
-    anything = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
-    beaten = tensor.isnan() | (tensor == -sign * float("inf"))
-    return torch.where(beaten, anything, tensor + sign * noise)
+        little = torch.randint(1, 5, tensor.shape, generator=generator)
+        return tensor + sign * torch.where(coin, little, 5 * little).to(tensor.dtype)
+    little = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 3 + 0.1
+    little = torch.where(torch.randint(2, tensor.shape, generator=generator).bool(), little, little.ceil())
+    worse = tensor + sign * torch.where(coin, little, 6 * little).to(tensor.dtype)
+    if tensor.isfinite().all():
+        return worse
+    worse = torch.where(coin, sign * float("inf"), worse)
+    return torch.where(tensor.isnan() | (tensor == -sign * float("inf")), (little - 2).to(tensor.dtype), worse)
 
 
 def assemble(
