@@ -176,6 +176,11 @@ def _sized(name: str, argument: str) -> Callable[[dict[str, Any], Shapes], Any]:
     return lambda a, shapes: registered(name, a | {argument: list(shapes[0])})
 
 
+def _empty(a: dict[str, Any], shapes: Shapes) -> Any:
+    """Without strides of its own: what is cut is contiguous."""
+    return torch.empty(tuple(shapes[0]), dtype=_dtype(a.get("dtype")) or (a["self"].dtype if "self" in a else None))
+
+
 def _repeat(a: dict[str, Any], shapes: Shapes) -> Any:
     own = (1,) * (len(shapes[0]) - a["self"].ndim) + tuple(a["self"].shape)
     return a["self"].repeat([full // size if size else 1 for size, full in zip(own, shapes[0], strict=True)])
@@ -220,11 +225,17 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     return run_attention
 
 
+def groups_of(a: Mapping[str, Any]) -> int:
+    """Groups of a convolution on local channels, of which a shard may hold some: a kernel reads the inputs of one group."""
+    return int(a["groups"]) if a["transposed"] else int(a["input"].shape[1]) // int(a["weight"].shape[1])
+
+
 def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     """CPU convolutions refuse some strides that a permuted operand has."""
 
     def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
-        return registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
+        plain = {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()}
+        return registered(name, plain | {"groups": groups_of(a)})
 
     return run_convolution
 
@@ -245,6 +256,7 @@ _SIZE_ARGUMENTS = {
 SIZED = frozenset(
     {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.unflatten.int", "aten.expand.default"}
     | {"aten.repeat.default", "aten.full.default", "aten.split.Tensor", "aten.split_with_sizes.default", *_SIZE_ARGUMENTS}
+    | {"aten.empty_strided.default", "aten.new_empty_strided.default"}
 )
 """Ops that are told the sizes of their results: on a shard, the local ones."""
 
@@ -256,6 +268,8 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.unflatten.int": _view,
     "aten.expand.default": _expand,
     "aten.repeat.default": _repeat,
+    "aten.empty_strided.default": _empty,
+    "aten.new_empty_strided.default": _empty,
     "aten.permute.default": _permute,
     "aten.einsum.default": _einsum,
     "aten.full.default": _full,

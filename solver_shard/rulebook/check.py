@@ -24,7 +24,7 @@ from solver_shard.layout import Layout, Placement, R
 from solver_shard.program import Op, Tensor, refs
 from solver_shard.rulebook.build import build_rule
 from solver_shard.rulebook.instances import DRAWS, Instance, load_instances, parse_instance, tensor_of
-from solver_shard.rulebook.rule import AxisStrategy, Rule
+from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.standins import run_local, run_whole
 from solver_shard.rulebook.table import Exclusion, Row, RuleTable, load_table
 from solver_shard.rulebook.truth import BUDGET, FAULTS, Draw, Placements, ground_truth
@@ -34,6 +34,8 @@ MESHES = (2, 3)
 UNSET = frozenset(f"aten.{name}" for name in ("empty.memory_format", "empty_strided.default", "empty_like.default"))
 UNSET |= {"aten.new_empty.default", "aten.new_empty_strided.default"}
 """Ops whose results hold whatever was in memory."""
+MIXED = "operands pending in different reductions at once, which a linear set cannot say"
+"""Excluded everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +164,12 @@ def _check_op(row: Row, calls: Sequence[Instance], table: RuleTable, meshes: Seq
 def _check_instance(
     row: Row, call: Instance, table: RuleTable, meshes: Sequence[int], draws: int, budget: int, found: _Findings
 ) -> None:
-    made, random = _draws(call, draws)
+    made, random = draws_of(call, draws)
     results = [tensor_of(f"y{i}", value) for i, value in enumerate(made[0].results)]
     rule = build_rule(call.op, call.operands(), results, table)
     blind = random or row.op in UNSET
     if blind:
-        found.notes["random: shapes only" if random else "uninitialised: shapes only"] = None
+        found.notes["uninitialised: shapes only" if row.op in UNSET else "random: shapes only"] = None
     for devices in meshes:
         for turn, draw in enumerate(made[:1] if blind else made):
             checked = verify(
@@ -186,7 +188,7 @@ def _check_instance(
             _completeness(row, call, table, rule, results, made, devices, budget, found)
 
 
-def _draws(call: Instance, count: int) -> tuple[list[Draw], bool]:
+def draws_of(call: Instance, count: int) -> tuple[list[Draw], bool]:
     """Operands and unsharded results; and whether these are random."""
     made = []
     try:
@@ -224,14 +226,16 @@ def _completeness(
     exclusions = (*row.excludes, *table.family(row).excludes)
     left = []
     for ins, outs in _strongest(truth.combinations, rule.alike):
-        if not any(_follows(ins, outs, s.operands, s.results, rule) for s in legal):
+        if not any(follows(ins, outs, s.operands, s.results, rule) for s in legal):
             reason = next((e.reason for e in exclusions if _is_excluded(e, names, ins, outs)), None)
+            if reason is None and len({p for p in ins if p.is_partial}) > 1:
+                reason = MIXED
             if reason is None:
                 left.append((ins, outs))
             else:
                 found.excluded[show(names, ins, outs), reason] = None
     for ins, outs in left:
-        if not any((a, b) != (ins, outs) and _follows(ins, outs, a, b, rule) for a, b in left):
+        if not any((a, b) != (ins, outs) and follows(ins, outs, a, b, rule) for a, b in left):
             found.missing[f"{show(names, ins, outs)} on {devices} devices, in [{call.text}]"] = None
 
 
@@ -243,7 +247,7 @@ def _strongest(combinations: Mapping[Placements, tuple[frozenset[Placement], ...
             yield ins, outs
 
 
-def _follows(ins: Placements, outs: Placements, operands: Placements, results: Placements, rule: Rule) -> bool:
+def follows(ins: Placements, outs: Placements, operands: Placements, results: Placements, rule: Rule) -> bool:
     """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results."""
     moves = [*zip(ins, operands, strict=True), *((a, b) for i, (a, b) in enumerate(zip(results, outs, strict=True)) if i not in rule.alike)]
     return all(free_move(Layout((a,)), Layout((b,))) for a, b in moves)
@@ -277,8 +281,3 @@ def _is_excluded(exclusion: Exclusion, names: Sequence[str], ins: Placements, ou
         )
 
     return all(holds(term) for term in exclusion.what.split())
-
-
-def claims(rule: Rule, call: Instance, results: Sequence[Tensor], devices: int) -> list[AxisStrategy]:
-    """The strategies that can be executed on so many devices."""
-    return [s for (s,) in legal_strategies(rule, [s.shape for s in call.specs], [r.shape for r in results], (devices,))]

@@ -203,6 +203,7 @@ class Draft:
         even: bool | None = None,
         reduction: str | None = None,
         addends: Iterable[str] = (),
+        apart: Iterable[int | None] = (),
     ) -> None:
         """Change what is known of factors made earlier."""
         for index in held:
@@ -213,6 +214,7 @@ class Draft:
                 even=factor.even if even is None else even,
                 reduction=factor.reduction if reduction is None else reduction,
                 addends=(*factor.addends, *(self.call.slots[slot] for name in addends for slot in self.call.names.get(name, ()))),
+                apart=(*factor.apart, *(result for result in apart if result is not None)),
             )
 
     def linear(self, arguments: Iterable[str], reductions: Iterable[str], *, fixed: Iterable[int | None] = ()) -> None:
@@ -283,7 +285,7 @@ class Draft:
         )
 
     def ignore(self, argument: str) -> None:
-        """The argument's bytes are not read: only its shape or dtype matters."""
+        """The argument's bytes are not read: only its shape or dtype matters, so that it may be pending in any way."""
         self.unread.update(self.call.known(argument))
 
     def rule(self, *, family: str, source: str) -> Rule:
@@ -347,7 +349,9 @@ class Draft:
 
     def _linear(self) -> tuple[Linear, ...]:
         found = []
-        for held in self.sets:
+        every = tuple(range(len(self.call.results)))
+        shapes_only = [_Set(slots=frozenset({slot}), reductions={r: r for r in REDUCTIONS}, fixed=every) for slot in sorted(self.unread)]
+        for held in (*self.sets, *shapes_only):
             operands = {self.call.slots[slot] for slot in held.slots}
             if all((slot in held.slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
                 reductions = tuple(r for r in REDUCTIONS if r in held.reductions)

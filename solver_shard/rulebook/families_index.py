@@ -9,7 +9,7 @@ from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.families_dims import apply_linear, broadcast
-from solver_shard.rulebook.table import LINEAR, Family, Row
+from solver_shard.rulebook.table import LINEAR, Exclusion, Family, Row, is_flag
 
 
 def embedding(call: Call, row: Row) -> Draft:
@@ -71,7 +71,10 @@ def gather(call: Call, row: Row) -> Draft:
 
 
 def scatter(call: Call, row: Row) -> Draft:
-    """Along ``dim`` everything stays whole; other dims pass where operand, index and source agree in size."""
+    """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
+
+    What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
+    """
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
@@ -81,6 +84,12 @@ def scatter(call: Call, row: Row) -> Draft:
         if call.slot(name) is not None:
             sizes = call.shape(name)
             draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if row.get("adds", False) and index[dim] == source[dim]:
+        added = draft.factor(draft.letter(), index[dim])
+        draft.restrict(added, reduction="sum", addends=("self",))
+        for name in ("index", "src"):
+            held = list(draft.slots[call.names[name][0]] or ())
+            draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
     return apply_linear(draft, row)
@@ -103,17 +112,24 @@ def index(call: Call, row: Row) -> Draft:
 
 
 def index_put(call: Call, row: Row) -> Draft:
-    """``self[indices] = values``: dims without an index pass, everything else stays whole; operand and values are linear."""
+    """``self[indices] = values``: dims without an index pass; operand and values are linear.
+
+    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
+    """
     del row
     draft = Draft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    operand, placed = _addressed(draft, free, picked, position, whole=True)
+    adds = bool(call.attribute("accumulate", False))
+    operand, placed = _addressed(draft, free, picked, position, whole=not adds)
+    if adds:
+        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum", addends=("self",))
+        draft.monotone("self", increasing=True)
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
-    draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
+    draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
     return draft
 
 
@@ -192,13 +208,19 @@ def histogram(call: Call, row: Row) -> Draft:
     return draft
 
 
+_SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
 FAMILIES = (
     Family(name="embedding", build=embedding, keys={}),
     Family(name="embedding_backward", build=embedding_backward, keys={}),
-    Family(name="gather", build=gather, keys={**LINEAR}),
-    Family(name="scatter", build=scatter, keys={**LINEAR}),
+    Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
+    Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index", build=index, keys={}),
-    Family(name="index_put", build=index_put, keys={}),
+    Family(
+        name="index_put",
+        build=index_put,
+        keys={},
+        excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
+    ),
     Family(name="concat", build=concat, keys={}),
     Family(name="pad", build=pad, keys={**LINEAR}),
     Family(name="histogram", build=histogram, keys={}),

@@ -33,6 +33,7 @@ class Factor:
             result holds it, or when a result lacking it makes the cut illegal.
         addends: operands that are added to the pending sum once (a bias): they must be pending too, which is a free move from
             a replicated one.
+        apart: results that do not depend on this factor: they are the same on every device when it is cut.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Factor:
     cut: bool = True
     reduction: str | None = None
     addends: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
 
     def legal(self, shards: int) -> bool:
         """Whether the factor can be cut into this many shards."""
@@ -206,7 +208,7 @@ class Rule:
             outs = []
             for position, dims in enumerate(self.results):
                 place = _place(dims, index)
-                if place == R and position not in self.alike:
+                if place == R and position not in self.alike and position not in factor.apart:
                     if factor.reduction is None:
                         break
                     place = P(factor.reduction)

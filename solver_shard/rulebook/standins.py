@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from solver_shard.export.interpret import SIZED, Shapes, registered, arguments_of, results_of
+from solver_shard.export.interpret import SIZED, Shapes, arguments_of, groups_of, registered, results_of
 from solver_shard.program import Op
 
 Arguments = Mapping[str, Any]
@@ -163,16 +163,10 @@ def _same(a: Arguments, one: str, other: str) -> bool:
 
 def _gradient_fits(a: Arguments) -> bool:
     """The incoming gradient has the shape of what the convolution would give."""
-    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    names = ("stride", "padding", "dilation", "transposed", "output_padding")
     image, kernel = a["input"].to("meta"), a["weight"].to("meta")
-    if a["input"].shape[1] != _inputs(a):
-        return False
-    made = torch.ops.aten.convolution.default(image, kernel, None, *(a[n] for n in names))
+    made = torch.ops.aten.convolution.default(image, kernel, None, *(a[n] for n in names), groups_of(a))
     return bool(made.shape == a["grad_output"].shape)
-
-
-def _inputs(a: Arguments) -> int:
-    return int(a["weight"].shape[0] if a["transposed"] else a["weight"].shape[1] * a["groups"])
 
 
 def _pool_fits(a: Arguments) -> bool:

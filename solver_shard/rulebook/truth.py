@@ -95,6 +95,13 @@ def ground_truth(
     return Truth(combinations=search.true, tried=search.tried, cuts=total, known_cuts=min(total, budget))
 
 
+def holds(op: Op, draws: Sequence[Draw], devices: int, run: Run, ins: Placements, *, alike: Sequence[int] = ()) -> Held | None:
+    """What is true of one combination of operand placements: per result, its placements; None where some result has none."""
+    search = _Search(op, draws, devices, run, alike, (), 0)
+    search.measure(ins)
+    return search.true.get(ins)
+
+
 def filled(size: int, devices: int) -> bool:
     """Whether torch.chunk gives every device a part."""
     return size >= devices and -(-size // -(-size // devices)) == devices
