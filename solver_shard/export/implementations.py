@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InternalError
-from solver_shard.export import experts
+from solver_shard.export import experts, statistics
 from solver_shard.export.interpret import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
 
@@ -81,6 +81,7 @@ class Way:
     def cut(self, op: Op, ranks: Sequence[int], rank: int) -> tuple[int | None, int]:
         """The operand (None: the first result) and its dim that is cut; from the ranks of operands and first result."""
         dim = op.attributes[self.dim] if isinstance(self.dim, str) else self.dim
+        dim = dim[0] if isinstance(dim, tuple) else dim
         if self.argument is None:
             return None, dim % rank
         operand = op.attributes[self.argument].operand
@@ -337,6 +338,8 @@ def _statistics(tensor: torch.Tensor) -> torch.dtype:
 
 _SOFTMAX = ("aten._softmax.default", "aten._safe_softmax.default", "aten._log_softmax.default")
 _SOFTMAX_BACKWARD = ("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
+_EXTREMES = ("max.dim", "min.dim", "argmax.default", "argmin.default")
+_MOMENTS = ("var.dim", "var.correction", "std.dim", "std.correction", "var_mean.dim", "var_mean.correction")
 _NORMS = ("native_layer_norm", "_fused_rms_norm")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
@@ -349,6 +352,10 @@ WAYS: Mapping[tuple[str, str], Way] = {
     ("own-rows", "aten.embedding_dense_backward.default"): Way(run=_own_rows, argument=None, dim=0),
     **{("class-statistics", name): Way(run=_softmax, argument="self", dim="dim") for name in _SOFTMAX},
     **{("class-statistics", name): Way(run=_softmax_backward, argument="output", dim="dim") for name in _SOFTMAX_BACKWARD},
+    ("class-statistics", "aten.logsumexp.default"): Way(run=statistics.log_sum_exp, argument="self", dim="dim"),
+    **{("moment-statistics", f"aten.{name}"): Way(run=statistics.moments, argument="self", dim="dim") for name in _MOMENTS},
+    **{("extreme-statistics", f"aten.{name}"): Way(run=statistics.extreme, argument="self", dim="dim") for name in _EXTREMES},
+    ("square-statistics", "aten.linalg_vector_norm.default"): Way(run=statistics.root_of_squares, argument="self", dim="dim"),
     ("own-classes", "shard.nll_loss_forward"): Way(run=_own_losses, argument="self", dim=-1),
     ("own-classes", "shard.nll_loss_backward"): Way(run=_own_loss_gradients, argument="self", dim=-1),
     **{("norm-statistics", f"aten.{name}.default"): Way(run=_norm, argument="input", dim=-1) for name in _NORMS},

@@ -92,7 +92,7 @@ def check_rules(
     """Check rows of a table, all of them by default.
 
     Args:
-        ops: full names, or base names such as ``mm`` for all overloads of ``aten.mm``.
+        ops: full names, or parts such as ``mm``, for all overloads of ``aten.mm``.
         instances: calls to run by op name; the shipped ones by default. Those that rows bring are added.
         meshes: numbers of devices.
         draws: sets of operands that every combination has to hold on.
@@ -121,7 +121,7 @@ def chosen(ops: Sequence[str], table: RuleTable) -> list[str]:
         return list(table)
     kept: set[str] = set()
     for name in ops:
-        here = [op for op in table if name in (op, op.rpartition(".")[0], *op.split(".")[1:2])]
+        here = [op for op in table if name in (op, op.partition(".")[2], op.rpartition(".")[0], *op.split(".")[1:2])]
         if not here:
             near = difflib.get_close_matches(name, [*table, *(op.split(".")[1] for op in table)], n=3)
             raise RuleError(f"no row is called {name!r}{'; close: ' + ', '.join(near) if near else ''}; give an op as in 'aten.mm.default'")

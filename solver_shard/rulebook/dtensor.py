@@ -109,7 +109,7 @@ def _compare_instance(row: Row, call: Instance, table: RuleTable, propagator: An
     asked = _ask(call.op, draws[0].operands, draws[0].results, propagator, mesh, [s.operands for s in ours], found["notes"])
     for ins, outs in asked.items():
         if not _true(call.op, draws, ins, outs, rule.alike):
-            found["false"][show(names, ins, outs)] = None
+            found["false"][f"{show(names, ins, outs)}, in [{call.text}]"] = None
         elif not any(follows(ins, outs, s.operands, s.results, rule) for s in ours):
             found["theirs"][show(names, ins, outs)] = None
     for strategy in ours:
@@ -156,8 +156,14 @@ def _ask(
 
 
 def _combinations(operands: Sequence[torch.Tensor], first: Sequence[Placements]) -> Iterator[Placements]:
-    partial = [P(r) for r in REDUCTIONS]
-    options = [[R, *(S(d) for d, size in enumerate(t.shape) if size % DEVICES == 0 and size), *partial] for t in operands]
+    options = [
+        [
+            R,
+            *(S(d) for d, size in enumerate(t.shape) if size % DEVICES == 0 and size),
+            *(P(r) for r in REDUCTIONS if r in ("max", "min") or (t.dtype != torch.bool and (r == "sum" or t.is_floating_point()))),
+        ]
+        for t in operands
+    ]
     rest = itertools.islice(itertools.product(*options), 200_000)
     ordered = sorted(rest, key=lambda ins: sum(p != R for p in ins))[:MOST]
     return iter(dict.fromkeys([*first, *ordered]))
@@ -190,7 +196,7 @@ def _propagated(
     except Exception as error:  # whatever a registration raises is a refusal
         notes[f"DTensor raises {type(error).__name__} on some combinations"] = None
         return None
-    if made.needs_redistribute or made.output_spec is None:
+    if made.output_spec is None or (made.needs_redistribute and not _unchanged(schema, made.redistribute_schema)):
         return None
     specs = made.output_spec if isinstance(made.output_spec, tuple | list) else (made.output_spec,)
     try:
@@ -198,6 +204,11 @@ def _propagated(
     except InputError:
         notes["some results have placements that a layout cannot say (masks, strided shards)"] = None
         return None
+
+
+def _unchanged(asked: Any, wanted: Any) -> bool:
+    """Whether only the arguments that are sizes were changed for the shards, and no operand is to be redistributed."""
+    return wanted is not None and [s.placements for s in asked.args_spec] == [s.placements for s in wanted.args_spec]
 
 
 def _overload(op: str) -> Any:

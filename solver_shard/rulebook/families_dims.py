@@ -10,7 +10,8 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.draft import FLOATING, Call, Draft, Held
+from solver_shard.rulebook.rule import Inside
 from solver_shard.rulebook.table import (
     LINEAR,
     Exclusion,
@@ -192,8 +193,34 @@ def reduce(call: Call, row: Row) -> Draft:
     return apply_linear(draft, row)
 
 
+def statistics(call: Call, row: Row) -> Draft:
+    """As ``along``; where one dim is whole, an implementation cuts it and all-reduces what the row asks of every row of the tensor.
+
+    ``class-statistics``: a maximum and a sum. ``moment-statistics``: a sum, and a sum of squares around the mean.
+    ``extreme-statistics``: a maximum, and the first position that has it.
+    """
+    draft = along(call, row)
+    way, tensor = str(row.get("way")), call.tensor("self")
+    dims = call.dims("dim", len(tensor.shape)) if call.attributes.get("dim") is not None else ()
+    if len(dims) != 1 or not tensor.shape or (way != "extreme-statistics" and tensor.dtype not in FLOATING):
+        return draft
+    held = draft.slots[call.names["self"][0]] or ()
+    rows = [h for d, h in enumerate(held) if d != dims[0]]
+    if way == "extreme-statistics":
+        flat = tuple(f for h in rows for f in h)
+        inside = [Inside(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
+    else:
+        inside = [draft.all_reduce(rows, 1, tensor.dtype) for _ in range(2)]
+    draft.restrict(held[dims[0]], cut=tensor.dtype != "bool")
+    draft.implement(way, held[dims[0]], *inside)
+    return draft
+
+
 def vector_norm(call: Call, row: Row) -> Draft:
-    """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole."""
+    """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole.
+
+    ``square-statistics`` cuts one dim of a norm of order 2: the sums of squares are all-reduced.
+    """
     order = call.attribute("ord", 2)
     kinds: Mapping[float, Mapping[str, Any]] = {
         0: {"reduction": "sum"},
@@ -201,7 +228,15 @@ def vector_norm(call: Call, row: Row) -> Draft:
         math.inf: {"reduction": "max", "filled": True},
         -math.inf: {"reduction": "min", "filled": True},
     }
-    return reduce(call, replace(row, settings=kinds.get(order, {})))
+    draft = reduce(call, replace(row, settings=kinds.get(order, {})))
+    shape = call.shape("self")
+    dims = call.dims("dim", len(shape)) if call.attributes.get("dim") is not None else ()
+    if order == 2 and len(dims) == 1 and shape and call.attribute("dtype") is None:
+        held = draft.slots[call.names["self"][0]] or ()
+        draft.restrict(held[dims[0]], cut=True)
+        rows = [h for d, h in enumerate(held) if d != dims[0]]
+        draft.implement("square-statistics", held[dims[0]], draft.all_reduce(rows, 1, call.tensor("self").dtype))
+    return draft
 
 
 def factory(call: Call, row: Row) -> Draft:
@@ -320,6 +355,7 @@ FAMILIES = (
     ),
     Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),
     Family(name="vector_norm", build=vector_norm, keys={}),
+    Family(name="statistics", build=statistics, keys={"whole": is_dims, "way": is_text}, required=("whole", "way")),
     Family(
         name="factory",
         build=factory,

@@ -114,6 +114,9 @@ def batch_norm_backward(call: Call, row: Row) -> Draft:
     _per_channel(draft, channels)
     draft.linear(("grad_out",), ("sum", "avg"))
     draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
+    if not call.attribute("train", False) and call.slot("running_mean") is not None:
+        draft.linear(("input", "running_mean"), ("sum", "avg"), fixed=(made[0], made[2]))
+        draft.linear(("input", "running_mean", "weight"), ("sum", "avg"), fixed=(made[2],))
     for name in ("running_mean", "running_var") if call.attribute("train", False) else ("save_mean", "save_invstd"):
         if name in call.names:
             draft.ignore(name)
