@@ -19,7 +19,8 @@ rules = typer.Typer(help="The sharding rules of ops: check them on numbers.", no
 @rules.command()
 def check(
     ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="aten.mm.default, or mm for all overloads (default: all rows).", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[OP]...", help="aten.mm.default, or mm for all overloads (default: all rows).", show_default=False),
     ] = None,
     tables: Annotated[
         list[Path] | None, typer.Option("--rules", metavar="FILE", help="A rules file of your own, repeatable.", show_default=False)
@@ -41,13 +42,14 @@ def check(
 
     table = load_table(tables or ())
     with progress_lines(quiet) as progress:
-        report = check_rules(ops or (), table=table, progress=progress)
+        show = progress or (lambda _line: None)
+        report = check_rules(ops or (), table=table, progress=show)
         compared = {}
         if dtensor:
             from solver_shard.rulebook.dtensor import compare
 
             for op in report.ops:
-                progress(f"DTensor: {op.op}")
+                show(f"DTensor: {op.op}")
                 compared[op.op] = compare(table[op.op], table)
     if as_json:
         print(json.dumps(_plain(report, compared), indent=1))

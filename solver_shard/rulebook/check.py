@@ -161,9 +161,7 @@ def _check_op(row: Row, calls: Sequence[Instance], table: RuleTable, meshes: Seq
     )
 
 
-def _check_instance(
-    row: Row, call: Instance, table: RuleTable, meshes: Sequence[int], draws: int, budget: int, found: _Findings
-) -> None:
+def _check_instance(row: Row, call: Instance, table: RuleTable, meshes: Sequence[int], draws: int, budget: int, found: _Findings) -> None:
     made, random = draws_of(call, draws)
     results = [tensor_of(f"y{i}", value) for i, value in enumerate(made[0].results)]
     rule = build_rule(call.op, call.operands(), results, table)
@@ -239,7 +237,9 @@ def _completeness(
             found.missing[f"{show(names, ins, outs)} on {devices} devices, in [{call.text}]"] = None
 
 
-def _strongest(combinations: Mapping[Placements, tuple[frozenset[Placement], ...]], alike: Sequence[int]) -> Iterator[tuple[Placements, Placements]]:
+def _strongest(
+    combinations: Mapping[Placements, tuple[frozenset[Placement], ...]], alike: Sequence[int]
+) -> Iterator[tuple[Placements, Placements]]:
     """What is true, without what follows from a result that is replicated."""
     for ins, held in combinations.items():
         options = [(R,) if i in alike or R in h else tuple(sorted(h)) for i, h in enumerate(held)]
@@ -276,7 +276,8 @@ def _is_excluded(exclusion: Exclusion, names: Sequence[str], ins: Placements, ou
     def holds(term: str) -> bool:
         who, _, what = term.partition("=")
         return any(
-            (name == who or name.rstrip("0123456789") == who or (who == "*" and name != "result")) and (str(p) == what or str(p)[:1] == what)
+            (name == who or name.rstrip("0123456789") == who or (who == "*" and name != "result"))
+            and (str(p) == what or str(p)[:1] == what)
             for name, p in tensors
         )
 

@@ -247,7 +247,9 @@ class Draft:
         still = tuple(sorted(i for i in fixed if i is not None))
         for slot in self.call.known(argument):
             # an operand read twice has to be so in both places
-            twin = next((s for s in self.sets if s.reductions == kept and {self.call.slots[t] for t in s.slots} == {self.call.slots[slot]}), None)
+            twin = next(
+                (s for s in self.sets if s.reductions == kept and {self.call.slots[t] for t in s.slots} == {self.call.slots[slot]}), None
+            )
             if twin is not None:
                 self.sets.remove(twin)
             self.sets.append(_Set(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))

@@ -66,7 +66,11 @@ class Comparison:
             yield "DTensor has no strategy of its own"
             return
         yield f"DTensor ({self.registered}) accepts {self.accepted} combinations"
-        for what, lines in (("true, in DTensor only", self.only_theirs), ("in ours only", self.only_ours), ("FALSE in DTensor", self.false)):
+        for what, lines in (
+            ("true, in DTensor only", self.only_theirs),
+            ("in ours only", self.only_ours),
+            ("FALSE in DTensor", self.false),
+        ):
             yield from (f"  {what}: {line}" for line in lines)
         yield from (f"  {note}" for note in self.notes)
 
@@ -79,7 +83,13 @@ def compare(row: Row, table: RuleTable) -> Comparison:
     """
     with _propagator() as (propagator, mesh):
         target = _overload(row.op)
-        kind = "single-dim" if target in propagator.op_single_dim_strategy_funcs else "strategy" if target in propagator.op_strategy_funcs else ""
+        kind = (
+            "single-dim"
+            if target in propagator.op_single_dim_strategy_funcs
+            else "strategy"
+            if target in propagator.op_strategy_funcs
+            else ""
+        )
         if not kind:
             return Comparison(registered="")
         calls = [*load_instances().get(row.op, ()), *(parse_instance(row.op, text, row.file) for text in row.instances)]

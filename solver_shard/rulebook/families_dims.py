@@ -49,7 +49,7 @@ def _sign(draft: Draft, name: str) -> Any:
     """A number, or that of truth values, which are not negative; 0 for other tensors."""
     slot = draft.call.slot(name)
     if slot is None:
-        return draft.call.attributes[name] if draft.call.known(name) == () else 0
+        return draft.call.attribute(name, 1)
     return int(draft.call.at(slot).dtype == "bool")
 
 
@@ -360,7 +360,9 @@ FAMILIES = (
         name="factory",
         build=factory,
         keys={"ordered": is_flag},
-        excludes=(Exclusion(what="self=S result=R", reason="a result of the operand's shape is cut as that is, and takes a part of the memory"),),
+        excludes=(
+            Exclusion(what="self=S result=R", reason="a result of the operand's shape is cut as that is, and takes a part of the memory"),
+        ),
     ),
     Family(
         name="dims",

@@ -369,7 +369,8 @@ def leading(call: Call, row: Row) -> Draft:
 
 
 _BUFFERS = tuple(
-    Exclusion(what=f"{name}=P", reason="running statistics are buffers, which are never pending") for name in ("running_mean", "running_var")
+    Exclusion(what=f"{name}=P", reason="running statistics are buffers, which are never pending")
+    for name in ("running_mean", "running_var")
 )
 
 _SIGNS = tuple(

@@ -164,7 +164,9 @@ class _Reader:
         raise self.fault(f"{ast.unparse(node)!r} is neither a value nor a tensor")
 
     def tensor(self, node: ast.Subscript) -> Ref:
-        head, kind, bounds = node.value, "", ()
+        head: ast.expr = node.value
+        kind = ""
+        bounds: tuple[Any, ...] = ()
         if isinstance(head, ast.Call) and not head.keywords:
             bounds = tuple(self.value(item) for item in head.args)
             head = head.func

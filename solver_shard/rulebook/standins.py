@@ -47,7 +47,7 @@ def _unsized(op: Op, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
     if op.name == "aten.embedding_dense_backward.default":
         return (arguments["num_weights"], operands[0].shape[-1])
     if op.name == "aten.gelu_backward.default":
-        return torch.broadcast_shapes(*(x.shape for x in operands))
+        return tuple(torch.broadcast_shapes(*(x.shape for x in operands)))
     return ()
 
 
@@ -174,7 +174,7 @@ def _gradient_fits(a: Arguments) -> bool:
 def _pool_fits(a: Arguments) -> bool:
     space = math.prod(a["self"].shape[2:])
     lead = a["self"].shape[:2] == a["grad_output"].shape[:2]
-    return lead and _same(a, "grad_output", "indices") and ("indices" not in a or _within(a["indices"], space))
+    return bool(lead) and _same(a, "grad_output", "indices") and ("indices" not in a or _within(a["indices"], space))
 
 
 def _within(index: torch.Tensor, size: int) -> bool:
@@ -190,14 +190,14 @@ def _labels_fit(a: Arguments) -> bool:
     rows, weight = tuple(a["self"].shape[:-1]), a.get("weight")
     gradient = tuple(a["grad_output"].shape) if "grad_output" in a else ()
     fits = tuple(a["target"].shape) == rows and (gradient in ((), rows)) and (gradient == () or a["reduction"] == 0)
-    return fits and _within(known, a["self"].shape[-1]) and (weight is None or weight.shape == a["self"].shape[-1:])
+    return bool(fits and _within(known, a["self"].shape[-1]) and (weight is None or weight.shape == a["self"].shape[-1:]))
 
 
 def _ends_fit(a: Arguments) -> bool:
     """Rows that ``offs`` divides are all there, and so are the experts."""
     ends, left, right = a.get("offs"), a["self"], a["mat2"]
     if ends is None:
-        return left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1]
+        return bool(left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1])
     rows = left.shape[-1] if left.ndim == right.ndim == 2 else left.shape[-2] if left.ndim <= right.ndim else right.shape[-1]
     experts = [x.shape[0] for x in (left, right) if x.ndim == 3 and ends.ndim == 1]
     if not bool((ends.diff(dim=-1) >= 0).all()) or int(ends.amin()) < 0:

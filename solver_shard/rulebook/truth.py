@@ -67,7 +67,15 @@ class Draw:
 
 
 def ground_truth(
-    op: Op, draws: Sequence[Draw], devices: int, run: Run, *, alike: Sequence[int] = (), unread: Sequence[int] = (), budget: int = BUDGET, seed: int = 0
+    op: Op,
+    draws: Sequence[Draw],
+    devices: int,
+    run: Run,
+    *,
+    alike: Sequence[int] = (),
+    unread: Sequence[int] = (),
+    budget: int = BUDGET,
+    seed: int = 0,
 ) -> Truth:
     """Enumerate what is true of an op on ``devices`` devices.
 
@@ -137,7 +145,9 @@ def _sets(positions: Sequence[int]) -> Iterator[tuple[int, ...]]:
 class _Search:
     """Runs combinations, each once, and keeps those that are true."""
 
-    def __init__(self, op: Op, draws: Sequence[Draw], devices: int, run: Run, alike: Sequence[int], unread: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, op: Op, draws: Sequence[Draw], devices: int, run: Run, alike: Sequence[int], unread: Sequence[int], seed: int
+    ) -> None:
         self.op, self.draws, self.devices, self.run = op, draws, devices, run
         self.alike, self.unread = frozenset(alike), frozenset(unread)
         self.true: dict[Placements, Held] = {}
@@ -219,7 +229,7 @@ class _Search:
         if outs is None or any(len(made) != len(whole) for made in outs):
             return None
         return tuple(
-            frozenset() if i in self.alike else self._held([made[i] for made in outs], expected, number, within and within[i])
+            frozenset() if i in self.alike else self._held([made[i] for made in outs], expected, number, None if within is None else within[i])
             for i, expected in enumerate(draw.results)
         )
 
@@ -246,7 +256,9 @@ class _Search:
                 held[i] |= self._held([made[i] for made in outs], expected, number, None)
         return tuple(map(frozenset, held)) if ran else None
 
-    def _held(self, parts: Sequence[torch.Tensor], expected: torch.Tensor, number: int, within: frozenset[Placement] | None) -> frozenset[Placement]:
+    def _held(
+        self, parts: Sequence[torch.Tensor], expected: torch.Tensor, number: int, within: frozenset[Placement] | None
+    ) -> frozenset[Placement]:
         """The placements under which these parts are the expected tensor."""
         least, shape = self.least[number], tuple(expected.shape)
         local = [tuple(part.shape) for part in parts]

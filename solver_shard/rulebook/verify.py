@@ -27,7 +27,14 @@ Execute = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequen
 """Runs an op on given tensors: ``execute(op, operands, result_shapes)``."""
 
 _EXACT = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2, torch.complex128: 1e-9, torch.complex64: 2e-4}
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-4,
+    torch.bfloat16: 6e-2,
+    torch.float16: 1e-2,
+    torch.complex128: 1e-9,
+    torch.complex64: 2e-4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
