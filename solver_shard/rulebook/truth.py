@@ -229,7 +229,9 @@ class _Search:
         if outs is None or any(len(made) != len(whole) for made in outs):
             return None
         return tuple(
-            frozenset() if i in self.alike else self._held([made[i] for made in outs], expected, number, None if within is None else within[i])
+            frozenset()
+            if i in self.alike
+            else self._held([made[i] for made in outs], expected, number, None if within is None else within[i])
             for i, expected in enumerate(draw.results)
         )
 
