@@ -145,6 +145,7 @@ class Draft:
         self.ways: list[_Way] = []
         self.unread: set[int] = set()
         self.alike: list[int] = []
+        self.added: set[int] = set()
         self.flops = 0
         self.matmul = False
         self.view = False
@@ -240,6 +241,10 @@ class Draft:
             kind="all_reduce", rows=tuple(f for held in rows for f in held), width=width, dtype="f64" if dtype == "f64" else "f32"
         )
 
+    def add(self, argument: str) -> None:
+        """The argument is added to what is reduced: partial where a cut leaves the results partial; nothing for a missing one."""
+        self.added.update(self.call.names.get(argument, ()))
+
     def ignore(self, argument: str) -> None:
         """The argument's bytes are not read: only its shape or dtype matters."""
         self.unread.update(self.call.known(argument))
@@ -253,6 +258,7 @@ class Draft:
         for i, dims in enumerate(results):
             self._check(dims, self.call.results[i], f"result {i}", family)
         operands = self._merge(slots)
+        addends = self._addends()
         return Rule(
             factors=tuple(self.factors),
             operands=operands,
@@ -267,6 +273,7 @@ class Draft:
                 for operand in range(len(self.call.operands))
             ),
             alike=tuple(self.alike),
+            addends=addends,
             source=source,
             family=family,
         )
@@ -310,6 +317,15 @@ class Draft:
             if all((slot in slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
                 found.append(Linear(operands=tuple(sorted(operands)), reductions=tuple(r for r in REDUCTIONS if r in reductions)))
         return tuple(dict.fromkeys(found))
+
+    def _addends(self) -> tuple[int, ...]:
+        """Operands that are only added; where one is read in another way too, no cut may leave a pending reduction."""
+        operands = {self.call.slots[slot] for slot in self.added}
+        if any(operand in operands and slot not in self.added for slot, operand in enumerate(self.call.slots)):
+            for index, factor in enumerate(self.factors):
+                if factor.reduction is not None:
+                    self.restrict((index,), cut=False)
+        return tuple(sorted(operands))
 
     def _implementations(self, operands: Sequence[Dims], results: Sequence[Dims]) -> tuple[Implementation, ...]:
         found = []

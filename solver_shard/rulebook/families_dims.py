@@ -198,13 +198,14 @@ def notation(call: Call, row: Row) -> Draft:
     tensors = [call.at(slot) for slot in range(len(call.slots))]
     if len(inputs) != len(tensors) or len(outputs) != len(call.results):
         raise RuleError(
-            f"{call.name}: rules file {row.file} describes {len(inputs)} operands and {len(outputs)} results, "
+            f"{call.name}: dims describes {len(inputs)} operands and {len(outputs)} results, "
             f"the op has {len(tensors)} and {len(call.results)}; write one comma-separated term per tensor"
         )
     reductions: Mapping[str, str] = row.get("reduce", {})
     held: dict[str, Held] = {}
     sizes: dict[str, int] = {}
     made = []
+    shapes = ", ".join(str(tensor.shape) for tensor in (*tensors, *call.results))
     for term, tensor in zip((*inputs, *outputs), (*tensors, *call.results), strict=True):
         names = term
         if names[:1] == ["..."]:
@@ -212,7 +213,7 @@ def notation(call: Call, row: Row) -> Draft:
             names = [f"...{lead - i}" for i in range(max(lead, 0))] + names[1:]
         if len(names) != len(tensor.shape):
             raise RuleError(
-                f"{call.name}: rules file {row.file} gives {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
+                f"{call.name}: dims has {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
             )
         for name, size in zip(names, tensor.shape, strict=True):
             if name == "1":
@@ -223,7 +224,7 @@ def notation(call: Call, row: Row) -> Draft:
                     name, size, even=name in row.names("even"), cut=name not in row.names("whole"), reduction=reductions.get(name)
                 )
             if sizes[name] != size:
-                raise RuleError(f"{call.name}: rules file {row.file}: factor {name!r} has sizes {sizes[name]} and {size}; use two names")
+                raise RuleError(f"{call.name}: factor {name!r} has sizes {sizes[name]} and {size} in shapes {shapes}; use two names")
         made.append([held[name] for name in names])
     for slot in range(len(tensors)):
         draft.put_slot(slot, made[slot])
@@ -264,6 +265,14 @@ def is_reduce_map(value: Any) -> str | None:
 def check_notation(settings: Mapping[str, Any]) -> str | None:
     """``reduce``, ``whole`` and ``even`` name factors of ``dims``; a summed factor is missing in some result."""
     inputs, outputs = notation_terms(settings["dims"])
+    for term in (*inputs, *outputs):
+        twice = next((name for name in term if name != "1" and term.count(name) > 1), None)
+        if twice is not None:
+            return f"dims has factor {twice!r} twice in {' '.join(term)!r}; a factor is one dim of a tensor: use two names"
+    given = {name for term in inputs for name in term} | set(settings.get("whole", "").split()) | {"1"}
+    made = next((name for term in outputs for name in term if inputs and name not in given), None)
+    if made is not None:
+        return f"dims has factor {made!r} in a result and in no operand, so nothing says how to cut it; name it under whole"
     known = {name for term in (*inputs, *outputs) for name in term} - {"...", "1"}
     for key in ("reduce", "whole", "even"):
         value = settings.get(key, ())

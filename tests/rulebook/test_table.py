@@ -33,6 +33,12 @@ BAD_ROWS = {
     '"x.y.default" = { dims = "m k, k n -> m n", reduce = { k = "mean" } }': "must map factors to reductions",
     '"x.y.default" = { dims = "m k, k n -> m n", reduce = { j = "sum" } }': "names factor 'j'",
     '"x.y.default" = { dims = "m k, k n -> m n", whole = "m j" }': "names factor 'j'",
+    '"x.y.default" = { dims = "m m -> m" }': "factor 'm' twice in 'm m'",
+    '"x.y.default" = { dims = "m k -> m n" }': "factor 'n' in a result and in no operand",
+    '"x.y.default" = { family = "along", whole = [-1, -1] }': "names a dim twice",
+    '"x.y.default" = { family = "pointwise", linear = "self self" }': "names an argument twice",
+    '"x.y.default" = { family = "pointwise" }\n"x.y.default" = { family = "view" }': 'row "x.y.default" is there twice (line 2)',
+    '"x.y.default" = { family = "pointwise" }\n"x::y" = { family = "view" }': "x.y.default has two rows",
     '"x.y.default" = [1': "not valid TOML",
 }
 
@@ -97,7 +103,7 @@ def x4x6() -> Tensor:
     [
         ('{ dims = "a b, b -> a b" }', [(4, 6)], [(4, 6)], "describes 2 operands"),
         ('{ dims = "a b -> a" }', [(4, 6)], [(4, 6)], "write one name per dim"),
-        ('{ dims = "a b -> a a" }', [(4, 6)], [(4, 6)], "factor 'a' has sizes 4 and 6"),
+        ('{ dims = "a b -> b a" }', [(4, 6)], [(4, 6)], "mine.toml, row 'my.op.default': .*factor 'b' has sizes 6 and 4 in shapes"),
         ('{ family = "pointwise" }', [(4, 5)], [(4, 6)], "does not broadcast"),
         ('{ family = "view" }', [(4, 5)], [(4, 6)], "element counts differ"),
         ('{ family = "permute" }', [(4, 6)], [(4, 6)], "sizes do not fit"),
