@@ -12,6 +12,7 @@ they are taken from the shapes that the results must have there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -210,12 +211,38 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
 
 
 def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
-    """CPU convolutions refuse some strides that a permuted operand has."""
+    """CPU convolutions refuse some strides that a permuted operand has. A shard has as many groups as its channels make."""
 
-    def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
-        return _registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
+    def run_convolution(a: dict[str, Any], shapes: Shapes) -> Any:
+        outputs = a["grad_output"].shape if "grad_output" in a else shapes[0]
+        groups = (outputs if a["transposed"] else a["input"].shape)[1] // a["weight"].shape[1]
+        return _registered(name, _contiguous(a) | {"groups": groups})
 
     return run_convolution
+
+
+def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Sizes and groups are those of the shard, of which the statistics ``[n, groups]`` tell."""
+
+    def run_group_norm(a: dict[str, Any], shapes: Shapes) -> Any:
+        image = a["input"].shape
+        groups = a["mean"].shape[1] if "mean" in a else shapes[1][1]
+        sizes = {"N": image[0], "C": image[1], "HxW": math.prod(image[2:]), "group": groups}
+        return _registered(name, _contiguous(a) | sizes)
+
+    return run_group_norm
+
+
+def _resized_backward(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    return lambda a, shapes: _registered(name, a | {"input_size": list(shapes[0])})
+
+
+def _as_complex(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.view_as_complex(a["self"].contiguous())
+
+
+def _contiguous(a: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()}
 
 
 def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
@@ -224,6 +251,14 @@ def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
     return _registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
 
 
+_RESIZED = tuple(
+    f"aten.{name}_backward.default"
+    for name in (
+        *(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+        *(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)),
+        *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic")),
+    )
+)
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
@@ -241,6 +276,10 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
+    "aten.native_group_norm.default": _group_norm("aten.native_group_norm.default"),
+    "aten.native_group_norm_backward.default": _group_norm("aten.native_group_norm_backward.default"),
+    **{name: _resized_backward(name) for name in _RESIZED},
+    "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
     "shard.take.default": lambda a, _: experts.take(a["self"], a["index"]),
     "shard.count.default": lambda a, _: experts.count(a["self"], a["bins"]),

@@ -245,6 +245,12 @@ class Draft:
         """The argument is added to what is reduced: partial where a cut leaves the results partial; nothing for a missing one."""
         self.added.update(self.call.names.get(argument, ()))
 
+    def unaffected(self, held: Held, result: int) -> None:
+        """The result does not depend on these factors: where one is cut, every device makes the whole result."""
+        for index in held:
+            factor = self.factors[index]
+            self.factors[index] = replace(factor, unaffected=(*factor.unaffected, result))
+
     def ignore(self, argument: str) -> None:
         """The argument's bytes are not read: only its shape or dtype matters."""
         self.unread.update(self.call.known(argument))

@@ -70,15 +70,63 @@ def einsum_terms(call: Call) -> tuple[list[str], str]:
     return inputs, output
 
 
-def pointwise(call: Call, row: Row) -> Draft:
-    """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype."""
+def add_product(call: Call, row: Row) -> Draft:
+    """``self`` plus the product of the two operands that ``factors`` names: a batch dim where they have three dims.
+
+    ``self`` is broadcast to the result and added once: where the contracted dim is cut, it is partial too.
+    """
     draft = Draft(call)
-    shape = call.results[0].shape
+    one, two = row.names("factors")
+    left, right, shape = call.shape(one), call.shape(two), call.results[0].shape
+    batch = [draft.factor("b", left[0])] if len(left) == 3 else []
+    rows, inner = draft.factor("m", left[-2]), draft.factor("k", left[-1], reduction="sum")
+    columns = [draft.factor("n", right[-1])] if len(right) > 1 else []
+    placed = [*batch, rows, *columns]
+    draft.put(one, [*batch, rows, inner])
+    draft.put(two, [*(batch if len(right) == 3 else []), inner, *columns])
+    draft.put("self", broadcast(call, call.shape("self"), shape, placed))
+    draft.result(0, placed)
+    draft.add("self")
+    for name in (one, two):
+        draft.linear(("self", name), ("sum", "avg"))
+    draft.flops = 2 * math.prod(left) * (right[-1] if columns else 1)
+    draft.matmul = True
+    return draft
+
+
+def unscale(call: Call, row: Row) -> Draft:
+    """A gradient by the inverse of the loss scale, and whether it overflowed: a pending maximum where the gradient is cut."""
+    del row
+    draft = Draft(call)
+    held = [draft.factor(draft.letter(), size, reduction="max") for size in call.shape("self")]
+    draft.put("self", held)
+    draft.result(0, held)
+    draft.add("found_inf")
+    draft.flops = 2 * call.tensor("self").numel
+    return draft
+
+
+def replicated(call: Call, row: Row) -> Draft:
+    """Nothing can be cut, for the ``reason`` that the row gives."""
+    del row
+    return Draft(call)
+
+
+def pointwise(call: Call, row: Row) -> Draft:
+    """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype.
+
+    Further results of another shape (a step count, an empty buffer) are alike on every device.
+    """
+    draft = Draft(call)
+    shape = call.results[0].shape if call.results else call.at(0).shape
     letters = draft.letters(shape, even=row.get("even", False))
     for slot in range(len(call.slots)):
         draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
     for index, result in enumerate(call.results):
-        draft.result(index, broadcast(call, result.shape, shape, letters))
+        if result.shape == shape:
+            draft.result(index, letters)
+        else:
+            draft.alike.append(index)
     for name in row.names("unread"):
         draft.ignore(name)
     draft.flops = row.get("flops", 1) * math.prod(shape)
@@ -286,6 +334,9 @@ FAMILIES = (
     Family(name="einsum", build=einsum, keys={}),
     Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "even": is_flag}),
     Family(name="cast", build=cast, keys={}),
+    Family(name="add_product", build=add_product, keys={"factors": is_text}, required=("factors",)),
+    Family(name="unscale", build=unscale, keys={}),
+    Family(name="replicated", build=replicated, keys={"reason": is_text}, required=("reason",)),
     Family(
         name="along",
         build=along,

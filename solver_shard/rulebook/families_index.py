@@ -9,7 +9,7 @@ from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.families_dims import apply_linear, broadcast
-from solver_shard.rulebook.table import LINEAR, Family, Row
+from solver_shard.rulebook.table import LINEAR, Family, Row, is_flag
 
 
 def embedding(call: Call, row: Row) -> Draft:
@@ -71,16 +71,24 @@ def gather(call: Call, row: Row) -> Draft:
 
 
 def scatter(call: Call, row: Row) -> Draft:
-    """Along ``dim`` everything stays whole; other dims pass where operand, index and source agree in size."""
+    """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
+
+    Where the row says ``add``, index and source can be cut along ``dim``: the result is then a pending sum, as the operand must be.
+    """
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
     dim = call.dim(call.attributes["dim"], len(shape))
     passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
+    added = bool(row.get("add")) and index[dim : dim + 1] == source[dim : dim + 1]
+    spread = draft.factor(draft.letter(), index[dim], reduction="sum") if added and shape else ()
     for name in ("self", "index", "src"):
         if call.slot(name) is not None:
+            known = passing | ({dim: spread} if added and name != "self" else {})
             sizes = call.shape(name)
-            draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+            draft.put(name, [known[d] if d in known else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if added:
+        draft.add("self")
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
     return apply_linear(draft, row)
@@ -103,16 +111,23 @@ def index(call: Call, row: Row) -> Draft:
 
 
 def index_put(call: Call, row: Row) -> Draft:
-    """``self[indices] = values``: dims without an index pass, everything else stays whole; operand and values are linear."""
+    """``self[indices] = values``: dims without an index pass; operand and values are linear.
+
+    Where values are accumulated, the dims of the indices can be cut: the result is then a pending sum, as the operand must be.
+    """
     del row
     draft = Draft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    operand, placed = _addressed(draft, free, picked, position, whole=True)
+    added = bool(call.attribute("accumulate", False))
+    operand, placed = _addressed(draft, free, picked, position, whole=not added)
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
+    if added:
+        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum")
+        draft.add("self")
     draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
     return draft
 
@@ -151,6 +166,35 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     position = dims[0] if adjacent else 0
     sizes = [shape[d] for d in free]
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
+
+
+def index_select(call: Call, row: Row) -> Draft:
+    """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
+    draft = Draft(call)
+    shape = call.shape("self")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
+    return apply_linear(draft, row)
+
+
+def index_add(call: Call, row: Row) -> Draft:
+    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass; cutting the index makes the result a pending sum."""
+    draft = Draft(call)
+    shape, source = call.shape("self"), call.shape("source")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")), reduction="sum")
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
+    draft.result(0, held)
+    draft.add("self")
+    draft.flops = math.prod(source)
+    return apply_linear(draft, row)
 
 
 def concat(call: Call, row: Row) -> Draft:
@@ -196,7 +240,9 @@ FAMILIES = (
     Family(name="embedding", build=embedding, keys={}),
     Family(name="embedding_backward", build=embedding_backward, keys={}),
     Family(name="gather", build=gather, keys={**LINEAR}),
-    Family(name="scatter", build=scatter, keys={**LINEAR}),
+    Family(name="scatter", build=scatter, keys={**LINEAR, "add": is_flag}),
+    Family(name="index_select", build=index_select, keys={**LINEAR}),
+    Family(name="index_add", build=index_add, keys={**LINEAR}),
     Family(name="index", build=index, keys={}),
     Family(name="index_put", build=index_put, keys={}),
     Family(name="concat", build=concat, keys={}),

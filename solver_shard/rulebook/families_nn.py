@@ -1,14 +1,11 @@
-"""Families of neural-network ops: norms, losses, convolution, pooling."""
+"""Families of neural-network ops: norms, softmax, losses."""
 
 from __future__ import annotations
 
-import math
-
-from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.rule import Inside
-from solver_shard.rulebook.table import Family, Row, is_text
+from solver_shard.rulebook.table import Family, Row
 
 
 def layer_norm(call: Call, row: Row) -> Draft:
@@ -75,52 +72,6 @@ def _norm_dims(draft: Draft, name: str, *, reduction: str | None) -> tuple[list[
 
 def _statistics(draft: Draft, rows: list[Held]) -> Inside:
     return draft.all_reduce(rows, 1 if "rms_norm" in draft.call.name else 2, draft.call.tensor("input").dtype)
-
-
-def batch_norm(call: Call, row: Row) -> Draft:
-    """Channels (dim 1) can be cut; batch and space stay whole, for the statistics run over them."""
-    del row
-    draft = Draft(call)
-    channels, dims = _channels(draft, "input")
-    draft.put("input", dims)
-    draft.result(0, dims)
-    _per_channel(draft, channels)
-    draft.flops = 8 * call.tensor("input").numel
-    return draft
-
-
-def batch_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``batch_norm``; linear in the incoming gradient."""
-    del row
-    draft = Draft(call)
-    made = call.present("output_mask", 3)
-    channels, dims = _channels(draft, "input")
-    draft.put("grad_out", dims)
-    draft.put("input", dims)
-    draft.result(made[0], dims)
-    _per_channel(draft, channels)
-    draft.linear(("grad_out",), ("sum", "avg"))
-    draft.flops = 16 * call.tensor("input").numel
-    return draft
-
-
-def _channels(draft: Draft, name: str) -> tuple[Held, list[Held]]:
-    shape = draft.call.shape(name)
-    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, even=True, cut=d == 1) for d, size in enumerate(shape)]
-    return dims[1], dims
-
-
-def _per_channel(draft: Draft, channels: Held) -> None:
-    """Vectors over channels: affine parameters and statistics; empty ones are alike on every device."""
-    for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
-        if draft.call.slot(name) is not None and draft.call.shape(name) != (0,):
-            draft.put(name, [channels])
-    for index, result in enumerate(draft.call.results):
-        if len(result.shape) == 1 and draft.results[index] is None:
-            if result.shape == (0,):
-                draft.alike.append(index)
-            else:
-                draft.result(index, [channels])
 
 
 def nll_sums(call: Call, row: Row) -> Draft:
@@ -231,114 +182,12 @@ def _softmax_dims(call: Call, name: str) -> tuple[Draft, list[Held], Held]:
     return draft, [factor for d, factor in enumerate(held) if d != dim], held[dim] if shape else ()
 
 
-def convolution(call: Call, row: Row) -> Draft:
-    """``input[n, c, *space]`` by ``weight[o, c, *kernel]``: batch and output channels can be cut, input channels are summed.
-
-    Input channels are cut only without a bias (every device would add it), and channels only in one group.
-    """
-    del row
-    draft = Draft(call)
-    batch, outputs, inputs = _convolution(draft, "input")
-    joined = call.slot("bias") is not None
-    draft.restrict(inputs, reduction="sum", cut=False if joined or not _plain(call) else None)
-    draft.put("bias", [outputs])
-    draft.result(0, [batch, outputs, *draft.whole(call.results[0].shape[2:])])
-    for name in ("input", "weight"):
-        draft.linear((name, "bias") if joined else (name,), ("sum", "avg"))
-    draft.flops = _convolution_flops(call, call.results[0].shape)
-    draft.matmul = True
-    return draft
-
-
-def convolution_backward(call: Call, row: Row) -> Draft:
-    """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first."""
-    del row
-    draft = Draft(call)
-    made = call.present("output_mask", 3)
-    wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * 3))
-    batch, outputs, inputs = _convolution(draft, "input")
-    draft.restrict(batch, reduction="sum")
-    draft.restrict(outputs, reduction="sum")
-    if wanted[2]:
-        draft.restrict(inputs, cut=False)
-    shape = call.shape("grad_output")
-    draft.put("grad_output", [batch, outputs, *draft.whole(shape[2:])])
-    for index, argument in ((0, "input"), (1, "weight")):
-        slot = call.slot(argument)
-        if slot is not None and wanted[index]:
-            draft.result(made[index], draft.slots[slot] or ())
-    if wanted[2]:
-        draft.result(made[2], [outputs])
-    draft.alike.extend(index for index, on in zip(made, wanted, strict=True) if index is not None and not on)
-    draft.linear(("grad_output",), ("sum", "avg"))
-    draft.flops = sum(wanted[:2]) * _convolution_flops(call, shape)
-    draft.matmul = True
-    return draft
-
-
-def _plain(call: Call) -> bool:
-    return bool(call.attribute("groups", 1) == 1)
-
-
-def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
-    """Factors of batch, output and input channels, put on input and weight."""
-    call = draft.call
-    transposed = bool(call.attribute("transposed", False))
-    shape, kernel = call.shape(name), call.shape("weight")
-    if len(shape) != len(kernel):
-        raise RuleError(f"{call.name}: its rule expects a batch dim, got input {shape} and weight {kernel}")
-    batch = draft.factor("batch", shape[0])
-    cut = _plain(call)
-    if cut:
-        outputs = draft.factor("outputs", kernel[1 if transposed else 0], even=True)
-        inputs = draft.factor("inputs", shape[1], even=True)
-        pair = [inputs, outputs] if transposed else [outputs, inputs]
-        draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
-        draft.put("weight", [*pair, *draft.whole(kernel[2:])])
-        return batch, outputs, inputs
-    result = call.shape("grad_output") if call.slot("grad_output") is not None else call.results[0].shape
-    outputs = draft.factor("outputs", result[1], cut=False)
-    inputs = draft.factor("inputs", shape[1], cut=False)
-    draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
-    draft.put("weight", draft.whole(kernel))
-    return batch, outputs, inputs
-
-
-def _convolution_flops(call: Call, result: tuple[int, ...]) -> int:
-    """2 * output positions * kernel elements per output channel (a transposed one: per input position)."""
-    kernel = call.shape("weight")
-    positions = math.prod(call.shape("input")) if call.attribute("transposed", False) else math.prod(result)
-    return 2 * positions * math.prod(kernel[1:])
-
-
-def leading(call: Call, row: Row) -> Draft:
-    """Batch and channels (the first two dims of images ``[n, c, h, w]``) can be cut, space stays whole."""
-    draft = Draft(call)
-    shape = call.results[0].shape
-    first = [draft.factor(name, size) for name, size in zip(("batch", "channels"), shape[: len(shape) - 2], strict=False)]
-    for slot in range(len(call.slots)):
-        draft.put_slot(slot, [*first, *draft.whole(call.at(slot).shape[len(first) :])])
-    for index, result in enumerate(call.results):
-        draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
-    for name in row.names("unread"):
-        draft.ignore(name)
-    if row.get("linear"):
-        draft.linear(row.names("linear"), ("sum", "avg"))
-    draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return draft
-
-
 FAMILIES = (
     Family(name="layer_norm", build=layer_norm, keys={}),
     Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
-    Family(name="batch_norm", build=batch_norm, keys={}),
-    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}),
     Family(name="softmax", build=softmax, keys={}),
     Family(name="softmax_backward", build=softmax_backward, keys={}),
     Family(name="nll_sums", build=nll_sums, keys={}),
     Family(name="nll_loss", build=nll_loss, keys={}),
     Family(name="nll_loss_backward", build=nll_loss_backward, keys={}),
-    Family(name="convolution", build=convolution, keys={}),
-    Family(name="convolution_backward", build=convolution_backward, keys={}),
-    Family(name="leading", build=leading, keys={"linear": is_text, "unread": is_text}),
 )

@@ -20,7 +20,7 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import Placement, R
 from solver_shard.program import Op, Ref, Tensor, refs
-from solver_shard.rulebook.derive import FAMILY, Build, overload_of
+from solver_shard.rulebook.derive import FAMILY, Build, overload_of, variant
 from solver_shard.rulebook.rule import AxisStrategy, Dims, Factor, Rule
 
 PREFIXES = ("_foreach_", "_fused_", "_amp_foreach_")
@@ -53,11 +53,12 @@ _OPTIONAL = frozenset({"max_exp_avg_sqs", "momentum_buffer_list"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """The op of one element, the operands and results of the list op that it has, and those tensors."""
+    """The op of one element, which operands and results of the list op it has, and its operands over which results are written."""
 
     op: Op
     operands: tuple[int, ...]
     results: tuple[int, ...]
+    owners: tuple[int, ...] = ()
 
 
 def is_list_op(name: str) -> bool:
@@ -97,19 +98,24 @@ def elements(op: Op, results: int) -> tuple[Element, ...]:
     for k in range(count):
         attributes = {name: (value[k] if value else None) if name in lists else value for name, value in op.attributes.items()}
         name, attributes = _element(op.name, attributes)
+        over = op.name.startswith("aten._foreach_") and op.name.split(".")[1].endswith("_")
         kept = list(dict.fromkeys(ref.operand for value in attributes.values() for ref in refs(value)))
         local = {key: Ref(kept.index(value.operand)) if isinstance(value, Ref) else value for key, value in attributes.items()}
         inner = Op(name=name, operands=tuple(range(len(kept))), results=(), attributes=local)
-        found.append(Element(op=inner, operands=tuple(kept), results=(*range(k, results - len(shared), count), *shared)))
+        found.append(Element(op=inner, operands=tuple(kept), results=(*range(k, results - len(shared), count), *shared), owners=(0,) * over))
     return tuple(found)
 
 
 def element_rules(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], build: Build) -> tuple[Rule, ...]:
     """The rule of every element, on that element's own operands and results."""
-    return tuple(
-        build(element.op, [operands[i] for i in element.operands], [results[i] for i in element.results])
-        for element in elements(op, len(results))
-    )
+    found = []
+    for element in elements(op, len(results)):
+        ins, outs = [operands[i] for i in element.operands], [results[i] for i in element.results]
+        rule = build(element.op, ins, outs or [ins[i] for i in element.owners])
+        if element.owners:
+            rule = variant(rule, kept=range(len(ins)), count=len(ins), owners=element.owners, results=len(outs))
+        found.append(rule)
+    return tuple(found)
 
 
 def list_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], build: Build) -> Rule:
@@ -172,9 +178,7 @@ def _element(name: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]
     base, overload = name.split(".")[1:]
     if not base.startswith("_foreach_"):
         return name, attributes
-    stem = base.removeprefix("_foreach_")
-    mark = "_" if stem.endswith("_") else ""
-    stem = stem.removesuffix("_")
+    stem = base.removeprefix("_foreach_").removesuffix("_")
     target, second = _ELEMENTS.get(f"{stem}.{overload}", (f"{stem}.default", ""))
     names = {"scalars": "value", "scalar": second, "tensors1": "end", "weights": "weight"}
     found = {}
@@ -182,8 +186,6 @@ def _element(name: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]
         if key == "scalars" and isinstance(value, Ref):
             continue  # a tensor of one number per element: read whole
         found[second if position == 1 and second else names.get(key, key)] = value
-    op, kind = target.split(".")
     if target in ("linalg_vector_norm.default", "linalg__powsum.default"):
         found = {"self": found["self"], "ord": found.get("ord", 2), "dim": None, "keepdim": False, "dtype": found.get("dtype")}
-        mark = ""
-    return f"aten.{op}{mark}.{kind}", found
+    return f"aten.{target}", found

@@ -30,6 +30,7 @@ class Factor:
         cut: whether a mesh axis may cut it at all (False: the op must see it whole).
         reduction: what a result that lacks this factor becomes when it is cut (sum, avg, max, min); None when every
             result holds it, or when a result lacking it makes the cut illegal.
+        unaffected: positions of results that do not depend on the factor: where it is cut, every device makes them whole.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Factor:
     even: bool = False
     cut: bool = True
     reduction: str | None = None
+    unaffected: tuple[int, ...] = ()
 
     def legal(self, shards: int) -> bool:
         """Whether the factor can be cut into this many shards."""
@@ -198,7 +200,7 @@ class Rule:
             outs = []
             for position, dims in enumerate(self.results):
                 place = _place(dims, index)
-                if place == R and position not in self.alike:
+                if place == R and position not in (*self.alike, *factor.unaffected):
                     if factor.reduction is None:
                         break
                     place = P(factor.reduction)

@@ -20,6 +20,11 @@ def einsums() -> list[Case]:
         case("aten.mv.default", self=t(4, 6), vec=t(6)),
         case("aten.dot.default", self=t(6), tensor=t(6)),
         case("aten.bmm.default", self=t(2, 4, 6), mat2=t(2, 6, 8)),
+        case("aten.addmm.default", self=t(5), mat1=t(4, 6), mat2=t(6, 5), beta=1, alpha=1),
+        case("aten.addmm.default", self=t(4, 1), mat1=t(4, 6), mat2=t(6, 5), beta=2, alpha=3),
+        case("aten.addmm.default", self=t(4, 5), mat1=t(4, 6), mat2=t(6, 5), beta=1, alpha=1),
+        case("aten.baddbmm.default", self=t(2, 1, 5), batch1=t(2, 4, 6), batch2=t(2, 6, 5), beta=1, alpha=1),
+        case("aten.addmv.default", self=t(4), mat=t(4, 6), vec=t(6), beta=1, alpha=1),
     ]
 
 
@@ -88,6 +93,10 @@ def pointwise() -> list[Case]:
         case("aten.lerp.Scalar", self=x, end=y, weight=0.25),
         case("aten.addcmul.default", self=x, tensor1=y, tensor2=row, value=2),
         case("aten.addcdiv.default", self=x, tensor1=y, tensor2=pos(6), value=2),
+        case(
+            "aten._amp_update_scale.default", self=pos(1).float(), growth_tracker=torch.zeros(1, dtype=torch.int32),
+            found_inf=torch.zeros(1), scale_growth_factor=2.0, scale_backoff_factor=0.5, growth_interval=5,
+        ),
     ]
     for name in ("gelu", "silu", "relu", "tanh", "sigmoid", "exp", "cos", "sin", "abs", "softplus"):
         cases.append(case(f"aten.{name}.default", self=x))
@@ -159,6 +168,9 @@ def along() -> list[Case]:
         case("aten.select.int", self=x, dim=1, index=0),
         case("aten.select.int", self=x, dim=-1, index=3),
         case("aten.select_backward.default", grad_output=t(4, 8), input_sizes=(4, 6, 8), dim=1, index=2),
+        case("aten.glu_backward.default", grad_output=t(4, 3, 8), self=t(4, 6, 8), dim=1),
+        case("aten.view_as_complex.default", self=t(4, 6, 2)),
+        case("aten.view_as_real.default", self=torch.view_as_complex(t(4, 6, 2))),
         case("aten.unbind.int", self=t(4, 3, 6), dim=1),
         case("aten.split.Tensor", self=x, split_size=4, dim=-1),
         case("aten.split_with_sizes.default", self=x, split_sizes=(1, 5), dim=1),
@@ -259,6 +271,11 @@ def indexing() -> list[Case]:
         case("aten.index.Tensor", self=t(4, 6), indices=(flags(4),)),
         case("aten.index_put.default", self=x, indices=(None, ints(6, 4)), values=t(4, 4, 8), accumulate=True),
         case("aten.index_put.default", self=x, indices=(ints(4, 6), None, ints(8, 6)), values=t(1), accumulate=True),
+        case("aten.index_put.default", self=x, indices=(ints(4, 6),), values=t(6, 6, 8), accumulate=True),
+        case("aten.scatter_add.default", self=x, dim=1, index=ints(6, 4, 5, 8), src=t(4, 5, 8)),
+        case("aten.scatter_reduce.two", self=x, dim=1, index=ints(6, 4, 6, 8), src=t(4, 6, 8), reduce="amax"),
+        case("aten.index_select.default", self=x, dim=1, index=ints(6, 4)),
+        case("aten.index_add.default", self=x, dim=1, index=ints(6, 4), source=t(4, 4, 8), alpha=2),
         case("aten.index_put.default", self=x, indices=(torch.tensor([2, 0]),), values=t(2, 6, 8), accumulate=False),
         case("aten.histc.default", self=t(4, 6), bins=4, min=-2, max=2),
         case("aten.histc.default", self=t(4, 6), bins=4, min=0, max=0),
@@ -294,19 +311,39 @@ def losses() -> list[Case]:
 
 def convolutions() -> list[Case]:
     cases = []
-    for groups, bias, transposed in ((1, None, False), (1, t(6), False), (2, t(6), False), (1, None, True)):
-        image = t(4, 4, 6, 6)
-        kernel = t(4, 6, 2, 2) if transposed else t(6, 4 // groups, 2, 2)
+    kinds = [(1, None, False), (1, t(6), False), (2, t(6), False), (1, None, True), (1, t(6), True), (4, t(8), False), (4, t(8), True)]
+    for groups, bias, transposed in kinds:
+        image, outputs = t(4, 4, 6, 6), 8 if groups == 4 else 6
+        kernel = t(4, outputs // groups, 2, 2) if transposed else t(outputs, 4 // groups, 2, 2)
         settings = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "transposed": transposed, "output_padding": (0, 0)}
         cases.append(case("aten.convolution.default", input=image, weight=kernel, bias=bias, **settings, groups=groups))
         out = torch.ops.aten.convolution.default(image, kernel, bias, *settings.values(), groups)
         cases.append(
             case(
                 "aten.convolution_backward.default", grad_output=t(*out.shape), input=image, weight=kernel,
-                bias_sizes=None if bias is None else (6,), **settings, groups=groups, output_mask=(True, True, bias is not None),
+                bias_sizes=None if bias is None else (outputs,), **settings, groups=groups, output_mask=(True, True, bias is not None),
             )
         )  # fmt: skip
+    line = {"stride": (1,), "padding": (1,), "dilation": (1,), "transposed": False, "output_padding": (0,), "groups": 6}
+    cases.append(case("aten.convolution.default", input=t(4, 6, 9), weight=t(6, 1, 3), bias=t(6), **line))
     image = t(4, 6, 6, 6)
+    group = {"N": 4, "C": 6, "HxW": 36, "group": 3}
+    _, mean, rstd = torch.ops.aten.native_group_norm.default(image, t(6), t(6), *group.values(), 1e-5)
+    cases.append(case("aten.native_group_norm.default", input=image, weight=t(6), bias=t(6), **group, eps=1e-5))
+    cases.append(
+        case(
+            "aten.native_group_norm_backward.default", grad_out=t(4, 6, 6, 6), input=image, mean=mean, rstd=rstd, weight=t(6),
+            **group, output_mask=(True, True, True),
+        )
+    )  # fmt: skip
+    up = {"output_size": (12, 12), "scales_h": None, "scales_w": None}
+    cases.append(case("aten.upsample_nearest2d.default", self=image, **up))
+    cases.append(
+        case(
+            "aten.upsample_bilinear2d_backward.default", grad_output=t(4, 6, 12, 12), output_size=(12, 12), input_size=(4, 6, 6, 6),
+            align_corners=False, scales_h=None, scales_w=None,
+        )
+    )  # fmt: skip
     pooling = {"kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": False}
     _, where = torch.ops.aten.max_pool2d_with_indices.default(image, *pooling.values())
     cases.append(case("aten._adaptive_avg_pool2d.default", self=image, output_size=(2, 3)))

@@ -113,7 +113,26 @@ def bounds(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def batch_norm(name: str = "_native_batch_norm_legit_functional.default", **rest: object) -> Case:
+    running: dict[str, object] = {} if "no_stats" in name else {"running_mean": t(4), "running_var": t(4).abs()}
+    return case(
+        f"aten.{name}", input=t(5, 4, 3, 2) + 2, weight=t(4), bias=t(4), **running, training=True, momentum=0.1, eps=1e-5, **rest
+    )
+
+
+def batch_norm_backward(mask: tuple[bool, bool, bool] = (True, True, True)) -> Case:
+    x, w, mean, var = t(5, 4, 3, 2) + 2, t(4), t(4), t(4).abs()
+    _, saved, inverse, _, _ = torch.ops.aten._native_batch_norm_legit_functional.default(x, w, t(4), mean, var, True, 0.1, 1e-5)
+    return case(
+        "aten.native_batch_norm_backward.default", grad_out=t(5, 4, 3, 2), input=x, weight=w, running_mean=mean, running_var=var,
+        save_mean=saved, save_invstd=inverse, train=True, eps=1e-5, output_mask=mask,
+    )  # fmt: skip
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "batch norm": batch_norm,
+    "batch norm without running statistics": lambda: batch_norm("_native_batch_norm_legit.no_stats"),
+    "batch norm backward": batch_norm_backward,
     "variance": lambda: case("aten.var.correction", self=t(3, 4, 5) + 3, dim=(2,), correction=1, keepdim=False),
     "variance of two dims": lambda: case("aten.var.correction", self=t(3, 4, 5), dim=(0, -1), correction=0, keepdim=True),
     "variance of everything": lambda: case("aten.var.correction", self=t(4, 5), dim=None, correction=None, keepdim=False),
@@ -187,6 +206,11 @@ def test_statistics_of_narrow_dtypes_are_reduced_in_f32(name: str, dtype: torch.
 
 
 TEXT = {
+    "batch norm": "batch-statistics: S(0) R R R R -> S(0) R R R R; even; all_reduce 96",
+    "batch norm backward": "batch-statistics: S(0) S(0) R R R R R -> S(0) R R; even; all_reduce 64",
+    "variance": "moments: S(2) -> R; even; all_reduce 288",
+    "log-sum-exp": "class-statistics: S(2) -> R; even; all_reduce 96, all_reduce 96",
+    "maximum and its place": "first-owner: S(2) -> R R; even; all_reduce 96, all_reduce 96",
     "embedding": "masked-lookup: S(0) R -> P(sum); whole",
     "embedding backward": "own-rows: R R -> S(0); whole",
     "log-softmax": "class-statistics: S(2) -> S(2); even; all_reduce 96, all_reduce 96",

@@ -13,13 +13,20 @@ from rulebook.instances import FAMILIES
 
 from solver_shard.program import Op
 from solver_shard.rulebook import build_rule, load_table
+from solver_shard.rulebook.lists import is_list_op
 from solver_shard.rulebook.verify import verify
 
 TABLE = load_table()
 COVERED = {made.op.name for cases in FAMILIES.values() for made in cases()}
 RANDOM = {"aten.bernoulli.default", "aten.bernoulli.p", "aten.rand_like.default", "aten.randn_like.default"}
+RANDOM |= {"aten.uniform.default", "aten.exponential.default", "aten.normal_functional.default", "aten.randint_like.default"}
+RANDOM |= {"aten.randint_like.low_dtype"}
 COMPLEX = {"aten.imag.default", "aten._conj.default", "aten.polar.default", "aten.complex.default"}
-ROWS = sorted(op for op, row in TABLE.items() if row.family in ("pointwise", "along", "reduce") and op not in COVERED | RANDOM | COMPLEX)
+ROWS = sorted(
+    op
+    for op, row in TABLE.items()
+    if row.family in ("pointwise", "along", "reduce") and op not in COVERED | RANDOM | COMPLEX and not is_list_op(op)
+)
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "aten.clamp.default": {"min": 0.1, "max": 0.2},
     "aten.masked_fill.Tensor": {"mask": flags(4, 6), "value": pos()},
