@@ -69,6 +69,16 @@ def is_legal(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) ->
     return all(length >= count or count == 1 for length, count in zip(shape, shards, strict=True))
 
 
+def is_even(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) -> bool:
+    """Whether all devices hold shards of one size.
+
+    >>> is_even(Layout.parse("S(0)"), (8,), (4,)), is_even(Layout.parse("S(0)"), (6,), (4,))
+    (True, False)
+    """
+    shards = [math.prod(n for p, n in zip(layout, mesh_shape, strict=True) if p == d) for d in range(len(shape))]
+    return all(size % n == 0 for size, n in zip(shape, shards, strict=True))
+
+
 def free_move(src: Layout, dst: Layout) -> bool:
     """Whether every device can make its ``dst`` shard from its own ``src`` shard.
 

@@ -92,10 +92,10 @@ def _row(op: str, calls: list[tuple[Rule, int, int]], flops: int, nbytes: int, r
     rules = [rule for rule, _, _ in calls]
     first = max(rules, key=lambda rule: (len(rule.strategies()), rules.count(rule)))
     whole = [(f, b) for rule, f, b in calls if len(rule.strategies()) == 1]
-    row = rulebook.table.get(op)
+    row = rulebook.table.get(op) if first.source in ("table", "user") else None
     return OpUsage(
         op=op,
-        rule=describe(first),
+        rule=f"replicated: {row.get('reason')}" if row and row.family == "replicated" else describe(first),
         family=first.family,
         source=first.source,
         file=row.file if row else "",
