@@ -51,14 +51,21 @@ def study(family: str, form: str) -> dict[str, Any]:
         "ops": len(program.ops),
         "kinds": len(rows),
         "fallbacks": [r.op for r in rows if r.source == "fallback"],
-        "replicated_only": [f"{r.op} ({r.replicated_flops:.1%} of flops, {r.replicated_nbytes:.1%} of bytes)" for r in rows if r.op in whole],
+        "replicated_only": [
+            f"{r.op} ({r.replicated_flops:.1%} of flops, {r.replicated_nbytes:.1%} of bytes)" for r in rows if r.op in whole
+        ],
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The record."""
-    lines = [__doc__.split("\n\n")[0], "", f"torch {torch.__version__}, transformers {_version()}. Made by `python experiments/coverage.py`.", ""]
+    lines = [
+        __doc__.split("\n\n")[0],
+        "",
+        f"torch {torch.__version__}, transformers {_version()}. Made by `python experiments/coverage.py`.",
+        "",
+    ]
     lines += ["| family | form | ops | kinds of ops | without a rule | replicated only, over 1% |", "|---|---|---|---|---|---|"]
     for row in rows:
         if "failed" in row:

@@ -10,6 +10,7 @@ False
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np

@@ -281,7 +281,7 @@ def _moments(op: Op, a: dict[str, Any], _part: Part) -> Running:
     mean = total / number
     corrected = a.get("correction", 1 if a.get("unbiased", True) else 0)
     variance = (squares - total * mean).clamp_min(0) / (number - (1 if corrected is None else corrected)).clamp_min(0)
-    made = (variance.sqrt() if op.name.startswith("aten.std") else variance,) + ((mean,) if "_mean" in op.name else ())
+    made = [variance.sqrt() if op.name.startswith("aten.std") else variance, *([mean] if "_mean" in op.name else [])]
     return tuple(value if keep else _squeezed(value, dims) for value in made)
 
 
@@ -449,7 +449,7 @@ def _statistics(tensor: torch.Tensor) -> torch.dtype:
 
 _SOFTMAX = ("aten._softmax.default", "aten._safe_softmax.default", "aten._log_softmax.default")
 _SOFTMAX_BACKWARD = ("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-_MOMENTS = tuple(f"{name}.{kind}" for name in ("var", "std", "var_mean") for kind in ("dim", "correction")) + ("var.default", "std.default")
+_MOMENTS = (*(f"{name}.{kind}" for name in ("var", "std", "var_mean") for kind in ("dim", "correction")), "var.default", "std.default")
 _EXTREMES = ("max.dim", "min.dim", "argmax.default", "argmin.default")
 _BATCH_NORMS = ("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.no_stats")
 _NORMS = ("native_layer_norm", "_fused_rms_norm")

@@ -39,8 +39,8 @@ def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) 
     except Exception as error:
         raise RuleError(
             f"{op.name}: the sharding strategy registered for it with DTensor failed on operands of shapes "
-            f"{', '.join(str(t.shape) for t in operands) or 'none'}: {type(error).__name__}: {error}; correct the registration, or give the "
-            "op a row in a rules file"
+            f"{', '.join(str(t.shape) for t in operands) or 'none'}: {type(error).__name__}: {error}; correct the registration, or give "
+            "the op a row in a rules file"
         ) from error
     factors: list[Factor] = []
     strategies = [AxisStrategy(name="R", operands=(R,) * len(operands), results=(R,) * len(results))]
@@ -132,8 +132,8 @@ def _strategy(
         if place.is_shard:
             if place.dim >= len(tensor.shape):
                 raise RuleError(
-                    f"{op.name}: a sharding strategy registered for it with DTensor cuts dim {place.dim} of a tensor of shape {tensor.shape}; "
-                    "correct the registration"
+                    f"{op.name}: a sharding strategy registered for it with DTensor cuts dim {place.dim} of a tensor of shape "
+                    f"{tensor.shape}; correct the registration"
                 )
             sizes.append(tensor.shape[place.dim])
     name = ",".join(map(str, chosen[len(operands) :])) + "<-" + ",".join(map(str, chosen[: len(operands)]))
@@ -185,4 +185,3 @@ def _arguments(overload: Any, op: Op, tensor: Callable[[Ref], Any]) -> tuple[tup
     schema = overload._schema.arguments
     args = [found.get(a.name, a.default_value if a.has_default_value() else None) for a in schema if not a.kwarg_only]
     return tuple(args), {a.name: found[a.name] for a in schema if a.kwarg_only and a.name in found}
-

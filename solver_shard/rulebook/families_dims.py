@@ -260,9 +260,7 @@ def notation(call: Call, row: Row) -> Draft:
             lead = len(tensor.shape) - len(names) + 1
             names = [f"...{lead - i}" for i in range(max(lead, 0))] + names[1:]
         if len(names) != len(tensor.shape):
-            raise RuleError(
-                f"{call.name}: dims has {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
-            )
+            raise RuleError(f"{call.name}: dims has {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim")
         for name, size in zip(names, tensor.shape, strict=True):
             if name == "1":
                 held[name], sizes[name] = (), 1

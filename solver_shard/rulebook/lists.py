@@ -89,7 +89,9 @@ def elements(op: Op, results: int) -> tuple[Element, ...]:
     lengths = {name: len(value) for name, value in lists.items() if value or name not in _OPTIONAL}
     if len(set(lengths.values())) != 1:
         said = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "no list was given"
-        raise RuleError(f"{op.name} runs on every element of its lists, which must be of one length: {said}; pass lists that belong together")
+        raise RuleError(
+            f"{op.name} runs on every element of its lists, which must be of one length: {said}; pass lists that belong together"
+        )
     count = next(iter(lengths.values()))
     shared = (results - 1,) if op.name.startswith("aten._amp_foreach_") and results else ()  # found_inf, of all elements
     if count and (results - len(shared)) % count:
@@ -102,7 +104,9 @@ def elements(op: Op, results: int) -> tuple[Element, ...]:
         kept = list(dict.fromkeys(ref.operand for value in attributes.values() for ref in refs(value)))
         local = {key: Ref(kept.index(value.operand)) if isinstance(value, Ref) else value for key, value in attributes.items()}
         inner = Op(name=name, operands=tuple(range(len(kept))), results=(), attributes=local)
-        found.append(Element(op=inner, operands=tuple(kept), results=(*range(k, results - len(shared), count), *shared), owners=(0,) * over))
+        found.append(
+            Element(op=inner, operands=tuple(kept), results=(*range(k, results - len(shared), count), *shared), owners=(0,) * over)
+        )
     return tuple(found)
 
 

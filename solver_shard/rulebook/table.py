@@ -246,16 +246,18 @@ def check_ops(table: RuleTable, known: Collection[str] = ()) -> None:
     RuleError names file and row, and similar ops.
     """
     for op, row in table.items():
-        if row.user and op not in known and op.split(".")[0] not in _FOREIGN:
-            _check_op(op, row)
+        if row.user and op.split(".")[0] not in _FOREIGN:
+            _check_op(op, row, op in known)
 
 
-def _check_op(op: str, row: Row) -> None:
+def _check_op(op: str, row: Row, known: bool) -> None:
     import torch
 
     from solver_shard.rulebook.derive import overload_of
 
     overload = overload_of(op)
+    if overload is None and known:
+        return
     if overload is None:
         names = [name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()]
         names = sorted(name if name.count(".") > 1 else f"{name}.default" for name in names)
@@ -272,7 +274,8 @@ def _check_op(op: str, row: Row) -> None:
     for name in named:
         if name not in arguments:
             raise RuleError(
-                f"rules file {row.file}, row {op!r}: the op has no argument {name!r}; legal: {', '.join(arguments) or 'none'}; correct the row"
+                f"rules file {row.file}, row {op!r}: the op has no argument {name!r}; legal: {', '.join(arguments) or 'none'}; "
+                "correct the row"
             )
 
 

@@ -94,8 +94,13 @@ def pointwise() -> list[Case]:
         case("aten.addcmul.default", self=x, tensor1=y, tensor2=row, value=2),
         case("aten.addcdiv.default", self=x, tensor1=y, tensor2=pos(6), value=2),
         case(
-            "aten._amp_update_scale.default", self=pos(1).float(), growth_tracker=torch.zeros(1, dtype=torch.int32),
-            found_inf=torch.zeros(1), scale_growth_factor=2.0, scale_backoff_factor=0.5, growth_interval=5,
+            "aten._amp_update_scale.default",
+            self=pos(1).float(),
+            growth_tracker=torch.zeros(1, dtype=torch.int32),
+            found_inf=torch.zeros(1),
+            scale_growth_factor=2.0,
+            scale_backoff_factor=0.5,
+            growth_interval=5,
         ),
     ]
     for name in ("gelu", "silu", "relu", "tanh", "sigmoid", "exp", "cos", "sin", "abs", "softplus"):

@@ -115,9 +115,7 @@ def bounds(x: torch.Tensor) -> torch.Tensor:
 
 def batch_norm(name: str = "_native_batch_norm_legit_functional.default", **rest: object) -> Case:
     running: dict[str, object] = {} if "no_stats" in name else {"running_mean": t(4), "running_var": t(4).abs()}
-    return case(
-        f"aten.{name}", input=t(5, 4, 3, 2) + 2, weight=t(4), bias=t(4), **running, training=True, momentum=0.1, eps=1e-5, **rest
-    )
+    return case(f"aten.{name}", input=t(5, 4, 3, 2) + 2, weight=t(4), bias=t(4), **running, training=True, momentum=0.1, eps=1e-5, **rest)
 
 
 def batch_norm_backward(mask: tuple[bool, bool, bool] = (True, True, True)) -> Case:
