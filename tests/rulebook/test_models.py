@@ -65,7 +65,7 @@ def test_every_op_of_a_listed_model_has_a_rule_and_something_to_shard(family: st
         assert sum(row.flops for row in rows) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3", "gpt-oss", "llama4", "swin", "falcon", "whisper", "mamba"])
+@pytest.mark.parametrize("family", ["deepseek-v3", "gpt-oss", "llama4", "swin"])
 def test_every_op_of_other_families_has_a_rule(family: str) -> None:
     rows = used(family, "training")
     assert not [row.op for row in rows if row.source == "fallback"]
