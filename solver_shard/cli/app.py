@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import rules, show, solve
+from solver_shard.cli import show, solve
+from solver_shard.cli.rules import rules
 
 app = typer.Typer(
     name="solver-shard",
@@ -34,4 +35,4 @@ def _common(
 
 app.command("solve")(solve.solve)
 app.command("show")(show.show)
-app.add_typer(rules.app)
+app.add_typer(rules, name="rules")

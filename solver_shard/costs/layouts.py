@@ -84,7 +84,8 @@ def free_move(src: Layout, dst: Layout) -> bool:
     """Whether every device can make its ``dst`` shard from its own ``src`` shard.
 
     Per axis: equal; R → S(d), a slice, which needs every axis to its right that cuts d in ``dst`` to be newly cut too
-    (the left axis is the major one); R → P(sum), where coordinate 0 keeps its value and the others take zeros.
+    (the left axis is the major one); R → P(sum), where coordinate 0 keeps its value and the others take zeros;
+    R → P(avg), P(max) or P(min), where all keep theirs.
     """
     for axis, (a, b) in enumerate(zip(src, dst, strict=True)):
         if a == b:
@@ -94,7 +95,7 @@ def free_move(src: Layout, dst: Layout) -> bool:
         if b >= 0:
             if any(dst[right] == b and src[right] != R for right in range(axis + 1, len(dst))):
                 return False
-        elif b != _SUM or not _commute(b, dst):
+        elif not _commute(b, dst):
             return False
     return True
 
@@ -119,7 +120,7 @@ def free_moves_of(src: Ints, dst: Ints) -> Bools:
         for right in range(axis + 1, axes):
             kept = (dst[:, right] == dst[:, axis])[None, :] & (src[:, right] != R)[:, None]
             new_slice = new_slice & ~kept
-        free &= (a == b) | ((a == R) & (new_slice | ((b == _SUM) & commuting[None, :])))
+        free &= (a == b) | ((a == R) & (new_slice | ((b <= _SUM) & commuting[None, :])))
     return free
 
 

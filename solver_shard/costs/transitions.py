@@ -16,7 +16,7 @@ all_gather (1,) S(0)S(0) -> S(0)R 8388608
     S(d) → S(e)   all_to_all           P(op) → S(d)   reduce_scatter
     R → S(d)      slice (local, free)
 
-All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P(sum), see
+All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P, see
 ``layouts.free_move``).
 
 **Order.** Where several axes cut one dim the left one is the major one. So a step may cut or join dim d along its axes

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InternalError
-from solver_shard.export import experts
+from solver_shard.export import experts, statistics
 from solver_shard.export.interpret import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
 
@@ -268,75 +268,6 @@ def _own_loss_gradients(op: Op, a: dict[str, Any], part: Part) -> Results:
     return call_with(op, a | changed, (scores.shape,))
 
 
-# Reductions of a cut dim.
-
-
-def _moments(op: Op, a: dict[str, Any], _part: Part) -> Running:
-    """Sum, sum of squares and count of every row."""
-    x, dims, keep = a["self"], _reduced(a), a.get("keepdim", False)
-    wide = x.to(_statistics(x))
-    count = torch.ones_like(wide).sum(dims, keepdim=True)
-    parts = torch.cat([part.unsqueeze(0) for part in (wide.sum(dims, keepdim=True), (wide * wide).sum(dims, keepdim=True), count)])
-    total, squares, number = (yield "sum", parts).unbind(0)
-    mean = total / number
-    corrected = a.get("correction", 1 if a.get("unbiased", True) else 0)
-    variance = (squares - total * mean).clamp_min(0) / (number - (1 if corrected is None else corrected)).clamp_min(0)
-    made = [variance.sqrt() if op.name.startswith("aten.std") else variance, *([mean] if "_mean" in op.name else [])]
-    return tuple(value if keep else _squeezed(value, dims) for value in made)
-
-
-def _logsumexp(_op: Op, a: dict[str, Any], _part: Part) -> Running:
-    x, dims = a["self"], _reduced(a)
-    wide = x.to(_statistics(x))
-    top = yield "max", _extreme(wide, dims, float("-inf"))
-    top = top.masked_fill(top.isinf(), 0)
-    total = yield "sum", (wide - top).exp().sum(dims, keepdim=True)
-    result = total.log() + top
-    return (result if a["keepdim"] else _squeezed(result, dims),)
-
-
-def _power_sum(_op: Op, a: dict[str, Any], _part: Part) -> Running:
-    x, dims = a["self"], _reduced(a)
-    order = float(a["ord"])
-    total = yield "sum", x.to(_statistics(x)).abs().pow(order).sum(dims, keepdim=True)
-    result = total.pow(1 / order)
-    return (result if a["keepdim"] else _squeezed(result, dims),)
-
-
-def _first_owner(op: Op, a: dict[str, Any], part: Part) -> Running:
-    """The extreme of every row, then the smallest of its positions; positions are negated for a maximum of them."""
-    x, dims = a["self"], _reduced(a)
-    low = "min" in op.name
-    signed = -x if low else x
-    worst = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-    top = yield "max", _extreme(signed, dims, worst)
-    where = torch.arange(part.start, part.start + part.length).reshape([-1 if d in dims else 1 for d in range(x.ndim)])
-    here = torch.where((signed == top) | signed.isnan(), -where, -part.size).expand(x.shape)
-    index = -(yield "max", _extreme(here, dims, -part.size))
-    value = -top if low else top
-    made = (index,) if "arg" in op.name else (value, index)
-    return tuple(found if a["keepdim"] else _squeezed(found, dims) for found in made)
-
-
-def _extreme(x: torch.Tensor, dims: Sequence[int], worst: float) -> torch.Tensor:
-    """Maximum over dims that may be empty."""
-    bottom = x.new_full([1 if d in dims else n for d, n in enumerate(x.shape)], worst)
-    for d in dims:
-        x = torch.cat([x, bottom if x.shape[d] == 0 else x], d).amax(d, keepdim=True)
-    return x
-
-
-def _reduced(a: Mapping[str, Any]) -> tuple[int, ...]:
-    """The reduced dims, counted from the front."""
-    rank, dim = a["self"].ndim, a.get("dim")
-    listed = [dim] if isinstance(dim, int) else dim
-    return tuple(d % rank for d in listed) if listed else tuple(range(rank))
-
-
-def _squeezed(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    return x.squeeze(tuple(dims))
-
-
 # Norms of a cut dim.
 
 
@@ -449,8 +380,8 @@ def _statistics(tensor: torch.Tensor) -> torch.dtype:
 
 _SOFTMAX = ("aten._softmax.default", "aten._safe_softmax.default", "aten._log_softmax.default")
 _SOFTMAX_BACKWARD = ("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-_MOMENTS = (*(f"{name}.{kind}" for name in ("var", "std", "var_mean") for kind in ("dim", "correction")), "var.default", "std.default")
 _EXTREMES = ("max.dim", "min.dim", "argmax.default", "argmin.default")
+_MOMENTS = ("var.dim", "var.correction", "std.dim", "std.correction", "var_mean.dim", "var_mean.correction")
 _BATCH_NORMS = ("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.no_stats")
 _NORMS = ("native_layer_norm", "_fused_rms_norm")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -464,10 +395,10 @@ WAYS: Mapping[tuple[str, str], Way] = {
     ("own-rows", "aten.embedding_dense_backward.default"): Way(run=_own_rows, argument=None, dim=0),
     **{("class-statistics", name): Way(run=_softmax, argument="self", dim="dim") for name in _SOFTMAX},
     **{("class-statistics", name): Way(run=_softmax_backward, argument="output", dim="dim") for name in _SOFTMAX_BACKWARD},
-    **{("moments", f"aten.{name}"): Way(run=_moments, argument="self", dim="dim") for name in _MOMENTS},
-    **{("first-owner", f"aten.{name}"): Way(run=_first_owner, argument="self", dim="dim") for name in _EXTREMES},
-    ("class-statistics", "aten.logsumexp.default"): Way(run=_logsumexp, argument="self", dim="dim"),
-    ("power-sum", "aten.linalg_vector_norm.default"): Way(run=_power_sum, argument="self", dim="dim"),
+    ("class-statistics", "aten.logsumexp.default"): Way(run=statistics.log_sum_exp, argument="self", dim="dim"),
+    **{("moment-statistics", f"aten.{name}"): Way(run=statistics.moments, argument="self", dim="dim") for name in _MOMENTS},
+    **{("extreme-statistics", f"aten.{name}"): Way(run=statistics.extreme, argument="self", dim="dim") for name in _EXTREMES},
+    ("square-statistics", "aten.linalg_vector_norm.default"): Way(run=statistics.root_of_squares, argument="self", dim="dim"),
     ("own-classes", "shard.nll_loss_forward"): Way(run=_own_losses, argument="self", dim=-1),
     ("own-classes", "shard.nll_loss_backward"): Way(run=_own_loss_gradients, argument="self", dim=-1),
     **{("norm-statistics", f"aten.{name}.default"): Way(run=_norm, argument="input", dim=-1) for name in _NORMS},

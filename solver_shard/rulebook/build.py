@@ -19,8 +19,8 @@ from solver_shard.program import Op, Program, Tensor
 from solver_shard.rulebook.conservative import conservative
 from solver_shard.rulebook.derive import derive
 from solver_shard.rulebook.draft import Call, Draft
-from solver_shard.rulebook.dtensor import dtensor_rule
 from solver_shard.rulebook.lists import is_list_call, list_rule
+from solver_shard.rulebook.registered import dtensor_rule
 from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.table import Row, RuleTable, load_table
 

@@ -120,7 +120,6 @@ def variant(rule: Rule, *, kept: Sequence[int], count: int, owners: Sequence[int
         results=rule.results[:results],
         linear=(),
         implementations=(),
-        addends=(),
         reads=tuple(any(on for at, on in zip(kept, reads, strict=True) if at == i) for i in range(count)),
         alike=tuple(i for i in rule.alike if i < results),
         view=False,

@@ -1,187 +1,247 @@
-"""Strategies that are registered with DTensor, as rules: of custom ops, and of ops of torch that have no row here.
+"""Hold rules against the strategies that DTensor registers for the same ops, both ways, with numbers as the judge.
 
-Two kinds of registrations list what one mesh axis may do to an op, placements of results then of operands, and are read as they
-are: ``register_single_dim_strategy`` and ``register_sharding``. (The other strategies of torch's own follow one given input and
-cannot be listed; ops that have only such a one have no rule from here.) A placeholder for any kind of shard is a plain shard.
+    found = compare(table["aten.mm.default"], table)
+    found.false       # what DTensor accepts although the numbers are wrong
+    found.only_theirs # true, accepted by DTensor, and not in our rule
+    found.only_ours   # in our rule, and redistributed by DTensor
 
-Whether shards may be uneven is part of the registration; where it says nothing, only even ones are legal.
+DTensor is asked for every combination of operand placements on one mesh axis of two devices, and accepts one where it wants no
+operand redistributed. Only its own registrations count, not the decompositions that it may try in their absence.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS, P, Placement, R, S
-from solver_shard.program import Op, Ref, Tensor, refs
-from solver_shard.rulebook.derive import overload_of
-from solver_shard.rulebook.rule import AxisStrategy, Dims, Factor, Rule
+import torch
 
-DTENSOR = "dtensor"
-"""``Rule.source`` and ``Rule.family`` of these rules."""
+from solver_shard.errors import InputError
+from solver_shard.export.interpret import DTYPES
+from solver_shard.layout import REDUCTIONS, Layout, P, R, S
+from solver_shard.program import Op, Ref
+from solver_shard.rulebook.build import build_rule
+from solver_shard.rulebook.check import draws_of, follows, operand_names, show
+from solver_shard.rulebook.instances import Instance, load_instances, parse_instance, tensor_of
+from solver_shard.rulebook.rule import AxisStrategy
+from solver_shard.rulebook.standins import run_local
+from solver_shard.rulebook.table import Row, RuleTable
+from solver_shard.rulebook.truth import Placements, holds
+from solver_shard.rulebook.verify import legal_strategies
+
+DEVICES = 2
+MOST = 600
+"""Combinations asked per instance; where there are more, those with the fewest operands that are not replicated come first."""
 
 
-def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule | None:
-    """The rule of an op whose strategies are registered with DTensor; None where none are.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One op in both rule sets.
 
-    RuleError where the registration does not fit the call, with what to correct.
+    Attributes:
+        registered: how DTensor has it: ``single-dim``, ``strategy``, or empty.
+        accepted: combinations that it accepts, over all instances.
+        only_theirs, only_ours, false: as in the module's text.
+        notes: what was not compared, and why.
     """
-    overload = overload_of(op.name)
-    listed = None if overload is None else _registered(overload)
-    if listed is None:
-        return None
-    strategy, uneven = listed
-    try:
-        made = strategy(op, operands)
-    except Exception as error:
-        raise RuleError(
-            f"{op.name}: the sharding strategy registered for it with DTensor failed on operands of shapes "
-            f"{', '.join(str(t.shape) for t in operands) or 'none'}: {type(error).__name__}: {error}; correct the registration, or give "
-            "the op a row in a rules file"
-        ) from error
-    factors: list[Factor] = []
-    strategies = [AxisStrategy(name="R", operands=(R,) * len(operands), results=(R,) * len(results))]
-    for outs, ins in made:
-        found = _strategy(op, outs, ins, operands, results, uneven, len(factors))
-        if found is None or any((s.operands, s.results) == (found[0].operands, found[0].results) for s in strategies):
-            continue
-        strategies.append(found[0])
-        factors.extend(found[1])
-    dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
-    return Rule(
-        factors=tuple(factors),
-        operands=tuple(dims[: len(operands)]),
-        results=tuple(dims[len(operands) :]),
-        explicit=tuple(strategies),
-        flops=max((t.numel for t in (*operands, *results)), default=0),
-        source=DTENSOR,
-        family=DTENSOR,
-    )
+
+    registered: str
+    accepted: int = 0
+    only_theirs: tuple[str, ...] = ()
+    only_ours: tuple[str, ...] = ()
+    false: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """The differences, one a line."""
+        if not self.registered:
+            yield "DTensor has no strategy of its own"
+            return
+        yield f"DTensor ({self.registered}) accepts {self.accepted} combinations"
+        for what, lines in (
+            ("true, in DTensor only", self.only_theirs),
+            ("in ours only", self.only_ours),
+            ("FALSE in DTensor", self.false),
+        ):
+            yield from (f"  {what}: {line}" for line in lines)
+        yield from (f"  {note}" for note in self.notes)
 
 
-Listed = Iterator[tuple[Sequence[Any], Sequence[Any]]]
-"""Placements of the results, and of the operands in the order of the arguments; None for an argument that is no tensor."""
+def compare(row: Row, table: RuleTable) -> Comparison:
+    """Compare a row with what DTensor has for its op, on the row's instances.
 
-
-def _registered(overload: Any) -> tuple[Callable[[Op, Sequence[Tensor]], Listed], bool] | None:
-    """How to list an op's strategies, and whether their shards may be uneven. ``register_sharding`` wins: it is the user's."""
-    from torch.distributed.tensor import DTensor
-
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    function = propagator.op_strategy_funcs.get(overload)
-    if isinstance(function, functools.partial) and function.func.__qualname__ == "register_sharding.<locals>.custom_strategy":
-        return functools.partial(_from_sharding, overload, function.args[0]), False
-    info = propagator.op_single_dim_strategy_funcs.get(overload)
-    if info is None:
-        return None
-    return functools.partial(_from_single, overload, info), bool(getattr(info, "allow_uneven_sharding", False))
-
-
-def _from_single(overload: Any, info: Any, op: Op, operands: Sequence[Tensor]) -> Listed:
-    """``register_single_dim_strategy``: rows of results, then tensor arguments."""
-    args, kwargs = _arguments(overload, op, lambda ref: _meta(operands[ref.operand]))
-    returns = sum("Tensor" in str(r.type) for r in overload._schema.returns)
-    for row in info.func(overload, args, kwargs):
-        yield [place for place in row[:returns] if place is not None], list(row[returns:])
-
-
-def _from_sharding(overload: Any, function: Callable[..., Any], op: Op, operands: Sequence[Tensor]) -> Listed:
-    """``register_sharding``: pairs of placements of the results and of all arguments."""
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
-
-    mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False, _rank=0)  # never used to communicate
-    args, kwargs = _arguments(overload, op, lambda ref: DTensorSpec(mesh, (Replicate(),), tensor_meta=_meta(operands[ref.operand])))
-    for outs, ins in function(*args, **kwargs):
-        yield [place for place in outs if place is not None], [place for place in ins if place is not None]
-
-
-def _strategy(
-    op: Op,
-    outs: Sequence[Any],
-    ins: Sequence[Any],
-    operands: Sequence[Tensor],
-    results: Sequence[Tensor],
-    uneven: bool,
-    factor: int,
-) -> tuple[AxisStrategy, list[Factor]] | None:
-    """The strategy, and the factor that says how often it can cut; None for placements that we do not have."""
-    slots = [ref.operand for value in op.attributes.values() for ref in refs(value)]
-    if len(ins) != len(slots) or len(outs) != len(results):
-        raise RuleError(
-            f"{op.name}: a sharding strategy registered for it with DTensor has {len(outs)} results and {len(ins)} operands, the call has "
-            f"{len(results)} and {len(slots)}; correct the registration"
+    Raises:
+        InputError: this process has a process group already.
+    """
+    with _propagator() as (propagator, mesh):
+        target = _overload(row.op)
+        kind = (
+            "single-dim"
+            if target in propagator.op_single_dim_strategy_funcs
+            else "strategy"
+            if target in propagator.op_strategy_funcs
+            else ""
         )
-    places: list[Placement | None] = [None] * len(operands)
-    for slot, found in zip(slots, ins, strict=True):
-        place = _placement(found)
-        if place is None or places[slot] not in (None, place):
-            return None
-        places[slot] = place
-    made = [_placement(found) for found in outs]
-    if any(place is None for place in (*places, *made)):
-        return None
-    chosen = [place for place in (*places, *made) if place is not None]
-    sizes = []
-    for place, tensor in zip(chosen, (*operands, *results), strict=True):
-        if place.is_shard:
-            if place.dim >= len(tensor.shape):
-                raise RuleError(
-                    f"{op.name}: a sharding strategy registered for it with DTensor cuts dim {place.dim} of a tensor of shape "
-                    f"{tensor.shape}; correct the registration"
-                )
-            sizes.append(tensor.shape[place.dim])
-    name = ",".join(map(str, chosen[len(operands) :])) + "<-" + ",".join(map(str, chosen[: len(operands)]))
-    size = min(sizes, default=0) if uneven else math.gcd(*sizes)
-    strategy = AxisStrategy(
-        name=name,
-        operands=tuple(chosen[: len(operands)]),
-        results=tuple(chosen[len(operands) :]),
-        factor=factor if sizes else None,
+        if not kind:
+            return Comparison(registered="")
+        calls = [*load_instances().get(row.op, ()), *(parse_instance(row.op, text, row.file) for text in row.instances)]
+        found: dict[str, dict[str, None]] = {name: {} for name in ("theirs", "ours", "false", "notes")}
+        accepted = 0
+        for call in calls:
+            accepted += _compare_instance(row, call, table, propagator, mesh, found)
+    return Comparison(
+        registered=kind,
+        accepted=accepted,
+        only_theirs=tuple(found["theirs"]),
+        only_ours=tuple(found["ours"]),
+        false=tuple(found["false"]),
+        notes=tuple(found["notes"]),
     )
-    return strategy, [Factor(name=name, size=size, even=not uneven)] if sizes else []
 
 
-def _placement(found: Any) -> Placement | None:
-    """Ours for one of DTensor's; None for strided shards, masked and other partials."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
+def _compare_instance(row: Row, call: Instance, table: RuleTable, propagator: Any, mesh: Any, found: dict[str, dict[str, None]]) -> int:
+    draws, random = draws_of(call, 3)
+    if random or not call.specs:
+        found["notes"]["not compared: " + ("random results" if random else "no operands")] = None
+        return 0
+    results = [tensor_of(f"y{i}", value) for i, value in enumerate(draws[0].results)]
+    rule = build_rule(call.op, call.operands(), results, table)
+    ours = [s for (s,) in legal_strategies(rule, [s.shape for s in call.specs], [r.shape for r in results], (DEVICES,))]
+    names = operand_names(call.op)
+    asked = _ask(call.op, draws[0].operands, draws[0].results, propagator, mesh, [s.operands for s in ours], found["notes"])
+    for ins, outs in asked.items():
+        if not _true(call.op, draws, ins, outs, rule.alike):
+            found["false"][f"{show(names, ins, outs)}, in [{call.text}]"] = None
+        elif not any(follows(ins, outs, s.operands, s.results, rule) for s in ours):
+            found["theirs"][show(names, ins, outs)] = None
+    for strategy in ours:
+        if strategy.implementation is None and asked.get(strategy.operands) is None:
+            found["ours"][show(names, strategy.operands, strategy.results)] = None
+    for strategy in ours:
+        if strategy.implementation is not None and not _accepts(asked, strategy):
+            found["ours"][f"{show(names, strategy.operands, strategy.results)} ({strategy.name})"] = None
+    return len(asked)
 
-    if isinstance(found, Replicate):
-        return R
-    if type(found) is Partial and found.reduce_op in REDUCTIONS:
-        return P(found.reduce_op)
-    if type(found) is Shard or type(found).__name__ == "_ShardingPlaceholder":
-        return S(found.dim)
-    return None
+
+def _accepts(asked: dict[Placements, Placements], strategy: AxisStrategy) -> bool:
+    return asked.get(strategy.operands) == strategy.results
 
 
-def _meta(tensor: Tensor) -> Any:
-    import torch
+def _true(op: Op, draws: Sequence[Any], ins: Placements, outs: Placements, alike: Sequence[int]) -> bool:
+    held = holds(op, draws, DEVICES, run_local, ins, alike=alike)
+    return held is not None and all(i in alike or out in held[i] for i, out in enumerate(outs))
+
+
+def _ask(
+    op: Op,
+    operands: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    propagator: Any,
+    mesh: Any,
+    first: Sequence[Placements],
+    notes: dict[str, None],
+) -> dict[Placements, Placements]:
+    """What DTensor accepts: operand placements to result placements."""
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
-    from solver_shard.export.interpret import DTYPES
+    meta = [TensorMeta(t.shape, t.stride(), t.dtype) for t in results]
+    propagator._propagate_tensor_meta_non_cached = lambda _schema: meta[0] if len(meta) == 1 else tuple(meta)
+    accepted: dict[Placements, Placements] = {}
+    try:
+        for ins in _combinations(operands, first):
+            outs = _propagated(op, operands, ins, propagator, mesh, notes)
+            if outs is not None and len(outs) == len(results):
+                accepted[ins] = outs
+    finally:
+        del propagator._propagate_tensor_meta_non_cached
+    return accepted
 
-    strides = [math.prod(tensor.shape[d + 1 :]) for d in range(len(tensor.shape))]
-    return TensorMeta(torch.Size(tensor.shape), tuple(strides), DTYPES[tensor.dtype])
+
+def _combinations(operands: Sequence[torch.Tensor], first: Sequence[Placements]) -> Iterator[Placements]:
+    options = [
+        [
+            R,
+            *(S(d) for d, size in enumerate(t.shape) if size % DEVICES == 0 and size),
+            *(P(r) for r in REDUCTIONS if r in ("max", "min") or (t.dtype != torch.bool and (r == "sum" or t.is_floating_point()))),
+        ]
+        for t in operands
+    ]
+    rest = itertools.islice(itertools.product(*options), 200_000)
+    ordered = sorted(rest, key=lambda ins: sum(p != R for p in ins))[:MOST]
+    return iter(dict.fromkeys([*first, *ordered]))
 
 
-def _arguments(overload: Any, op: Op, tensor: Callable[[Ref], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments as the schema passes them, tensors as ``tensor`` gives them."""
-    from solver_shard.export.interpret import DTYPES
+def _propagated(
+    op: Op, operands: Sequence[torch.Tensor], ins: Placements, propagator: Any, mesh: Any, notes: dict[str, None]
+) -> Placements | None:
+    """The result placements of one combination; None where DTensor refuses or redistributes it."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OpSchema
 
-    def value(name: str, item: Any) -> Any:
+    target = _overload(op.name)
+
+    def value(item: Any, name: str = "") -> Any:
         if isinstance(item, Ref):
-            return tensor(item)
-        if isinstance(item, tuple | list):
-            return [value("", x) for x in item]
+            t = operands[item.operand]
+            placements = tuple(Layout((ins[item.operand],)).to_dtensor())
+            return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(t.shape, t.stride(), t.dtype))
+        if isinstance(item, tuple):
+            return [value(part) for part in item]
         return DTYPES[item] if isinstance(item, str) and "dtype" in name and item in DTYPES else item
 
-    found: Mapping[str, Any] = {name: value(name, item) for name, item in op.attributes.items()}
-    schema = overload._schema.arguments
-    args = [found.get(a.name, a.default_value if a.has_default_value() else None) for a in schema if not a.kwarg_only]
-    return tuple(args), {a.name: found[a.name] for a in schema if a.kwarg_only and a.name in found}
+    arguments = target._schema.arguments
+    positional = tuple(value(op.attributes[a.name], a.name) for a in arguments if not a.kwarg_only and a.name in op.attributes)
+    keywords = {a.name: value(op.attributes[a.name], a.name) for a in arguments if a.kwarg_only and op.attributes.get(a.name) is not None}
+    schema = OpSchema(target, positional, keywords, schema_info=propagator.op_to_schema_info.get(target))
+    try:
+        made = propagator.propagate_op_sharding_non_cached(schema)
+    except Exception as error:  # whatever a registration raises is a refusal
+        notes[f"DTensor raises {type(error).__name__} on some combinations"] = None
+        return None
+    if made.output_spec is None or (made.needs_redistribute and not _unchanged(schema, made.redistribute_schema)):
+        return None
+    specs = made.output_spec if isinstance(made.output_spec, tuple | list) else (made.output_spec,)
+    try:
+        return tuple(Layout.from_dtensor(s.placements)[0] for s in specs if s is not None)
+    except InputError:
+        notes["some results have placements that a layout cannot say (masks, strided shards)"] = None
+        return None
+
+
+def _unchanged(asked: Any, wanted: Any) -> bool:
+    """Whether only the arguments that are sizes were changed for the shards, and no operand is to be redistributed."""
+    return wanted is not None and [s.placements for s in asked.args_spec] == [s.placements for s in wanted.args_spec]
+
+
+def _overload(op: str) -> Any:
+    target: Any = torch.ops
+    for part in op.split("."):
+        target = getattr(target, part, None)
+    return target
+
+
+@contextmanager
+def _propagator() -> Iterator[tuple[Any, Any]]:
+    """DTensor's propagator and a mesh of two devices that exist on paper only."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise InputError("rules are compared in a process without a process group; call torch.distributed.destroy_process_group() first")
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=DEVICES)
+    try:
+        yield DTensor._op_dispatcher.sharding_propagator, DeviceMesh("cpu", list(range(DEVICES)))
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook

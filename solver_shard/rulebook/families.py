@@ -11,7 +11,6 @@ from solver_shard.rulebook import (
     families_image,
     families_index,
     families_nn,
-    families_statistics,
     families_views,
 )
 from solver_shard.rulebook.table import Family
@@ -26,7 +25,6 @@ FAMILIES: Mapping[str, Family] = {
         families_nn,
         families_attention,
         families_experts,
-        families_statistics,
     )
     for family in module.FAMILIES
 }

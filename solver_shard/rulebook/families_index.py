@@ -9,7 +9,7 @@ from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.families_dims import apply_linear, broadcast
-from solver_shard.rulebook.table import LINEAR, Family, Row, is_flag
+from solver_shard.rulebook.table import LINEAR, Exclusion, Family, Row, is_flag
 
 
 def embedding(call: Call, row: Row) -> Draft:
@@ -73,22 +73,23 @@ def gather(call: Call, row: Row) -> Draft:
 def scatter(call: Call, row: Row) -> Draft:
     """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
 
-    Where the row says ``add``, index and source can be cut along ``dim``: the result is then a pending sum, as the operand must be.
+    What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
     """
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
     dim = call.dim(call.attributes["dim"], len(shape))
     passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
-    added = bool(row.get("add")) and index[dim : dim + 1] == source[dim : dim + 1]
-    spread = draft.factor(draft.letter(), index[dim], reduction="sum") if added and shape else ()
     for name in ("self", "index", "src"):
         if call.slot(name) is not None:
-            known = passing | ({dim: spread} if added and name != "self" else {})
             sizes = call.shape(name)
-            draft.put(name, [known[d] if d in known else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
-    if added:
-        draft.add("self")
+            draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if row.get("adds", False) and index[dim] == source[dim]:
+        added = draft.factor(draft.letter(), index[dim])
+        draft.restrict(added, reduction="sum", addends=("self",))
+        for name in ("index", "src"):
+            held = list(draft.slots[call.names[name][0]] or ())
+            draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
     return apply_linear(draft, row)
@@ -113,7 +114,7 @@ def index(call: Call, row: Row) -> Draft:
 def index_put(call: Call, row: Row) -> Draft:
     """``self[indices] = values``: dims without an index pass; operand and values are linear.
 
-    Where values are accumulated, the dims of the indices can be cut: the result is then a pending sum, as the operand must be.
+    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
     """
     del row
     draft = Draft(call)
@@ -121,14 +122,14 @@ def index_put(call: Call, row: Row) -> Draft:
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    added = bool(call.attribute("accumulate", False))
-    operand, placed = _addressed(draft, free, picked, position, whole=not added)
+    adds = bool(call.attribute("accumulate", False))
+    operand, placed = _addressed(draft, free, picked, position, whole=not adds)
+    if adds:
+        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum", addends=("self",))
+        draft.monotone("self", increasing=True)
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
-    if added:
-        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum")
-        draft.add("self")
-    draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
+    draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
     return draft
 
 
@@ -182,17 +183,21 @@ def index_select(call: Call, row: Row) -> Draft:
 
 
 def index_add(call: Call, row: Row) -> Draft:
-    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass; cutting the index makes the result a pending sum."""
+    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
+
+    The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
+    """
     draft = Draft(call)
     shape, source = call.shape("self"), call.shape("source")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
-    rows = draft.factor(draft.letter(), math.prod(call.shape("index")), reduction="sum")
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.restrict(rows, reduction="sum", addends=("self",))
     draft.put("self", held)
     draft.put("index", [rows] if call.shape("index") else [])
     draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
     draft.result(0, held)
-    draft.add("self")
+    draft.monotone("self", increasing=True)
     draft.flops = math.prod(source)
     return apply_linear(draft, row)
 
@@ -236,15 +241,21 @@ def histogram(call: Call, row: Row) -> Draft:
     return draft
 
 
+_SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
 FAMILIES = (
     Family(name="embedding", build=embedding, keys={}),
     Family(name="embedding_backward", build=embedding_backward, keys={}),
-    Family(name="gather", build=gather, keys={**LINEAR}),
-    Family(name="scatter", build=scatter, keys={**LINEAR, "add": is_flag}),
+    Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
+    Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index_select", build=index_select, keys={**LINEAR}),
     Family(name="index_add", build=index_add, keys={**LINEAR}),
     Family(name="index", build=index, keys={}),
-    Family(name="index_put", build=index_put, keys={}),
+    Family(
+        name="index_put",
+        build=index_put,
+        keys={},
+        excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
+    ),
     Family(name="concat", build=concat, keys={}),
     Family(name="pad", build=pad, keys={**LINEAR}),
     Family(name="histogram", build=histogram, keys={}),

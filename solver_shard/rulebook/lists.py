@@ -172,7 +172,7 @@ def _together(
 
 def _shared(name: str, cut: Sequence[Factor]) -> Factor:
     """As many shards as every element allows."""
-    if any(factor.even for factor in cut):
+    if any(factor.even or factor.filled for factor in cut):
         return Factor(name=name, size=math.gcd(*(factor.size for factor in cut)), even=True)
     return Factor(name=name, size=min(factor.size for factor in cut))
 

@@ -34,12 +34,27 @@ if TYPE_CHECKING:
     from solver_shard.rulebook.draft import Call, Draft
 
 _OP = re.compile(r"[A-Za-z_]\w*(::|\.)\w+(\.\w+)?\Z")
+_WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w.-]+)\s*=""")
 _TABLE_FILE = "aten.toml"
 _FOREIGN = ("shard", "stablehlo")
 """Namespaces of ops that are not torch's."""
 MAX_RULES_BYTES = 1 << 18
 """Plans keep the files whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """True combinations that a row or a family leaves out, and why.
+
+    Attributes:
+        what: tensors and placements, as in ``"bias=P(max)"``, ``"self=P"`` (any reduction), ``"input=S mat2=S"``, ``"*=P(avg)"``
+            (any operand), ``"result=P(sum)"``; several must hold together.
+        reason: for the reader of the report.
+    """
+
+    what: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,8 @@ class Row:
         settings: the other keys of the row.
         file: the file it was read from, for messages.
         user: the file is one of the user's own.
+        excludes: what ``rules check`` does not ask of it.
+        instances: calls on small tensors that ``rules check`` runs, beside the shipped ones.
     """
 
     op: str
@@ -59,22 +76,26 @@ class Row:
     settings: Mapping[str, Any]
     file: str
     user: bool = False
+    excludes: tuple[Exclusion, ...] = ()
+    instances: tuple[str, ...] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default."""
         return self.settings.get(key, default)
 
-    def linear(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of argument names that may be partial together: ``"self other"`` is one set, a list has several."""
-        value = self.settings.get("linear", ())
-        return tuple(tuple(text.split()) for text in ((value,) if isinstance(value, str) else value))
+    def linear(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Sets of argument names that may be partial together, and in which reductions.
 
-    def passes(self, default: Sequence[str] = ("sum", "avg")) -> tuple[str, ...]:
-        """The reductions that pass through the linear sets."""
-        value = self.settings.get("passes")
-        if value is None:
-            return tuple(default)
-        return REDUCTIONS if value == "any" else tuple(value.split())
+        ``"self other"`` is one set, a list has several; ``"self other: max"`` has reductions of its own, others pass what the
+        row says for all: sums and averages by default.
+        """
+        value = self.settings.get("linear", ())
+        found = []
+        for text in (value,) if isinstance(value, str) else value:
+            names, _, own = text.partition(":")
+            reductions = own.strip() or self.settings.get("passes", "sum avg")
+            found.append((tuple(names.split()), REDUCTIONS if reductions == "any" else tuple(reductions.split())))
+        return tuple(found)
 
     def names(self, key: str) -> tuple[str, ...]:
         """A setting that is a list of names, written as one string."""
@@ -89,7 +110,7 @@ Check = Callable[[Any], str | None]
 class Family:
     """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have.
 
-    ``check`` says what is wrong with settings that are fine each alone, or None.
+    ``check`` says what is wrong with settings that are fine each alone, or None; ``excludes`` holds for all rows.
     """
 
     name: str
@@ -97,6 +118,7 @@ class Family:
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
+    excludes: tuple[Exclusion, ...] = ()
 
 
 def is_text(value: Any) -> str | None:
@@ -113,16 +135,20 @@ def is_sets(value: Any) -> str | None:
     """Linear sets: a string of argument names, or a list of such strings."""
     texts = [value] if isinstance(value, str) else value
     for text in texts if isinstance(texts, list) else ():
-        if isinstance(text, str) and len(set(text.split())) < len(text.split()):
+        names = text.partition(":")[0].split() if isinstance(text, str) else []
+        if len(set(names)) < len(names):
             return f"names an argument twice in {text!r}; name each once in a set"
-    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    return 'must name arguments: "self other" for one set that is partial together, or a list of such sets'
+    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.partition(":")[0].strip() for text in texts):
+        own = [text.partition(":")[2] for text in texts if ":" in text]
+        return next((wrong for wrong in map(is_reductions, own) if wrong), None)
+    return 'must name arguments: "self other" for one set that is partial together, "self other: max" in one reduction, or a list of these'
 
 
 def is_reductions(value: Any) -> str | None:
     """``any`` or some of the reductions in one string."""
-    if value == "any" or (isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS)):
+    if isinstance(value, str) and value.strip() == "any":
+        return None
+    if isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS):
         return None
     return f'must be "any" or some of: {" ".join(REDUCTIONS)}'
 
@@ -146,7 +172,29 @@ def is_dims(value: Any) -> str | None:
     return "must be the name of the argument that holds the dims, or a list of dims such as [-2, -1]"
 
 
-LINEAR: Mapping[str, Check] = {"linear": is_sets, "passes": is_reductions, "sum_if_zero": is_text}
+_TERM = re.compile(r"-?([A-Za-z_]\w*\*)?[A-Za-z_]\w*\Z")
+
+
+def is_monotone(value: Any) -> str | None:
+    """Arguments, each alone: ``"self -other"``, or ``"alpha*other"`` with the sign of a number."""
+    if isinstance(value, str) and value.strip() and all(_TERM.match(term) for term in value.split()):
+        return None
+    return 'must name arguments, a minus before those that the result falls with: "self -other", or with a number\'s sign "alpha*other"'
+
+
+def is_bound(value: Any) -> str | None:
+    """The reduction whose parts stay where the op is defined."""
+    return None if value in ("max", "min") else "must be max or min"
+
+
+LINEAR: Mapping[str, Check] = {
+    "linear": is_sets,
+    "passes": is_reductions,
+    "sum_if_zero": is_text,
+    "monotone": is_monotone,
+    "only": is_bound,
+    "truth": is_flag,
+}
 """The settings of families whose rows say what is linear."""
 
 
@@ -187,7 +235,7 @@ def load_table(extra: Sequence[str | os.PathLike[str] | RulesFile] = ()) -> Rule
     """
     from solver_shard.rulebook.families import FAMILIES
 
-    rows = parse_rows(_shipped().read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES)
+    rows = parse_rows(shipped(_TABLE_FILE).read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES)
     replaced = []
     for item in extra:
         file = item if isinstance(item, RulesFile) else read_rules(item)
@@ -269,7 +317,8 @@ def _check_op(op: str, row: Row, known: bool) -> None:
         )
     arguments = [argument.name for argument in overload._schema.arguments]
     whole = row.get("whole") if row.family == "along" else None
-    named = [name for names in row.linear() for name in names] + list(row.names("unread"))
+    named = [name for names, _ in row.linear() for name in names] + list(row.names("unread"))
+    named += [part for term in row.names("monotone") for part in term.removeprefix("-").split("*")]
     named += [name for name in (row.get("sum_if_zero"), whole) if isinstance(name, str)]
     for name in named:
         if name not in arguments:
@@ -290,7 +339,15 @@ def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user:
         op += ".default"
     if not isinstance(value, dict):
         raise fault(f'a row is {{ family = "NAME", ... }} or {{ dims = "m k, k n -> m n", ... }}, got {value!r}')
-    settings = {key: item for key, item in value.items() if key != "family"}
+    settings = {key: item for key, item in value.items() if key not in ("family", "excludes", "instances")}
+    excludes = value.get("excludes", [])
+    if not isinstance(excludes, list) or not all(isinstance(e, dict) and set(e) == {"what", "reason"} for e in excludes):
+        raise fault('excludes must be a list such as [{ what = "bias=P(max)", reason = "parameters are never pending" }]')
+    if any(is_text(text) for e in excludes for text in e.values()) or any(not _WHAT.match(e["what"]) for e in excludes):
+        raise fault('what must name tensors and placements such as "bias=P(max)", "self=P", "*=S(0)", with a reason')
+    instances = value.get("instances", [])
+    if not isinstance(instances, list) or not all(isinstance(call, str) for call in instances):
+        raise fault('instances must be a list of calls such as ["self=f64[8, 6]"]')
     asked = value.get("family", "dims" if "dims" in value else None)
     family = families.get(asked) if isinstance(asked, str) else None
     if family is None:
@@ -308,20 +365,28 @@ def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user:
     wrong = family.check(settings) if family.check else None
     if wrong is not None:
         raise fault(wrong)
-    return Row(op=op, family=family.name, settings=settings, file=file, user=user)
+    return Row(
+        op=op,
+        family=family.name,
+        settings=settings,
+        file=file,
+        user=user,
+        excludes=tuple(Exclusion(what=e["what"], reason=e["reason"]) for e in excludes),
+        instances=tuple(instances),
+    )
 
 
-def _shipped() -> Traversable:
-    """The shipped rows: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
+def shipped(name: str) -> Traversable:
+    """A shipped file: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
     try:
-        found = resources.files("solver_shard.rules").joinpath(_TABLE_FILE)
+        found = resources.files("solver_shard.rules").joinpath(name)
         if found.is_file():
             return found
     except ModuleNotFoundError:
         pass
-    beside = Path(__file__).resolve().parents[2] / "rules" / _TABLE_FILE
+    beside = Path(__file__).resolve().parents[2] / "rules" / name
     if not beside.is_file():
         raise RuleError(
-            f"the shipped rules {_TABLE_FILE} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
+            f"the shipped rules {name} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
         )
     return beside

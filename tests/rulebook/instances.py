@@ -278,7 +278,6 @@ def indexing() -> list[Case]:
         case("aten.index_put.default", self=x, indices=(ints(4, 6), None, ints(8, 6)), values=t(1), accumulate=True),
         case("aten.index_put.default", self=x, indices=(ints(4, 6),), values=t(6, 6, 8), accumulate=True),
         case("aten.scatter_add.default", self=x, dim=1, index=ints(6, 4, 5, 8), src=t(4, 5, 8)),
-        case("aten.scatter_reduce.two", self=x, dim=1, index=ints(6, 4, 6, 8), src=t(4, 6, 8), reduce="amax"),
         case("aten.index_select.default", self=x, dim=1, index=ints(6, 4)),
         case("aten.index_add.default", self=x, dim=1, index=ints(6, 4), source=t(4, 4, 8), alpha=2),
         case("aten.index_put.default", self=x, indices=(torch.tensor([2, 0]),), values=t(2, 6, 8), accumulate=False),

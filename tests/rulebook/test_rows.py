@@ -19,8 +19,6 @@ from solver_shard.rulebook.verify import verify
 TABLE = load_table()
 COVERED = {made.op.name for cases in FAMILIES.values() for made in cases()}
 RANDOM = {"aten.bernoulli.default", "aten.bernoulli.p", "aten.rand_like.default", "aten.randn_like.default"}
-RANDOM |= {"aten.uniform.default", "aten.exponential.default", "aten.normal_functional.default", "aten.randint_like.default"}
-RANDOM |= {"aten.randint_like.low_dtype"}
 COMPLEX = {"aten.imag.default", "aten._conj.default", "aten.polar.default", "aten.complex.default"}
 ROWS = sorted(
     op

@@ -60,7 +60,8 @@ def test_shipped_rows_name_arguments_that_the_ops_have() -> None:
         schema = getattr(getattr(torch.ops.aten, name), overload)._schema
         known = {argument.name for argument in schema.arguments}
         whole = row.get("whole") if row.family == "along" else None
-        named = {a for s in row.linear() for a in s} | {*row.names("unread"), row.get("sum_if_zero")}
+        named = {a for s, _ in row.linear() for a in s} | {*row.names("unread"), row.get("sum_if_zero")}
+        named |= {a for term in row.names("monotone") for a in term.removeprefix("-").split("*")}
         named |= {whole} if isinstance(whole, str) else set()
         assert named - {None} <= known, op
 
