@@ -44,7 +44,7 @@ from solver_shard.choice.tables import (
     tail_table,
 )
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves, legal_layouts
+from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -96,6 +96,7 @@ class _Lowerer:
         self.program, self.costs, self.state, self.pins, self.restriction = program, costs, state, pins, restriction
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
+        self.even = rulebook.conservative
         self.lives = lives(program, self.rules)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
@@ -176,8 +177,12 @@ class _Lowerer:
 
     def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
-        found = legal_layouts(self.program.tensors[t].shape, self.mesh_shape, ())
-        return self._pinned(t, found)
+        return self._pinned(t, self._stored(self.program.tensors[t].shape))
+
+    def _stored(self, shape: tuple[int, ...]) -> Layouts:
+        """Layouts without pending reductions; of conservative rules only those with equal shards."""
+        found = legal_layouts(shape, self.mesh_shape, ())
+        return tuple(layout for layout in found if is_even(layout, shape, self.mesh_shape)) if self.even else found
 
     def _pinned(self, t: int, layouts: Layouts) -> Layouts:
         pin = self.pins.get(t)
@@ -212,7 +217,7 @@ class _Lowerer:
     def _state(self, p: int) -> None:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
-        layouts = legal_layouts(tensor.shape, self.mesh_shape, ())
+        layouts = self._stored(tensor.shape)
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]

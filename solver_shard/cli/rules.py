@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from solver_shard.cli.rules_list import list_rules
+
 if TYPE_CHECKING:
     from solver_shard.rulebook.check import CheckReport, OpReport
     from solver_shard.rulebook.dtensor import Comparison
 
-rules = typer.Typer(help="The sharding rules of ops: check them on numbers.", no_args_is_help=True)
+rules = typer.Typer(help="The sharding rules of ops: list them, check them on numbers.", no_args_is_help=True)
+rules.command("list")(list_rules)
 
 
 @rules.command()

@@ -10,6 +10,7 @@ False
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,6 +68,16 @@ def is_legal(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) ->
         elif placement != R and not _commute(placement, layout[:axis]):
             return False
     return all(length >= count or count == 1 for length, count in zip(shape, shards, strict=True))
+
+
+def is_even(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) -> bool:
+    """Whether all devices hold shards of one size.
+
+    >>> is_even(Layout.parse("S(0)"), (8,), (4,)), is_even(Layout.parse("S(0)"), (6,), (4,))
+    (True, False)
+    """
+    shards = [math.prod(n for p, n in zip(layout, mesh_shape, strict=True) if p == d) for d in range(len(shape))]
+    return all(size % n == 0 for size, n in zip(shape, shards, strict=True))
 
 
 def free_move(src: Layout, dst: Layout) -> bool:

@@ -12,6 +12,7 @@ they are taken from the shapes that the results must have there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -240,12 +241,40 @@ def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     return run_convolution
 
 
+def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Sizes and groups are those of the shard."""
+
+    def run_group_norm(a: dict[str, Any], _shapes: Shapes) -> Any:
+        image = a["input"].shape
+        sizes = {"N": image[0], "C": image[1], "HxW": math.prod(image[2:]), "group": a["group"] * image[1] // a["C"]}
+        return registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()} | sizes)
+
+    return run_group_norm
+
+
+def _resized_backward(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Batch and channels are those of the shard."""
+    return lambda a, _: registered(name, a | {"input_size": [*a["grad_output"].shape[:2], *a["input_size"][2:]]})
+
+
+def _as_complex(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.view_as_complex(a["self"].contiguous())
+
+
 def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
     """The CPU kernel does not broadcast; a program's pointwise ops may."""
     shape = tuple(shapes[0])
     return registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
 
 
+_RESIZED = tuple(
+    f"aten.{name}_backward.default"
+    for name in (
+        *(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+        *(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)),
+        *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic")),
+    )
+)
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 _SIZE_ARGUMENTS = {
@@ -287,6 +316,10 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
+    "aten.native_group_norm.default": _group_norm("aten.native_group_norm.default"),
+    "aten.native_group_norm_backward.default": _group_norm("aten.native_group_norm_backward.default"),
+    **{name: _resized_backward(name) for name in _RESIZED},
+    "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
     "shard.take.default": lambda a, _: experts.take(a["self"], a["index"]),
     "shard.count.default": lambda a, _: experts.count(a["self"], a["bins"]),

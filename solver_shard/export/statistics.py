@@ -50,10 +50,11 @@ def moments(op: Op, a: dict[str, Any], part: Part) -> Running:
 
 
 def root_of_squares(_op: Op, a: dict[str, Any], _part: Part) -> Running:
-    x, dim = a["self"], _dim(a)
-    total = yield "sum", x.to(_wide(x)).square().sum(dim, keepdim=True)
+    """Of one dim, or of several."""
+    x, dims = a["self"], _dims(a)
+    total = yield "sum", x.to(_wide(x)).square().sum(dims, keepdim=True)
     result = total.sqrt()
-    return ((result if a.get("keepdim") else result.squeeze(dim)).to(x.dtype),)
+    return ((result if a.get("keepdim") else result.squeeze(dims)).to(x.dtype),)
 
 
 def extreme(op: Op, a: dict[str, Any], part: Part) -> Running:
@@ -75,6 +76,12 @@ def _dim(a: dict[str, Any]) -> int:
     """The one dim, from the front."""
     dim = a["dim"][0] if isinstance(a["dim"], tuple | list) else a["dim"]
     return int(dim) % int(a["self"].ndim)
+
+
+def _dims(a: dict[str, Any]) -> tuple[int, ...]:
+    """The reduced dims, from the front."""
+    rank, dim = a["self"].ndim, a.get("dim")
+    return tuple(d % rank for d in dim) if dim else tuple(range(rank))
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -169,6 +169,39 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
 
 
+def index_select(call: Call, row: Row) -> Draft:
+    """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
+    draft = Draft(call)
+    shape = call.shape("self")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
+    return apply_linear(draft, row)
+
+
+def index_add(call: Call, row: Row) -> Draft:
+    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
+
+    The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
+    """
+    draft = Draft(call)
+    shape, source = call.shape("self"), call.shape("source")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.restrict(rows, reduction="sum", addends=("self",))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
+    draft.result(0, held)
+    draft.monotone("self", increasing=True)
+    draft.flops = math.prod(source)
+    return apply_linear(draft, row)
+
+
 def concat(call: Call, row: Row) -> Draft:
     """Tensors joined along ``dim``, which stays whole; partial only all together."""
     del row
@@ -214,6 +247,8 @@ FAMILIES = (
     Family(name="embedding_backward", build=embedding_backward, keys={}),
     Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
     Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
+    Family(name="index_select", build=index_select, keys={**LINEAR}),
+    Family(name="index_add", build=index_add, keys={**LINEAR}),
     Family(name="index", build=index, keys={}),
     Family(
         name="index_put",

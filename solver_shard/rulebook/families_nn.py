@@ -82,7 +82,10 @@ def _statistics(draft: Draft, rows: list[Held]) -> Inside:
 
 
 def batch_norm(call: Call, row: Row) -> Draft:
-    """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them."""
+    """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them.
+
+    In training, ``batch-statistics`` cuts the batch: sum, sum of squares and count of every channel are all-reduced.
+    """
     del row
     draft = Draft(call)
     known = "no_training" in call.name or not call.attribute("training", True)
@@ -98,11 +101,17 @@ def batch_norm(call: Call, row: Row) -> Draft:
     if call.slot("bias") is not None:
         draft.monotone("bias", increasing=True, fixed=others)
     draft.flops = 8 * call.tensor("input").numel
+    if not known:
+        draft.restrict(dims[0], cut=True)
+        draft.implement("batch-statistics", dims[0], draft.all_reduce([channels], 3, call.tensor("input").dtype))
     return draft
 
 
 def batch_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient."""
+    """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient.
+
+    ``batch-statistics`` all-reduces two sums per channel: the gradients of weight and bias, which every device then has.
+    """
     del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
@@ -121,6 +130,9 @@ def batch_norm_backward(call: Call, row: Row) -> Draft:
         if name in call.names:
             draft.ignore(name)
     draft.flops = 16 * call.tensor("input").numel
+    if call.attribute("train", False) and len(call.results) == sum(map(bool, call.attribute("output_mask", (True,) * 3))):
+        draft.restrict(dims[0], cut=True)
+        draft.implement("batch-statistics", dims[0], draft.all_reduce([channels], 2, call.tensor("input").dtype))
     return draft
 
 

@@ -142,7 +142,10 @@ class Rule:
         view: results share operand 0's storage: no bytes, no time.
         reads: per operand, whether its bytes are read (False: only its shape or dtype is used).
         alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
-        source: ``table`` (row in rules/), ``family``, or ``fallback`` (no rule: everything replicated).
+        explicit: all strategies, where they are not read off the factors (DTensor's own, those of in-place and list ops). Each may
+            name a factor that no dim holds: it says how often the strategy can cut, and how the work divides.
+        source: ``table`` (row in rules/), ``user`` (row in a file of the user's), ``family`` (in-place, out and list ops, by the row
+            of the op they follow), ``dtensor`` (strategies registered with DTensor), or ``fallback`` (no rule: all replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
     """
 
@@ -156,6 +159,7 @@ class Rule:
     view: bool = False
     reads: tuple[bool, ...] = field(default=())
     alike: tuple[int, ...] = ()
+    explicit: tuple[AxisStrategy, ...] | None = None
     source: str = "table"
     family: str = ""
 
@@ -164,6 +168,8 @@ class Rule:
 
         A factor is cut only where it is the major one (factors of size 1 aside) of every dim that holds it.
         """
+        if self.explicit is not None:
+            return tuple(strategy for strategy in self.explicit if not strategy.after)
         operands, results = self.operands, self.results
         found = [AxisStrategy(name="R", operands=(R,) * len(operands), results=(R,) * len(results))]
         found += [strategy for strategy in self._cuts() if not strategy.after]
@@ -183,7 +189,7 @@ class Rule:
         Attention whose 8 key-value heads serve 8 queries each: cut by 8 along ``heads`` first, then along ``group``, where
         keys and values stay whole. Meant for sub-axes: a part of an axis cuts the heads, the rest of it the groups.
         """
-        return tuple(strategy for strategy in self._cuts() if strategy.after)
+        return tuple(strategy for strategy in (self._cuts() if self.explicit is None else self.explicit) if strategy.after)
 
     def complete(self, axes: Sequence[AxisStrategy], sizes: Sequence[int]) -> bool:
         """Whether the axes, left to right, cut whatever lies above a minor cut into single units before it."""
