@@ -21,6 +21,8 @@ from solver_shard.rulebook.table import load_table
 def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: float) -> str:
     """The page: totals, what is excluded and why, differences to DTensor, and the table of all ops."""
     ops = report.ops
+    blind = sum(any("only" in note for note in op.notes) for op in ops)
+    pruned = sum(any("cuts tried" in note for note in op.notes) for op in ops)
     own = {op: c for op, c in compared.items() if c.registered}
     lines = [
         "# The rules, checked on numbers",
@@ -29,9 +31,8 @@ def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: floa
         "",
         f"{sum(op.passed for op in ops)} of {len(ops)} rows are sound and complete: {sum(op.strategies for op in ops):,} strategies and "
         f"{sum(op.combinations for op in ops):,} combinations of placements run, on {sum(op.instances for op in ops)} instances, 2 and 3 "
-        f"devices, 3 draws. {sum('only' in note for op in ops for note in op.notes)} ops have random or uninitialised results, of which only "
-        "the shapes are checked; "
-        f"{sum(any('cuts tried' in note for note in op.notes) for op in ops)} have more cuts than the budget.",
+        f"devices, 3 draws. Of {blind} ops with random or uninitialised results only the shapes are checked; {pruned} ops have more cuts "
+        "than the budget.",
         "",
         "## Excluded",
         "",

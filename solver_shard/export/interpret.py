@@ -13,7 +13,7 @@ they are taken from the shapes that the results must have there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,16 @@ def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tupl
     """``call_with``, whatever shapes the results turn out to have."""
     special = _SPECIAL.get(op.name)
     found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
-    return tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if isinstance(r, torch.Tensor))
+    return tuple(_tensors(found))
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Results in order, those of list ops one after the other."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, tuple | list):
+        for item in found:
+            yield from _tensors(item)
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -261,10 +270,10 @@ def _as_complex(a: dict[str, Any], _shapes: Shapes) -> Any:
     return torch.view_as_complex(a["self"].contiguous())
 
 
-def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+def _gelu_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
     """The CPU kernel does not broadcast; a program's pointwise ops may."""
-    shape = tuple(shapes[0])
-    return registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
+    gradient, x = torch.broadcast_tensors(a["grad_output"], a["self"])
+    return registered("aten.gelu_backward.default", a | {"grad_output": gradient, "self": x})
 
 
 _RESIZED = tuple(
@@ -282,7 +291,14 @@ _SIZE_ARGUMENTS = {
     **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
     **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
 }
-_RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints", "unsqueeze.default")
+_RESHAPES: tuple[str, ...] = (
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "unflatten.int",
+    "flatten.using_ints",
+    "unsqueeze.default",
+)
 _RESHAPES += ("squeeze.default", "squeeze.dim", "squeeze.dims")  # a dim that is 1 long on a shard only is kept
 SIZED = frozenset(
     {f"aten.{name}" for name in _RESHAPES}

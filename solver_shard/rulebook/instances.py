@@ -9,6 +9,7 @@ between the two:
     f64.positive[8, 6]           at least 0.5
     f64.within(-1, 1)[8, 6]      between two numbers
     f64.wild[8, 6]               infinities and not-a-numbers among them
+    f64.burst[8, 6]              a single one is infinite, or none
     f64.signed(2)[8, 6]          whole numbers from -2 to 2
     bool.one[8, 6]               a single one is true, or none
     bool.but_one[8, 6]           a single one is false, or none
@@ -295,6 +296,7 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "within": (2, _within),
     "wild": (0, _wild),
     "signed": (1, _signed),
+    "burst": (0, lambda spec, generator, turn: _numbers(spec, generator, turn).masked_fill(_one(spec, generator, turn), float("inf"))),
     "one": (0, _one),
     "but_one": (0, lambda spec, generator, turn: ~_one(spec, generator, turn)),
     "below": (1, _below),

@@ -42,12 +42,10 @@ def run_local(op: Op, operands: Sequence[torch.Tensor], shapes: Shapes) -> tuple
 
 
 def _unsized(op: Op, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The shape of a result that is as large as an argument says, for ops of this library."""
+    """The shape of a result that is as large as an argument says."""
     arguments = arguments_of(op, operands)
     if op.name == "aten.embedding_dense_backward.default":
         return (arguments["num_weights"], operands[0].shape[-1])
-    if op.name == "aten.gelu_backward.default":
-        return tuple(torch.broadcast_shapes(*(x.shape for x in operands)))
     return ()
 
 
@@ -177,6 +175,12 @@ def _pool_fits(a: Arguments) -> bool:
     return bool(lead) and _same(a, "grad_output", "indices") and ("indices" not in a or _within(a["indices"], space))
 
 
+def _lists_fit(a: Arguments) -> bool:
+    """Parameters, gradients and states of one position are alike; steps are numbers."""
+    lists = [value for name, value in a.items() if isinstance(value, list) and value and name != "state_steps"]
+    return all(len({tuple(t.shape) for t in same}) == 1 for same in zip(*lists, strict=True))
+
+
 def _within(index: torch.Tensor, size: int) -> bool:
     return not index.numel() or (int(index.amin()) >= 0 and int(index.amax()) < size)
 
@@ -248,6 +252,7 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     "aten.avg_pool2d_backward.default": _pool_fits,
     "aten._adaptive_avg_pool2d_backward.default": _pool_fits,
     "aten._grouped_mm.default": _ends_fit,
+    **{f"aten._fused_{name}.{kind}": _lists_fit for name in ("adam", "adamw", "sgd", "adagrad") for kind in ("default", "tensor_lr")},
     "aten.nll_loss_forward.default": _labels_fit,
     "aten.nll_loss_backward.default": _labels_fit,
     "aten.embedding_dense_backward.default": _vocabulary_fits,

@@ -76,7 +76,7 @@ MISSING = {
     "monotone": ("relu.default", 'family = "pointwise"', "self=P(max) -> P(max)"),
     "a dim": ("cumsum.default", 'family = "along", whole = [0, 1, 2], linear = "self"', "self=S(0) -> S(0)"),
     "a reduction": ("sum.dim_IntList", 'family = "reduce", linear = "self"', "self=S(0) -> P(sum)"),
-    "uneven parts": ("amax.default", 'family = "reduce", reduction = "max", even = true, linear = "self", passes = "max"', "S(1) -> P(max) on 3"),
+    "uneven parts": ("amax.default", 'family = "reduce", reduction = "max", even = true', "S(1) -> P(max) on 3"),
     "one of two operands": ("mm.default", 'dims = "m k, k n -> m n", reduce = { k = "sum" }, linear = ["self"]', "mat2=P(sum) -> P(sum)"),
     "everything": ("mm.default", 'dims = "m k, j n -> l o", whole = "m k j n l o"', "self=S(0), mat2=R -> S(0)"),
 }  # fmt: skip
