@@ -25,7 +25,7 @@ from solver_shard.program import Op, Tensor, refs
 from solver_shard.rulebook.build import build_rule
 from solver_shard.rulebook.instances import DRAWS, Instance, load_instances, parse_instance, tensor_of
 from solver_shard.rulebook.rule import Rule
-from solver_shard.rulebook.standins import run_local, run_whole
+from solver_shard.rulebook.standins import NO_KERNEL, run_local, run_whole
 from solver_shard.rulebook.table import Exclusion, Row, RuleTable, load_table
 from solver_shard.rulebook.truth import BUDGET, FAULTS, Draw, Placements, ground_truth
 from solver_shard.rulebook.verify import close, legal_strategies, verify
@@ -166,6 +166,8 @@ def _check_instance(row: Row, call: Instance, table: RuleTable, meshes: Sequence
     results = [tensor_of(f"y{i}", value) for i, value in enumerate(made[0].results)]
     rule = build_rule(call.op, call.operands(), results, table)
     blind = random or row.op in UNSET
+    if row.op in NO_KERNEL:
+        found.notes["run by a stand-in: no CPU kernel"] = None
     if blind:
         found.notes["uninitialised: shapes only" if row.op in UNSET else "random: shapes only"] = None
     for devices in meshes:

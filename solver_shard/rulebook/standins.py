@@ -237,6 +237,8 @@ _STANDINS: Mapping[str, Callable[[Arguments], Sequence[Any]]] = {
     f"{_MATH}_fused_attention_overrideable_backward.default": _wanted,
     "aten._fused_rms_norm_backward.default": _rms_norm_gradients,
 }
+NO_KERNEL = frozenset(_STANDINS)
+"""Ops that the CPU cannot run: these are checked by a stand-in that computes what they do."""
 _NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 _BATCH_NORMS = ("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
 _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
