@@ -66,7 +66,9 @@ def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tupl
     """``call_with``, whatever shapes the results turn out to have."""
     special = _SPECIAL.get(op.name)
     found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
-    return tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if isinstance(r, torch.Tensor))
+    listed = found if isinstance(found, tuple | list) else (found,)
+    flat = [x for item in listed for x in (item if isinstance(item, list) else (item,))]
+    return tuple(r for r in flat if isinstance(r, torch.Tensor))
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -133,9 +133,8 @@ def unscale(call: Call, row: Row) -> Draft:
 
 
 def replicated(call: Call, row: Row) -> Draft:
-    """Nothing can be cut, for the ``reason`` that the row gives."""
-    del row
-    return Draft(call)
+    """Nothing can be cut, for the ``reason`` that the row gives; what is linear may be partial."""
+    return apply_linear(Draft(call), row)
 
 
 def pointwise(call: Call, row: Row) -> Draft:
@@ -411,7 +410,7 @@ FAMILIES = (
     Family(name="cast", build=cast, keys={}),
     Family(name="add_product", build=add_product, keys={"factors": is_text}, required=("factors",)),
     Family(name="unscale", build=unscale, keys={}),
-    Family(name="replicated", build=replicated, keys={"reason": is_text}, required=("reason",)),
+    Family(name="replicated", build=replicated, keys={**LINEAR, "reason": is_text}, required=("reason",)),
     Family(
         name="along",
         build=along,

@@ -7,8 +7,9 @@ import math
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.families_dims import apply_linear
 from solver_shard.rulebook.rule import Inside
-from solver_shard.rulebook.table import Exclusion, Family, Row, is_text
+from solver_shard.rulebook.table import LINEAR, Exclusion, Family, Row, is_text
 
 
 def layer_norm(call: Call, row: Row) -> Draft:
@@ -374,10 +375,8 @@ def leading(call: Call, row: Row) -> Draft:
         draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
     for name in row.names("unread"):
         draft.ignore(name)
-    if row.get("linear"):
-        draft.linear(row.names("linear"), ("sum", "avg"))
     draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return draft
+    return apply_linear(draft, row)
 
 
 _BUFFERS = tuple(
@@ -406,5 +405,5 @@ FAMILIES = (
     Family(name="nll_loss_backward", build=nll_loss_backward, keys={}, excludes=_SIGNS),
     Family(name="convolution", build=convolution, keys={}, excludes=_SPACE),
     Family(name="convolution_backward", build=convolution_backward, keys={}),
-    Family(name="leading", build=leading, keys={"linear": is_text, "unread": is_text}),
+    Family(name="leading", build=leading, keys={**LINEAR, "unread": is_text}),
 )
