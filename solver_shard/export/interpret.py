@@ -284,19 +284,25 @@ _SIZE_ARGUMENTS = {
     **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
     **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
 }
+_RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints", "unsqueeze.default")
+_RESHAPES += ("squeeze.default", "squeeze.dim", "squeeze.dims")  # a dim that is 1 long on a shard only is kept
 SIZED = frozenset(
-    {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.unflatten.int", "aten.expand.default"}
-    | {"aten.repeat.default", "aten.full.default", "aten.split.Tensor", "aten.split_with_sizes.default", *_SIZE_ARGUMENTS}
+    {f"aten.{name}" for name in _RESHAPES}
+    | {
+        "aten.expand.default",
+        "aten.repeat.default",
+        "aten.full.default",
+        "aten.split.Tensor",
+        "aten.split_with_sizes.default",
+        *_SIZE_ARGUMENTS,
+    }
     | {"aten.empty_strided.default", "aten.new_empty_strided.default"}
 )
 """Ops that are told the sizes of their results: on a shard, the local ones."""
 
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     **{name: _sized(name, argument) for name, argument in _SIZE_ARGUMENTS.items()},
-    "aten.view.default": _view,
-    "aten._unsafe_view.default": _view,
-    "aten.reshape.default": _view,
-    "aten.unflatten.int": _view,
+    **{f"aten.{name}": _view for name in _RESHAPES},
     "aten.expand.default": _expand,
     "aten.repeat.default": _repeat,
     "aten.empty_strided.default": _empty,

@@ -304,7 +304,7 @@ def factory(call: Call, row: Row) -> Draft:
     draft.result(0, letters)
     for slot in range(len(call.slots)):
         own = call.at(slot).shape
-        draft.put_slot(slot, letters if own == shape else draft.letters(own))
+        draft.put_slot(slot, letters if own == shape else draft.letters(own, filled=True))
         if own != shape:
             draft.restrict(tuple(f for held in draft.slots[slot] or () for f in held), apart=(0,))
         draft.unread.add(slot)
