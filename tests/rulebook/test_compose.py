@@ -82,7 +82,12 @@ class Chain:
             if sizes.setdefault(old, new) != new:
                 return False
         specs = [
-            Spec(dtype=s.dtype, shape=tuple(int(sizes.get(n, n)) for n in s.shape), kind=s.kind, bounds=tuple(sizes.get(b, b) for b in s.bounds))
+            Spec(
+                dtype=s.dtype,
+                shape=tuple(int(sizes.get(n, n)) for n in s.shape),
+                kind=s.kind,
+                bounds=tuple(sizes.get(b, b) for b in s.bounds),
+            )
             for s in call.specs
         ]
         known = [self.values[self.current] if i == entry else spec.draw(self.generator, 0) for i, spec in enumerate(specs)]
@@ -107,7 +112,8 @@ class Chain:
         distinct = list(dict.fromkeys(operands))
         attributes: Mapping[str, Any] = call.op.attributes if len(distinct) == len(operands) else renumbered(call.op.attributes, operands)
         results = run_whole(
-            Op(name=call.op.name, operands=tuple(range(len(distinct))), results=(), attributes=attributes), [self.values[t] for t in distinct]
+            Op(name=call.op.name, operands=tuple(range(len(distinct))), results=(), attributes=attributes),
+            [self.values[t] for t in distinct],
         )
         if not results[0].isfinite().all():
             return False
