@@ -284,7 +284,14 @@ _SIZE_ARGUMENTS = {
     **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
     **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
 }
-_RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints", "unsqueeze.default")
+_RESHAPES: tuple[str, ...] = (
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "unflatten.int",
+    "flatten.using_ints",
+    "unsqueeze.default",
+)
 _RESHAPES += ("squeeze.default", "squeeze.dim", "squeeze.dims")  # a dim that is 1 long on a shard only is kept
 SIZED = frozenset(
     {f"aten.{name}" for name in _RESHAPES}
