@@ -41,6 +41,7 @@ Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
 MAX_MEMORY_WEIGHT = 10**9
+MAX_MICROBATCHES = 4096
 
 
 def optimize(
@@ -57,9 +58,12 @@ def optimize(
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
     checkpoint: bool = False,
+    microbatches: int = 1,
     optimizer: str = "adamw",
     master_weights: bool = True,
     state_bytes: int | None = None,
+    reduce_dtype: str | None = None,
+    clip: bool = False,
     pins: Sequence[str] = (),
     split: Mapping[str, Sequence[int]] | str | bool = True,
     template: str | None = None,
@@ -82,22 +86,27 @@ def optimize(
     Args:
         model: a preset name, a Hugging Face ``config.json``, an entry point ``package.module:function``, a module, or a
             Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
-        inputs: example tensors with the global sizes of one step; fake and meta tensors are fine.
+        inputs: example tensors with the global sizes of one step, or of one microbatch of it; fake and meta tensors are fine.
         mesh: axes, outermost first, the rightmost with the fastest links: ``"dp=32,tp=8"``; a number of devices is one axis.
         cluster: a preset name, a TOML file, or a Cluster.
         memory: limit per device in bytes or as text, ``"70GiB"``; default 90% of the device's memory.
         reserve: bytes or text, the part of that limit which no tensor may have (driver context, buffers of the collective library,
             fragmentation of the allocator); default the cluster's number for its device, or none beside the default limit,
             whose missing tenth is for that.
-        batch, seq: global batch, and tokens per sequence.
+        batch, seq: global batch of a step, all its microbatches together, and tokens per sequence.
         dtype: of parameters and compute, as ``"bf16"``; default bf16 for presets and configs.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
         forward_only: plan inference: no backward pass, no update.
         checkpoint: of presets and configs: checkpoint every layer, whose activations are then computed again in the backward pass.
             In a module of your own, ``torch.utils.checkpoint`` regions are followed as they are.
+        microbatches: parts of the batch that run forward and backward one after the other; their gradients are accumulated, then
+            the parameters updated once (see :mod:`solver_shard.choice.accumulate`). A preset or config is traced with ``batch`` /
+            ``microbatches`` sequences; the inputs of a module or an entry point, and a Program, are those of one microbatch.
         optimizer: adamw, sgd or none.
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
+        reduce_dtype: f32, bf16 or f16, in which gradients are reduced, accumulated and held until the update; default their own.
+        clip: gradients are clipped to a norm before the update, as ``torch.nn.utils.clip_grad_norm_`` does.
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
             where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
@@ -153,9 +162,12 @@ def optimize(
         batch=batch,
         seq=seq,
         dtype=dtype,
+        microbatches=_check_microbatches(microbatches, batch, forward_only=bool(forward_only)),
         optimizer=optimizer,
         master_weights=bool(master_weights),
         state_bytes=state_bytes,
+        reduce_dtype=reduce_dtype,
+        clip=bool(clip),
         forward_only=bool(forward_only),
         checkpoint=bool(checkpoint),
         overlap=float(overlap),
@@ -178,8 +190,16 @@ def optimize(
     _check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
         program, source = program_of(
-            model, inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn, forward_only=forward_only, checkpoint=checkpoint
+            model,
+            inputs,
+            batch=_part(batch, options.microbatches),
+            seq=seq,
+            dtype=dtype,
+            loss_fn=loss_fn,
+            forward_only=forward_only,
+            checkpoint=checkpoint,
         )
+        source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
     return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
 
 
@@ -209,7 +229,8 @@ def plan_program(
     check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
-    narrowed = restriction(program, mesh, parse_template(options.template, mesh)) if options.template else None
+    templates = parse_template(options.template, mesh) if options.template else None
+    narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         costs = CostModel(mesh, cluster, overlap=options.overlap)
         lowering = lower(
@@ -221,6 +242,7 @@ def plan_program(
             restriction=narrowed,
             limit=options.usable_memory,
             fusion=options.fusion,
+            microbatches=options.microbatches,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, mesh, options, clock)
@@ -249,6 +271,7 @@ def plan_program(
         gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
         reshards=parts.reshards,
         holds=parts.holds,
+        clip=parts.clip,
         memory=parts.memory,
         costs=parts.costs,
         certificate=_certificate(solution, problem, clock),
@@ -341,7 +364,8 @@ def _infeasible(
     )
     bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
     enough = "the peak found and the reserve together" if options.reserve else "the peak found"
-    hint = f"give --memory at least {enough}, a larger mesh, or a smaller batch" + ("; --free may need less" if tied else "")
+    smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
+    hint = f"give --memory at least {enough}, a larger mesh, or {smaller}" + ("; --free may need less" if tied else "")
     if pins:
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
@@ -432,10 +456,39 @@ def _check_optimizer(options: Options) -> None:
 
     if not isinstance(options.optimizer, str):
         raise InputError(f"optimizer {options.optimizer!r} is not known; legal: {', '.join(OPTIMIZERS)}")
-    optimizer_state(options.optimizer, master_weights=options.master_weights, state_bytes=options.state_bytes)
+    optimizer_state(
+        options.optimizer,
+        master_weights=options.master_weights,
+        state_bytes=options.state_bytes,
+        reduce_dtype=options.reduce_dtype,
+        clip=options.clip,
+    )
+    if options.forward_only and (options.clip or options.reduce_dtype is not None):
+        what = "clipping" if options.clip else f"a reduce dtype of {options.reduce_dtype}"
+        raise InputError(f"{what} was asked with a forward-only step, which has no gradients; drop one of the two")
     if options.state_bytes is not None and (options.forward_only or options.optimizer == "none"):
         what = "a forward-only step" if options.forward_only else "optimizer none"
         raise InputError(f"{options.state_bytes} bytes of optimizer state were asked with {what}, which keeps none; drop one of the two")
+
+
+def _check_microbatches(microbatches: int, batch: int | None, *, forward_only: bool) -> int:
+    if not _is_number(microbatches, whole=True) or not 1 <= microbatches <= MAX_MICROBATCHES:
+        raise InputError(f"microbatches {microbatches!r} is not legal; give a whole number, 1 to {MAX_MICROBATCHES}")
+    if microbatches > 1 and forward_only:
+        raise InputError("a forward-only step has no gradients to accumulate; plan one microbatch, and leave --microbatches out")
+    if batch is not None and _is_number(batch, whole=True) and batch % microbatches:
+        near = [n for n in range(1, min(batch, MAX_MICROBATCHES) + 1) if batch % n == 0]
+        closest = sorted(near, key=lambda n: abs(n - microbatches))[:2]
+        raise InputError(
+            f"a batch of {batch} cannot be run in {microbatches} equal microbatches; give a number that divides it, as "
+            f"{' or '.join(map(str, closest))}"
+        )
+    return int(microbatches)
+
+
+def _part(batch: int | None, microbatches: int) -> int | None:
+    """The batch of one microbatch; what is no number is left for the frontend to refuse."""
+    return batch // microbatches if batch is not None and microbatches > 1 and _is_number(batch, whole=True) else batch
 
 
 def _check_numbers(

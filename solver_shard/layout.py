@@ -1,18 +1,27 @@
 """Placements and layouts: what each mesh axis does to a tensor.
 
-A placement is ``R`` (replicated), ``S(d)`` (dim ``d`` is cut) or ``P(op)`` (every device holds a part of a pending
-reduction). It is an ``int`` underneath, so layouts hash fast and become numpy arrays as they are. A layout is a tuple
-with one placement per mesh axis; where several axes cut one dim, the leftmost is the major one.
+A placement is ``R`` (replicated), ``S(d)`` (dim ``d`` is cut), ``_S(d)`` (strided: cut after the others) or ``P(op)``
+(every device holds a part of a pending reduction). It is an ``int`` underneath, so layouts hash fast and become numpy
+arrays as they are. A layout is a tuple with one placement per mesh axis.
+
+**Order.** Where several axes cut one dim they do it one after the other, major to minor: the axes with ``S(d)`` from left to
+right, then those with ``_S(d)`` from left to right. So on ``dp,tp`` the layout ``S(0)S(0)`` has dp as the major axis, and
+``_S(0)S(0)`` has tp, which is what fully sharded data parallel over tensor parallel makes. ``_S(d)`` is DTensor's
+``_StridedShard``, whose split factor follows from the layout and the mesh. It needs an ``S(d)`` on an axis to its right;
+elsewhere it would say what ``S(d)`` says.
 
 >>> layout = Layout.parse("S(0),R")
 >>> layout, layout.shards((32, 8)), layout.local_shape((64, 8), (32, 8))
 (S(0)R, 32, (2, 8))
 >>> layout.format((32, 8), "f32")
 'f32[32, 8]| S(0)R'
+>>> Layout.parse("_S(0)S(0)").order(0), Layout.parse("S(0)_S(0)S(0)").order(0)
+((1, 0), (0, 2, 1))
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,16 +33,24 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("sum", "avg", "max", "min")
 _MAX_DIM = 63
+STRIDED = _MAX_DIM + 1
+"""The int code of ``_S(d)`` is this much more than that of ``S(d)``."""
 
 
 class Placement(int):
-    """One placement as an int code: R is -1, S(d) is d, P(sum), P(avg), P(max), P(min) are -2 to -5."""
+    """One placement as an int code: R is -1, S(d) is d, _S(d) is 64 + d, P(sum), P(avg), P(max), P(min) are -2 to -5."""
 
     __slots__ = ()
 
     @property
     def is_shard(self) -> bool:
+        """Whether a dim is cut, by ``S`` or ``_S``."""
         return self >= 0
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether a dim is cut after the axes that have ``S`` there."""
+        return self >= STRIDED
 
     @property
     def is_partial(self) -> bool:
@@ -45,10 +62,10 @@ class Placement(int):
 
     @property
     def dim(self) -> int:
-        """The tensor dim that is cut; only for ``S``."""
+        """The tensor dim that is cut; only for ``S`` and ``_S``."""
         if not self.is_shard:
             raise ValueError(f"{self} cuts no dim")
-        return int(self)
+        return int(self) % STRIDED
 
     @property
     def reduction(self) -> str:
@@ -59,7 +76,7 @@ class Placement(int):
 
     def __repr__(self) -> str:
         if self.is_shard:
-            return f"S({int(self)})"
+            return f"{'_' * self.is_strided}S({self.dim})"
         return "R" if self.is_replicate else f"P({self.reduction})"
 
     __str__ = __repr__
@@ -67,6 +84,7 @@ class Placement(int):
 
 R = Placement(-1)
 _SHARDS = tuple(Placement(d) for d in range(_MAX_DIM + 1))
+_STRIDED_SHARDS = tuple(Placement(STRIDED + d) for d in range(_MAX_DIM + 1))
 _PARTIALS = {op: Placement(-2 - i) for i, op in enumerate(REDUCTIONS)}
 
 
@@ -77,6 +95,17 @@ def S(dim: int) -> Placement:  # noqa: N802 - the field's own notation
     return _SHARDS[dim]
 
 
+def strided(dim: int) -> Placement:
+    """``_S(dim)``: dim ``dim`` is cut along the mesh axis after the axes that have ``S(dim)``.
+
+    >>> Layout((strided(0), S(0)))
+    _S(0)S(0)
+    """
+    if not 0 <= dim <= _MAX_DIM:
+        raise InputError(f"_S({dim}) is not a placement; dims go from 0 to {_MAX_DIM}")
+    return _STRIDED_SHARDS[dim]
+
+
 def P(reduction: str = "sum") -> Placement:  # noqa: N802 - the field's own notation
     """Each device along the mesh axis holds a part; the value is their ``reduction``."""
     if reduction not in _PARTIALS:
@@ -84,7 +113,7 @@ def P(reduction: str = "sum") -> Placement:  # noqa: N802 - the field's own nota
     return _PARTIALS[reduction]
 
 
-_TOKEN = re.compile(r"\s*(?:R|S\(\s*(?P<dim>[0-9]{1,3})\s*\)|P(?:\(\s*(?P<op>[a-z]+)\s*\))?)\s*(?:,|(?=[RSP]|\Z))")
+_TOKEN = re.compile(r"\s*(?:R|(?P<late>_?)S\(\s*(?P<dim>[0-9]{1,3})\s*\)|P(?:\(\s*(?P<op>[a-z]+)\s*\))?)\s*(?:,|(?=[RSP_]|\Z))")
 _HEADER = re.compile(r"\s*[a-z]+[0-9a-z_]*\[[0-9,\s]*\]\s*\|")
 
 
@@ -102,7 +131,21 @@ class Layout(tuple[Placement, ...]):
         """Read ``S(0)R``, ``S(0),R``, ``f32[8, 32]| S(0)R`` or, given a mesh, ``dp=S(0)`` (axes not named are R).
 
         Given a mesh, a placement of an axis that is split is one of each of its parts.
+
+        Raises:
+            InputError: not a layout, not one of this mesh, or a strided shard without a plain one to its right.
         """
+        layout = cls._read(text, mesh)
+        for axis, placement in enumerate(layout):
+            if placement.is_strided and S(placement.dim) not in layout[axis + 1 :]:
+                raise InputError(
+                    f"layout {text!r}: {placement} says that axes to the right cut dim {placement.dim} first, but none has "
+                    f"S({placement.dim}); write S({placement.dim}) here too, or give an axis to the right S({placement.dim})"
+                )
+        return layout
+
+    @classmethod
+    def _read(cls, text: str, mesh: Mesh | None) -> Layout:
         header = _HEADER.match(text)
         body = text[header.end() :] if header else text
         if "=" in body:
@@ -128,8 +171,13 @@ class Layout(tuple[Placement, ...]):
                 total *= size
         return total
 
+    def order(self, dim: int) -> tuple[int, ...]:
+        """The axes that cut a dim, major to minor."""
+        plain, late = S(dim), strided(dim)
+        return (*(a for a, p in enumerate(self) if p == plain), *(a for a, p in enumerate(self) if p == late))
+
     def local_shape(self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Shape on one device, by torch.chunk's rule axis after axis; without a coordinate, the largest (device 0)."""
+        """Shape on one device, by torch.chunk's rule axis after axis, major to minor; without a coordinate, the largest (device 0)."""
         return self._local(shape, mesh_shape, coordinate)[0]
 
     def local_offset(self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
@@ -140,29 +188,54 @@ class Layout(tuple[Placement, ...]):
         self, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int] | None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         local, offset = list(shape), [0] * len(shape)
-        for axis, (placement, size) in enumerate(zip(self, mesh_shape, strict=True)):
-            if placement >= 0:
-                rank = 0 if coordinate is None else coordinate[axis]
-                chunk = -(-local[placement] // size)
-                start = min(chunk * rank, local[placement])
-                offset[placement] += start
-                local[placement] = min(chunk, local[placement] - start)
+        cuts = [(axis, placement, size) for axis, (placement, size) in enumerate(zip(self, mesh_shape, strict=True)) if placement >= 0]
+        if any(placement >= STRIDED for _, placement, _ in cuts):
+            cuts.sort(key=lambda cut: cut[1].is_strided)  # stable: from left to right otherwise
+        for axis, placement, size in cuts:
+            dim = placement % STRIDED
+            rank = 0 if coordinate is None else coordinate[axis]
+            chunk = -(-local[dim] // size)
+            start = min(chunk * rank, local[dim])
+            offset[dim] += start
+            local[dim] = min(chunk, local[dim] - start)
         return tuple(local), tuple(offset)
 
     def format(self, shape: Sequence[int], dtype: str) -> str:
         """``f32[8, 32]| S(0)R``."""
         return f"{dtype}[{', '.join(map(str, shape))}]| {self}"
 
-    def to_dtensor(self) -> list[Any]:
-        """torch.distributed.tensor placements, in axis order."""
-        from torch.distributed.tensor import Partial, Replicate, Shard
+    def to_dtensor(self, mesh_shape: Sequence[int]) -> list[Any]:
+        """torch.distributed.tensor placements, in axis order; the split factors of strided shards follow from the mesh.
 
-        return [Shard(p.dim) if p.is_shard else Replicate() if p.is_replicate else Partial(p.reduction) for p in self]
+        DTensor lays uneven strided shards out the same way, but where the last shard of a shorter piece is the longer one
+        (16 rows, cut by 3 and then by 4).
+
+        >>> Layout.parse("_S(0)S(0)").to_dtensor((2, 4))
+        [_StridedShard(dim=0, sf=4), Shard(dim=0)]
+        """
+        from torch.distributed.tensor import Partial, Replicate, Shard
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        made: list[Any] = []
+        for axis, placement in enumerate(self):
+            if placement.is_strided:
+                made.append(_StridedShard(placement.dim, split_factor=self._split_factor(axis, mesh_shape)))
+            elif placement.is_shard:
+                made.append(Shard(placement.dim))
+            else:
+                made.append(Replicate() if placement.is_replicate else Partial(placement.reduction))
+        return made
 
     @classmethod
-    def from_dtensor(cls, placements: Sequence[Any]) -> Layout:
-        """The layout of DTensor placements; InputError on kinds that a layout cannot say (strided shards, masks)."""
+    def from_dtensor(cls, placements: Sequence[Any], mesh_shape: Sequence[int]) -> Layout:
+        """The layout of DTensor placements on a mesh of this shape.
+
+        Raises:
+            InputError: a kind that a layout cannot say (masks), or a strided shard whose split factor is not the number of
+                shards that the plain axes to its right make of its dim.
+        """
         from torch.distributed.tensor import Partial, Replicate, Shard
+        from torch.distributed.tensor.placement_types import _StridedShard
 
         layout = []
         for placement in placements:
@@ -170,14 +243,29 @@ class Layout(tuple[Placement, ...]):
                 layout.append(R)
             elif type(placement) is Shard:
                 layout.append(S(placement.dim))
+            elif type(placement) is _StridedShard:
+                layout.append(strided(placement.dim))
             elif type(placement) is Partial and placement.reduce_op in _PARTIALS:
                 layout.append(P(placement.reduce_op))
             else:
                 raise InputError(
                     f"DTensor placement {placement!r} cannot be said as a layout; "
-                    f"legal: Replicate, Shard, Partial of {', '.join(REDUCTIONS)}"
+                    f"legal: Replicate, Shard, _StridedShard, Partial of {', '.join(REDUCTIONS)}"
                 )
-        return cls(layout)
+        made = cls(layout)
+        for axis, placement in enumerate(placements):
+            expected = made._split_factor(axis, mesh_shape) if made[axis].is_strided else 0
+            if expected == 1 or (expected and placement.split_factor != expected):
+                raise InputError(
+                    f"DTensor placement {placement!r} on axis {axis} of a mesh {tuple(mesh_shape)} cannot be said as a layout: the axes "
+                    f"to its right with Shard({placement.dim}) make {expected} shards; legal: that number, more than 1, as split factor"
+                )
+        return made
+
+    def _split_factor(self, axis: int, mesh_shape: Sequence[int]) -> int:
+        """Into how many shards the plain axes right of a strided one cut its dim."""
+        plain = S(self[axis].dim)
+        return math.prod(size for p, size in zip(self[axis + 1 :], mesh_shape[axis + 1 :], strict=True) if p == plain)
 
     def __repr__(self) -> str:
         return "".join(map(str, self))
@@ -191,10 +279,13 @@ def _placements(body: str, whole: str) -> list[Placement]:
         token = _TOKEN.match(body, position)
         if token is None:
             raise InputError(
-                f"cannot read layout {whole!r} at {body[position:].strip()!r}; write one of R, S(dim), P(sum|avg|max|min) per mesh axis, "
-                "as in 'S(0),R'"
+                f"cannot read layout {whole!r} at {body[position:].strip()!r}; write one of R, S(dim), _S(dim), P(sum|avg|max|min) "
+                "per mesh axis, as in 'S(0),R'"
             )
-        found.append(S(int(token["dim"])) if token["dim"] else P(token["op"] or "sum") if "P" in token[0] else R)
+        if token["dim"]:
+            found.append((strided if token["late"] else S)(int(token["dim"])))
+        else:
+            found.append(P(token["op"] or "sum") if "P" in token[0] else R)
         position = token.end()
     return found
 

@@ -115,6 +115,11 @@ class Mesh:
         return math.prod(self.shape)
 
     @property
+    def wholes(self) -> tuple[str, ...]:
+        """Per axis, the name of the axis that it is a part of, or its own."""
+        return tuple(axis.parent or axis.name for axis in self.axes)
+
+    @property
     def whole(self) -> Mesh:
         """The mesh with every split axis as one again."""
         return Mesh(axes=tuple(Axis(name=name, size=math.prod(self.shape[i] for i in at)) for name, at in self._families()))

@@ -4,6 +4,7 @@
                          'input_ids=dp=S(0)'                      only the named axes; the solver chooses the others
                          'lm_head.weight=S(*),*'                  S(*): any dim is cut; *: the solver chooses
                          'model.layers.*.mlp:out=R,S(2)'          what the modules hand on in the forward pass
+                         'up_proj.weight=dp=_S(0),tp=S(0)'        both cut dim 0, tp first: parameters and their gradients
 
 Patterns are globs over tensor names: parameters and buffers as in ``state_dict``, inputs, outputs (``loss``),
 gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that leave nothing are an error.
@@ -24,15 +25,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from solver_shard.choice.groups import either_order
+from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
-from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S
+from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.modules import module_outputs
 from solver_shard.names import matching, suggestion
 from solver_shard.program import Phase, Program, Role, Tensor
 
-_CHOICE = re.compile(r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP*]|\Z))")
-_LEGAL = "R, S(dim), S(*) for any cut dim, P(sum|avg|max|min), or * to leave the axis to the solver"
+_CHOICE = re.compile(
+    r"\s*(?P<text>\*|R|S\(\s*(?:\*|[0-9]{1,2})\s*\)|_S\(\s*[0-9]{1,2}\s*\)|P(?:\(\s*[a-z]+\s*\))?)\s*(?:,(?=.)|(?=[RSP_*]|\Z))"
+)
+_LEGAL = "R, S(dim), S(*) for any cut dim, _S(dim), P(sum|avg|max|min), or * to leave the axis to the solver"
 _STORED = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
 
@@ -42,7 +47,7 @@ class Pin:
 
     Attributes:
         pattern: glob over tensor names, or over module paths where it ends in ``:out``.
-        choices: per mesh axis, one of ``R``, ``S(d)``, ``S(*)``, ``P(op)``, ``*``.
+        choices: per mesh axis, one of ``R``, ``S(d)``, ``S(*)``, ``_S(d)``, ``P(op)``, ``*``.
         text: what the user wrote.
     """
 
@@ -109,14 +114,18 @@ def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[i
 
     Raises:
         InputError: a pattern matches nothing (the closest names are given), a dim does not exist or cannot be cut into
-            so many shards, a stored tensor is pinned partial, or two pins on one tensor leave nothing.
+            so many shards, a stored tensor is pinned partial, ``_S(d)`` on what ops make for each other or without an
+            axis to its right that can have ``S(d)``, or two pins on one tensor leave nothing.
     """
     left: dict[int, Allowed] = {}
+    either = either_order(program)
     for pin in pins:
         for position in _matches(pin, program):
             tensor = program.tensors[position]
-            choices = zip(pin.choices, mesh.axes, strict=True)
-            axes = tuple(_placements(choice, tensor, pin) if axis.size > 1 else None for choice, axis in choices)  # one device: any is R
+            axes = tuple(
+                _placements(choice, tensor, pin, strides=position in either) if axis.size > 1 else None  # one device: any is R
+                for choice, axis in zip(pin.choices, mesh.axes, strict=True)
+            )
             before = left.get(position, Allowed(axes=(None,) * len(axes), pins=()))
             both = Allowed(axes=tuple(map(_intersect, before.axes, axes)), pins=(*before.pins, pin.text))
             _check(both, tensor, mesh)
@@ -160,7 +169,7 @@ def _matches(pin: Pin, program: Program) -> list[int]:
     return found
 
 
-def _placements(choice: str, tensor: Tensor, pin: Pin) -> frozenset[Placement] | None:
+def _placements(choice: str, tensor: Tensor, pin: Pin, *, strides: bool) -> frozenset[Placement] | None:
     """The placements that one axis's choice leaves for this tensor; None for any."""
     dims = len(tensor.shape)
     if choice == "*":
@@ -176,12 +185,17 @@ def _placements(choice: str, tensor: Tensor, pin: Pin) -> frozenset[Placement] |
     if choice == "S(*)":
         if not dims:
             raise InputError(f"pin {pin.text!r}: {tensor.name} is a scalar and has no dim to cut; pin it R, or narrow the pattern")
-        return frozenset(S(dim) for dim in range(dims))
-    dim = int(choice[2:-1])
+        return frozenset(cut(dim) for dim in range(dims) for cut in ((S, strided) if strides else (S,)))
+    late, dim = choice.startswith("_"), int(choice.lstrip("_")[2:-1])
+    if late and not strides:
+        raise InputError(
+            f"pin {pin.text!r}: {tensor.role.value} {tensor.name} cannot be {choice}; only parameters and the gradients of "
+            f"parameters may be cut by an axis after those to its right; legal: S({dim})"
+        )
     if dim >= dims:
         legal = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0" if dims else "no dims: pin it R"
         raise InputError(f"pin {pin.text!r}: {tensor.name} {tensor.dtype}{list(tensor.shape)} has {legal}; {choice} is not one of them")
-    return frozenset((S(dim),))
+    return frozenset(((strided if late else S)(dim),))
 
 
 def _intersect(one: frozenset[Placement] | None, other: frozenset[Placement] | None) -> frozenset[Placement] | None:
@@ -194,8 +208,23 @@ def _check(both: Allowed, tensor: Tensor, mesh: Mesh) -> None:
         if left is not None and not left:
             raise InputError(f"pins {both.pins[-2]!r} and {both.pins[-1]!r} conflict on {tensor.name}, axis {axis.name}; drop one of them")
     narrow = [(axis, sorted(left)) for axis, left in zip(mesh.axes, both.axes, strict=True) if left is not None]
-    if any(_fits(layout, [axis.size for axis, _ in narrow], tensor) for layout in itertools.product(*(left for _, left in narrow))):
+    late = {p.dim for _, left in narrow for p in left if p.is_strided}
+    # an axis that is left to the solver may be the one that cuts before a strided one
+    free = (R, *(S(d) for d in sorted(late)))
+    options = [
+        sorted(left) if left is not None else free if axis.size > 1 else (R,) for axis, left in zip(mesh.axes, both.axes, strict=True)
+    ]
+    fitting = (layout for layout in itertools.product(*options) if _fits(layout, mesh.shape, tensor))
+    first = next(fitting, None)
+    if first is not None and (not late or any(is_ordered(Layout(layout), mesh.wholes) for layout in (first, *fitting))):
         return
+    if first is not None:
+        axis, placement = next((axis, p) for axis, left in narrow for p in left if p.is_strided)
+        raise InputError(
+            f"pin {' and '.join(map(repr, both.pins))}: {placement} of {tensor.name} on {axis.name} means that axes to its right cut dim "
+            f"{placement.dim} first, but none of them can have S({placement.dim}); write {axis.name}=S({placement.dim}), or give "
+            f"S({placement.dim}) to an axis to the right"
+        )
     cut = [axis for axis, left in narrow if all(p.is_shard for p in left) and axis.size > 1]
     shards = math.prod(axis.size for axis in cut)
     what = " and ".join(map(repr, both.pins)) + (" ask" if len(both.pins) > 1 else " asks")

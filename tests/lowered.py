@@ -61,6 +61,7 @@ class Lowered:
             gradients={self.program.tensors[p].name: g for p, g in self.program.gradients.items()},
             reshards=parts.reshards,
             holds=parts.holds,
+            clip=parts.clip,
             memory=parts.memory,
             costs=parts.costs,
             certificate=Certificate(objective=0, bound=0, gap=0.0, status="feasible", problem="free", seed=0, work=0),
@@ -81,6 +82,9 @@ def lowered(
     optimizer: str = "adamw",
     master_weights: bool = True,
     state_bytes: int | None = None,
+    reduce_dtype: str | None = None,
+    clip: bool = False,
+    microbatches: int = 1,
     objective: str = "time",
     memory_weight: int = 0,
     limit: int = 2**40,
@@ -91,6 +95,9 @@ def lowered(
         optimizer=optimizer,
         master_weights=master_weights,
         state_bytes=state_bytes,
+        reduce_dtype=reduce_dtype,
+        clip=clip,
+        microbatches=microbatches,
         overlap=overlap,
         fusion=fusion,
         memory_limit=limit,
@@ -103,7 +110,16 @@ def lowered(
         rulebook=rulebook,
         costs=costs,
         state=options.optimizer_state(),
-        lowering=lower(program, rulebook, costs, optimizer_state=options.optimizer_state(), pins=pins, limit=limit, fusion=fusion),
+        lowering=lower(
+            program,
+            rulebook,
+            costs,
+            optimizer_state=options.optimizer_state(),
+            pins=pins,
+            limit=limit,
+            fusion=fusion,
+            microbatches=microbatches,
+        ),
         options=options,
     )
 
@@ -140,7 +156,7 @@ def confirms(found: Evaluation, plan: Plan) -> None:
     assert found.peak == plan.memory.peak
     assert found.op_ns == tuple(op.nanoseconds for op in plan.ops)
     assert found.transient_peak == plan.memory.transient_peak >= found.peak
-    assert found.spill_ns == tuple(reshard.spill_ns for reshard in plan.reshards)
+    assert found.traffic_ns == tuple(reshard.traffic_ns for reshard in plan.reshards)
     assert found.reshard_ns == tuple(reshard.nanoseconds for reshard in plan.reshards)
     assert found.reshard_lives == tuple((reshard.start, reshard.stop, reshard.nbytes) for reshard in plan.reshards)
     assert found.hold_lives == tuple((hold.start, hold.stop, hold.nbytes) for hold in plan.holds)

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, P, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.pins import Pin, parse_pin, resolve_pins
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
@@ -58,10 +59,9 @@ def pinned(*texts: str, mesh: Mesh = MESH) -> dict[str, set[str]]:
     left = {}
     for position, allowed in resolve_pins([parse_pin(text, mesh) for text in texts], model, mesh).items():
         dims = len(model.tensors[position].shape)
-        axis = [Layout.parse(p)[0] for p in ("R", "P(sum)", *(f"S({d})" for d in range(dims)))]
-        left[model.tensors[position].name] = {
-            str(Layout(x)) for x in itertools.product(axis, repeat=len(mesh.axes)) if allowed.allows(Layout(x))
-        }
+        axis = [R, P("sum"), *(S(d) for d in range(dims)), *(strided(d) for d in range(dims))]
+        every = (Layout(x) for x in itertools.product(axis, repeat=len(mesh.axes)))
+        left[model.tensors[position].name] = {str(x) for x in every if is_ordered(x, mesh.wholes) and allowed.allows(x)}
     return left
 
 
@@ -76,6 +76,8 @@ def pinned(*texts: str, mesh: Mesh = MESH) -> dict[str, set[str]]:
         ("w=tp=S(*)", "w", ("*", "S(*)")),
         ("w=S(*)*", "w", ("S(*)", "*")),
         ("w=*,R", "w", ("*", "R")),
+        ("w=_S(0)S(0)", "w", ("_S(0)", "S(0)")),
+        ("w=dp=_S( 0 ),tp=S(0)", "w", ("_S(0)", "S(0)")),
         ("y=P,P(max)", "y", ("P(sum)", "P(max)")),
         ("grad(a.*.w)=R,S(0)", "grad(a.*.w)", ("R", "S(0)")),
     ],
@@ -90,6 +92,7 @@ def test_pin_text_is_read(text: str, pattern: str, choices: tuple[str, ...]) -> 
         ("w=R,S(0)", ("R", "S(0)", "S(0)")),
         ("w=tp=S(0)", ("*", "S(0)", "S(0)")),
         ("w=tp.1=S(0)", ("*", "*", "S(0)")),
+        ("w=_S(0),S(0)", ("_S(0)", "S(0)", "S(0)")),
         ("w=R,S(0),S(1)", ("R", "S(0)", "S(1)")),
         ("w=dp=R,tp.0=S(*)", ("R", "S(*)", "*")),
     ],
@@ -121,6 +124,7 @@ def test_wrong_pins_of_parts_say_what_is_legal(text: str, mesh: str, message: st
         ("w=R,R,R", "has 3 placements, mesh dp=4,tp=2 has 2 axes"),
         ("w=S(x),R", r"at 'S\(x\),R'; write one of R, S\(dim\)"),
         ("w=S(-1),R", r"at 'S\(-1\),R'"),
+        ("w=_S(*),R", r"at '_S\(\*\),R'; write one of R, S\(dim\), S\(\*\) for any cut dim, _S\(dim\)"),
         ("w=R,R,", "cannot read pin"),
         ("w=P(mean),R", r"P\(mean\) is not a placement; legal reductions: sum, avg, max, min"),
         ("w=pp=R", "unknown mesh axis 'pp'; this mesh has dp, tp"),
@@ -139,6 +143,11 @@ def test_wrong_pin_text_says_what_is_legal(text: str, message: str) -> None:
     [
         (("x=S(0),R",), {"x": {"S(0)R"}}),
         (("x=dp=S(0)",), {"x": {"S(0)R", "S(0)P(sum)", "S(0)S(0)", "S(0)S(1)"}}),
+        (("blocks.0.*=_S(0)S(0)",), {"blocks.0.fc.weight": {"_S(0)S(0)"}}),
+        (("blocks.0.*=dp=_S(1)",), {"blocks.0.fc.weight": {"_S(1)S(1)"}}),
+        (("blocks.0.*=tp=S(0)",), {"blocks.0.fc.weight": {"RS(0)", "P(sum)S(0)", "S(0)S(0)", "S(1)S(0)", "_S(0)S(0)"}}),
+        (("blocks.0.*=S(*),S(1)",), {"blocks.0.fc.weight": {"S(0)S(1)", "S(1)S(1)", "_S(1)S(1)"}}),
+        (("grad(*)=_S(0),S(0)",), {"grad(blocks.1.fc.weight)": {"_S(0)S(0)"}}),
         (("x=S(*),R",), {"x": {"S(0)R", "S(1)R"}}),
         (("blocks.*.weight=R,S(1)",), {"blocks.0.fc.weight": {"RS(1)"}, "blocks.1.fc.weight": {"RS(1)"}}),
         (("grad(*)=S(0),R",), {"grad(blocks.1.fc.weight)": {"S(0)R"}}),
@@ -163,6 +172,13 @@ def test_pins_leave_these_layouts(texts: tuple[str, ...], left: dict[str, set[st
         (("x=S(2),R",), r"x f32\[64, 32\] has dims 0 to 1; S\(2\) is not one of them"),
         (("head.bias=S(1),R",), r"head.bias f32\[3\] has dim 0; S\(1\)"),
         (("loss=S(0),R",), "loss f32.* has no dims: pin it R"),
+        (("x=_S(0)S(0)",), r"input x cannot be _S\(0\); only parameters and the gradients of parameters .*; legal: S\(0\)"),
+        (("h0=_S(0)S(0)",), r"activation h0 cannot be _S\(0\)"),
+        (("head.bias=_S(1),S(1)",), r"head.bias f32\[3\] has dim 0; _S\(1\)"),
+        (("head.bias=_S(0),S(0)",), r"asks for 8 shards on dp=4, tp=2, but head.bias f32\[3\] has too few elements"),
+        (("blocks.0.*=S(0),_S(0)",), r"_S\(0\) of blocks.0.fc.weight on tp means that axes to its right cut dim 0 first, but none"),
+        (("blocks.0.*=_S(0)R",), r"_S\(0\) of .* on dp means .*; write dp=S\(0\), or give S\(0\) to an axis to the right"),
+        (("blocks.0.*=dp=_S(0)", "blocks.0.*=tp=S(1)"), r"_S\(0\) of .* on dp means that axes to its right cut dim 0 first"),
         (("loss=S(*),R",), "loss is a scalar and has no dim to cut"),
         (("head.bias=S(0),R",), r"asks for 4 shards on dp=4, but head.bias f32\[3\] has too few elements"),
         (("head.bias=tp=S(0)", "head.bias=dp=S(*)"), r"ask for 8 shards on dp=4, tp=2"),

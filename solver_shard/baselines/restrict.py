@@ -4,6 +4,9 @@ A template says what one mesh axis does: how it stores parameters, optimizer sta
 gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
 equal layouts an elementwise op has) the solver fills in at the least cost. Templates of several axes compose.
 
+Where a step has several microbatches, gradients are accumulated as made and reduced once (``no_sync``), except that ``zero2`` and
+``zero3`` reduce each microbatch's into a cut accumulator; ``zero1`` then reduce-scatters, as gradients are whole until the end.
+
 | template | parameters | states | gradients | inputs | transitions |
 |---|---|---|---|---|---|
 | ``replicate`` | R | R | R | R | none |
@@ -15,16 +18,20 @@ equal layouts an elementwise op has) the solver fills in at the least cost. Temp
 | ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
 | ``vocab-parallel`` | embedding and head by vocabulary | alike | alike | R | activations P to R |
 | ``context-parallel`` | R | R | all-reduced | sequence | keys and values gathered, their gradients reduce-scattered |
+| ``expert-parallel`` | experts by expert | alike | all-reduced, of experts kept | batch | tokens exchanged around the experts |
 
-``megatron+vocab-parallel`` on one axis does both.
+``megatron+vocab-parallel`` on one axis does both. ``zero3+expert-parallel`` stores what is not an expert as ``zero3`` does; so do
+the other data-parallel templates.
 
 On an axis that is split into sub-axes, every part does what its axis does; tensor parallelism cuts each matrix by the parts
 that its heads allow and leaves it whole on the others (8 key-value heads on ``tp=8x2``: keys and values are cut by 8, queries by
 16), as Megatron-LM and its users do with fewer key-value heads than devices.
 
-Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages; Shoeybi et al., "Megatron-LM" (2019) and Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for tensor and sequence parallelism. Hybrid
-sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
+Sources: Rajbhandari et al., "ZeRO" (SC 2020) for the stages, DeepSpeed for what they do under accumulation (stages 2 and 3
+reduce after every backward pass, github.com/deepspeedai/DeepSpeed/issues/2252; stage 1 at the end); Shoeybi et al.,
+"Megatron-LM" (2019) and Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (MLSys 2023) for
+tensor and sequence parallelism; Lepikhin et al., "GShard" (ICLR 2021) and Rajbhandari et al., "DeepSpeed-MoE" (ICML 2022) for
+expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the outer axis and ``zero3`` on the inner one.
 """
 
 from __future__ import annotations
@@ -34,22 +41,30 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.baselines.templates import reaches, row_cut
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.heads import Heads, heads_of
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
-from solver_shard.program import Op, Phase, Program, Role
+from solver_shard.program import Op, Phase, Program, Ref, Role
 
-TEMPLATES = ("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel")
+TEMPLATES = (
+    *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel"),
+    *("context-parallel", "expert-parallel"),
+)
 """What one mesh axis can do."""
 
 _DATA = ("ddp", "zero1", "zero2", "zero3")
+_SCATTERED = ("zero2", "zero3")
+"""Those that keep no whole gradient."""
 _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
 _VOCABULARY = "vocab-parallel"
-_JOINT = tuple(f"{name}+{_VOCABULARY}" for name in _TENSOR)
-"""Tensor parallelism of the blocks and of the vocabulary, on one axis."""
+_EXPERTS = "expert-parallel"
+_JOINT = (*(f"{name}+{_VOCABULARY}" for name in _TENSOR), *(f"{name}+{_EXPERTS}" for name in _DATA))
+"""Tensor parallelism of the blocks and of the vocabulary, data and expert parallelism, on one axis."""
+_GROUPED = ("shard.grouped_mm.default", "shard.grouped_mm_weights.default")
+_SAME_EXPERTS = ("aten.permute.default", "aten._to_copy.default")
 _WHOLE = ("aten._log_softmax.default", "aten._softmax.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 
@@ -97,6 +112,12 @@ def _blocks(name: str) -> str | None:
     return first if first in _TENSOR else None
 
 
+def _data(name: str) -> str | None:
+    """How a name stores what data parallelism replicates or cuts."""
+    first = name.partition("+")[0]
+    return "ddp" if first == _EXPERTS else first if first in _DATA else None
+
+
 def _name(text: str) -> str:
     if text not in (*TEMPLATES, *_JOINT):
         close = difflib.get_close_matches(text, TEMPLATES, n=1)
@@ -118,32 +139,38 @@ class TemplateRestriction:
     special: Mapping[int, str]
     """Activations that a template may treat apart: ``joined`` (gradients of the parts of a fused projection, which are joined
     whole), ``shifted`` (labels that are moved along the sequence), ``keys`` (keys and values, and their gradients), ``vocabulary``
-    (what embedding and head leave partial)."""
+    (what embedding and head leave partial), ``rows`` (tokens sorted by expert) and ``ends`` (where those of each expert end)."""
     vocabulary: Mapping[int, int]
     """Embeddings of tokens and heads: the dim that is the vocabulary."""
+    experts: frozenset[int]
+    """Weights whose dim 0 is the expert."""
+    accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
 
     def state(self, p: int, layout: Layout) -> bool:
         for a, name in enumerate(self.templates):
-            if name in ("zero1", "zero2", "zero3"):
+            if _data(name) in ("zero1", "zero2", "zero3") and not self._by_expert(p, name):
                 if not self._cut_or_too_small(p, a, layout):
                     return False
             elif not self._stored(p, name, a, layout):
                 return False
         return True
 
+    def accumulator(self, t: int, layout: Layout) -> bool:
+        return not any(placement.is_partial and _data(name) in _SCATTERED for name, placement in zip(self.templates, layout, strict=True))
+
     def keeps_copies(self, t: int) -> bool:
         return self.program.tensors[t].role is not Role.PARAMETER
 
     def scope(self, t: int, purpose: str) -> Hashable:
         tensor = self.program.tensors[t]
-        if purpose in (OPTIMIZER, UPDATE):
+        if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
             parameter = t if purpose == UPDATE else next(p for p, g in self.program.gradients.items() if g == t)
-            return (purpose, self.cut.get(parameter))
+            return (purpose, parameter in self.experts, self.accumulates)
         if tensor.role in (Role.PARAMETER, Role.BUFFER):
-            return ("parameter",)
+            return ("parameter", t in self.experts)
         if t in self.special:
             return (self.special[t], len(tensor.shape))
         return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
@@ -155,17 +182,22 @@ class TemplateRestriction:
         """Whether a source may have this placement on one axis."""
         tensor, placement = self.program.tensors[t], layout[axis]
         if tensor.role is Role.INPUT:
-            cut = 0 if name in _DATA else _SEQUENCE if name == "context-parallel" else -1
+            cut = 0 if _data(name) else _SEQUENCE if name == "context-parallel" else -1
             if 0 <= cut < len(tensor.shape) and self._divides(tensor.shape[cut], axis, cut, layout):
                 return placement == cut
             return placement == R
-        if tensor.role is Role.PARAMETER and name == "zero3" and t in self.program.gradients:
+        if self._by_expert(t, name):
+            return placement == 0
+        if tensor.role is Role.PARAMETER and _data(name) == "zero3" and t in self.program.gradients:
             return self._cut_or_too_small(t, axis, layout)
         if name.endswith(_VOCABULARY) and t in self.vocabulary:
             return placement == self.vocabulary[t]
         if tensor.role is Role.PARAMETER and _blocks(name) and t in self.cut and self._whole_heads(t, axis):
             return placement == self.cut[t]
         return placement == R
+
+    def _by_expert(self, t: int, name: str) -> bool:
+        return name.endswith(_EXPERTS) and t in self.experts
 
     def _whole_heads(self, t: int, axis: int) -> bool:
         """Whether a part of a split axis cuts between heads; an axis that is not split is always used."""
@@ -185,13 +217,13 @@ class TemplateRestriction:
     def _divides(self, size: int, axis: int, dim: int, layout: Layout) -> bool:
         others = 1
         for a, placement in enumerate(layout):
-            if a != axis and placement == dim:
+            if a != axis and placement.is_shard and placement.dim == dim:
                 others *= self.mesh.shape[a]
         return self.mesh.shape[axis] > 1 and size >= others * self.mesh.shape[axis]
 
 
-def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> TemplateRestriction:
-    """The restriction of a program to one template per mesh axis."""
+def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, accumulates: bool = False) -> TemplateRestriction:
+    """The restriction of a program to one template per mesh axis; ``accumulates``: of a step of several microbatches."""
     cut, vocabulary = block_cut(program), vocabulary_cut(program)
     return TemplateRestriction(
         program=program,
@@ -201,6 +233,8 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...]) -> Tem
         heads=heads_of(program, cut),
         special=_special(program, vocabulary),
         vocabulary=vocabulary,
+        experts=expert_weights(program),
+        accumulates=accumulates,
     )
 
 
@@ -219,8 +253,36 @@ def vocabulary_cut(program: Program) -> dict[int, int]:
     return cut | ({largest: 0} if largest is not None else {})
 
 
-def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
+def expert_weights(program: Program) -> frozenset[int]:
+    """Parameters with one matrix per expert, read by products over rows that are sorted by expert, through views that keep dim 0."""
+    made = {t: op for op in program.ops for t in op.results}
+    found = set()
+    for op in program.ops:
+        if op.name in _GROUPED and isinstance(op.attributes.get("mat2"), Ref):
+            t = op.operands[op.attributes["mat2"].operand]
+            while t in made and made[t].name in _SAME_EXPERTS and made[t].attributes.get("dims", (0,))[0] == 0:
+                t = made[t].operands[0]
+            if program.tensors[t].role is Role.PARAMETER and len(program.tensors[t].shape) == 3:
+                found.add(t)
+    return frozenset(found)
+
+
+def _sorted_rows(program: Program) -> dict[int, str]:
+    """Activations that lie by expert, and the ends of each expert's rows."""
     found: dict[int, str] = {}
+    lengths = set()
+    for op in program.ops:
+        if op.name in _GROUPED:
+            rows, ends = (op.operands[op.attributes[name].operand] for name in ("self", "offs"))
+            lengths.add(program.tensors[rows].shape[:2])
+            found[ends] = "ends"
+    for op in program.ops:
+        found |= {t: "rows" for t in op.results if program.tensors[t].shape[:2] in lengths}
+    return found
+
+
+def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
+    found = _sorted_rows(program)
     for op in program.ops:
         backward = op.phase is Phase.BACKWARD and not op.recompute
         if op.name == "aten.cat.default" and backward:
@@ -255,22 +317,28 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
     if source == target or name == "replicate":
         return source == target
     assert isinstance(scope, tuple)
+    by_expert = name.endswith(_EXPERTS)
+    stays = by_expert and scope[0] in (ACCUMULATE, OPTIMIZER, UPDATE, "parameter") and scope[1]
+    data = None if stays else _data(name)
     rules: dict[str, Callable[[], bool]] = {
-        OPTIMIZER: lambda: _gradient(name, source, target),
-        UPDATE: lambda: name in ("zero1", "zero2") and source.is_shard and target == R,
-        "parameter": lambda: name == "zero3" and source.is_shard and target == R,
+        ACCUMULATE: lambda: data in _SCATTERED and _gradient(data, source, target),
+        OPTIMIZER: lambda: not stays and _gradient("zero2" if data == "zero1" and scope[2] else data or name, source, target),
+        UPDATE: lambda: data in ("zero1", "zero2") and source.is_shard and target == R,
+        "parameter": lambda: data == "zero3" and source.is_shard and target == R,
         "activation": lambda: _activation(name, scope[1], scope[2], source, target),
         "joined": lambda: _blocks(name) is not None and not source.is_replicate,
         "shifted": lambda: name == "context-parallel" and source.is_shard and target == R,
         "keys": lambda: name == "context-parallel" and ((source.is_shard and target == R) or (source.is_partial and target.is_shard)),
         "vocabulary": lambda: _vocabulary(name, scope[1], source, target),
+        "rows": lambda: by_expert and {source, target} == {0, 1},
+        "ends": lambda: by_expert and source == 0 and target == R,
         OUTPUT: lambda: source.is_partial and target == R,
     }
     return rules[scope[0]]()
 
 
 def _gradient(name: str, source: Placement, target: Placement) -> bool:
-    if name in ("zero2", "zero3"):
+    if name in _SCATTERED:
         return source.is_partial or (source == R and target.is_shard)
     return source.is_partial and target == R
 

@@ -67,7 +67,7 @@ def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
         return sum(p == R for p in layout)
 
     def sharded(t: int, layout: Layout) -> int:
-        return sum(2 * (p != R) + (p == 0) for p in layout)
+        return sum(2 * (p != R) + (p.is_shard and p.dim == 0) for p in layout)
 
     def megatron(outer: Callable[[int, Layout], int]) -> Callable[[int, Layout], int]:
         def score(t: int, layout: Layout) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +42,7 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
         members[c].append(v)
     for c, leader in enumerate(leaders.tolist()):
         cost = graph.node_costs(leader)
-        costs.append(_times(cost, int(copies[c])))
+        costs.append(repeated(cost, int(copies[c])))
         usages.append(graph.node_usages(leader))
         intervals.append(np.concatenate([graph.node_intervals(v) for v in members[c]]))
     counts: dict[tuple[int, int, int, bool], int] = {}
@@ -60,7 +60,7 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
         if (table, flipped, count) not in known:
             known[table, flipped, count] = len(tables)
             source = graph.tables[table]
-            tables.append(_times(source.T if flipped else source, count))
+            tables.append(repeated(source.T if flipped else source, count))
         edges.append((a, b))
         edge_tables.append(known[table, flipped, count])
     folded = ChoiceGraph(
@@ -81,13 +81,6 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
 def expand(folded: Folded, assignment: Sequence[int] | Ints) -> tuple[int, ...]:
     """The free graph's assignment that a folded one stands for."""
     return tuple(np.asarray(assignment, dtype=np.int64)[folded.member].tolist())
-
-
-def _times(costs: Ints, count: int) -> Ints:
-    if count == 1:
-        return np.ascontiguousarray(costs)
-    forbidden = costs >= FORBIDDEN
-    return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, costs) * count)
 
 
 def _plus(a: Ints, b: Ints) -> Ints:

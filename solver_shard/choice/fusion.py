@@ -11,7 +11,7 @@ reductions, several readers in one kernel, tensors that are written but not read
 
 **Price.** Each op takes the longer of its operations and of the bytes that it still moves, so a chain costs at least what one
 fused kernel would. Where a reshard changes the layout between maker and reader there is a collective between the two, no kernel
-can hold both, and the copy pays for writing the tensor and reading it back (``Reshard.spill_ns``).
+can hold both, and the copy pays for writing the tensor and reading it back (``Reshard.traffic_ns``).
 
 **Memory** is not changed: a fused tensor still counts its bytes, so the peak is an upper bound.
 """

@@ -21,6 +21,14 @@ FORBIDDEN = 10**18
 Ints = NDArray[np.int64]
 
 
+def repeated(costs: Ints, count: int) -> Ints:
+    """Costs of what is paid ``count`` times; what is forbidden stays so."""
+    if count == 1:
+        return np.ascontiguousarray(costs)
+    forbidden = costs >= FORBIDDEN
+    return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, costs) * count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChoiceGraph:
     """An immutable choice graph of N nodes and E edges.

@@ -12,6 +12,9 @@ prolong the life of what they view.
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
+
+With several microbatches a step, all times are those of one microbatch, of any: what lives for the whole step lives through each
+of them. A gradient is then added to its accumulator where it is made, and its own bytes end there.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver_shard.program import Phase, Program
+from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
 FORWARD = "forward"
+ACCUMULATE = "accumulate"
 OPTIMIZER = "optimizer"
 OUTPUT = "output"
 UPDATE = "update"
@@ -69,13 +73,22 @@ class Lives:
     end: int
 
 
+def either_order(program: Program) -> frozenset[int]:
+    """Tensors that several axes may cut on one dim in either order: what is stored or reduced, not what ops make for each other."""
+    parameters = {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
+    return frozenset(parameters | set(program.gradients.values()))
+
+
 def family_of(rule: Rule, name: str) -> str:
     """The key by which readers of one tensor and phase are grouped."""
     return "matmul" if rule.matmul and name == "aten.einsum.default" else name
 
 
-def lives(program: Program, rules: Sequence[Rule]) -> Lives:
-    """Group the readers of every tensor and find when its bytes live; ``rules`` has one rule per op."""
+def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
+    """Group the readers of every tensor and find when its bytes live; ``rules`` has one rule per op.
+
+    ``accumulates``: gradients go to accumulators; the optimizer group of a gradient then ends with its addition.
+    """
     update = len(program.ops)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
@@ -88,7 +101,7 @@ def lives(program: Program, rules: Sequence[Rule]) -> Lives:
         found = []
         for (purpose, family), readers in keyed.get(t, {}).items():
             start = readers[0][0] if readers else made[t] if purpose == OPTIMIZER else update
-            stop = start + 1 if readers else end
+            stop = start + 1 if readers or (purpose == OPTIMIZER and accumulates) else end
             for i, _ in readers:
                 stop = max(stop, i + 1)
                 if rules[i].view:

@@ -12,7 +12,11 @@ With a sharded parameter this is the choice between gathering once (ZeRO-2) and 
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
-ZeRO-1, 2, 3, hybrid sharding and their mixtures are points of the graph.
+ZeRO-1, 2, 3, hybrid sharding and their mixtures are points of the graph. Parameters, their states and their gradients, once
+reduced, may be cut by several axes on one dim in either order (``_S(d)``); no op reads or makes such a layout.
+
+A step of several microbatches pays all ops and reshards of forward and backward that many times, and adds gradients up in
+accumulators; see ``choice.accumulate``, and there for reduce dtypes and clipping too.
 
 All memory is node usage.
 
@@ -27,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from solver_shard.choice.fusion import fused_tensors
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.groups import FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, lives
+from solver_shard.choice.gradients import lower_clipping, lower_gradient
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, repeated
+from solver_shard.choice.groups import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
 from solver_shard.choice.strategies import OpStrategies, op_strategies
@@ -44,7 +49,7 @@ from solver_shard.choice.tables import (
     tail_table,
 )
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
+from solver_shard.costs.layouts import free_moves, is_even
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -64,22 +69,24 @@ def lower(
     limit: int | None = None,
     restriction: Restriction | None = None,
     fusion: bool = False,
+    microbatches: int = 1,
 ) -> Lowering:
     """Build the choice graph of a program on the cost model's mesh.
 
     Args:
         rulebook: gives the rule of each op.
         costs: prices compute and transitions; holds the mesh and the overlap discount.
-        optimizer_state: what the optimizer keeps and moves per element of a trained parameter.
+        optimizer_state: what the optimizer keeps and moves per element of a trained parameter; how gradients are reduced and clipped.
         pins: layouts that the user allows, by tensor position.
         limit: bytes that may be live on one device at any time.
         restriction: layouts and transitions to which the graph is narrowed.
         fusion: price pointwise chains as fused, see ``choice.fusion``.
+        microbatches: how many times a step runs the program before its update.
 
     Raises:
         InputError: a pin leaves a tensor without a layout.
     """
-    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion).run(limit)
+    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion, microbatches).run(limit)
 
 
 class _Lowerer:
@@ -92,16 +99,20 @@ class _Lowerer:
         pins: Pins,
         restriction: Restriction | None,
         fusion: bool,
+        microbatches: int,
     ) -> None:
         self.program, self.costs, self.state, self.pins, self.restriction = program, costs, state, pins, restriction
+        self.microbatches, self.accumulates = microbatches, microbatches > 1
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.even = rulebook.conservative
-        self.lives = lives(program, self.rules)
+        self.lives = lives(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
+        moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.either = either_order(program)
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
         self.index: dict[tuple[Kind, int, int], int] = {}
@@ -118,6 +129,8 @@ class _Lowerer:
         if self.state.optimizer != "none":
             for p in self.program.gradients:
                 self._state(p)
+            if self.state.clip and self.program.gradients:
+                lower_clipping(self)
         strategies = [self._strategies(i) for i in range(len(self.program.ops))]
         for i, op in enumerate(self.program.ops):
             for j, t in enumerate(op.operands):
@@ -150,11 +163,14 @@ class _Lowerer:
             lives=self.lives,
             buckets=self.buckets,
             fused=self.fused,
+            microbatches=self.microbatches,
         )
 
     def _name(self, node: Node) -> str:
         if node.kind is Kind.OP:
             return f"op {node.item} {self.program.ops[node.item].name}"
+        if node.kind is Kind.CLIP:
+            return "gradient norm"
         suffix = f" {self.lives.groups[node.item][node.group].family}" if node.kind in (Kind.RESHARD, Kind.TAIL) else ""
         if node.kind is Kind.KEEP and node.group:
             suffix = f" {self.lives.groups[node.item][node.group - 1].family}"
@@ -177,11 +193,11 @@ class _Lowerer:
 
     def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
-        return self._pinned(t, self._stored(self.program.tensors[t].shape))
+        return self._pinned(t, self._stored(self.program.tensors[t].shape, t in self.either))
 
-    def _stored(self, shape: tuple[int, ...]) -> Layouts:
+    def _stored(self, shape: tuple[int, ...], orders: bool) -> Layouts:
         """Layouts without pending reductions; of conservative rules only those with equal shards."""
-        found = legal_layouts(shape, self.mesh_shape, ())
+        found = self.costs.layouts(shape, (), orders)
         return tuple(layout for layout in found if is_even(layout, shape, self.mesh_shape)) if self.even else found
 
     def _pinned(self, t: int, layouts: Layouts) -> Layouts:
@@ -199,11 +215,11 @@ class _Lowerer:
             raise InputError(f"the template leaves {self.program.tensors[t].name!r} no layout on mesh {self.costs.mesh}; use another one")
         return kept
 
-    def _bytes(self, t: int, layouts: Layouts) -> Ints:
+    def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None) -> Ints:
         tensor = self.program.tensors[t]
-        key = ("bytes", tensor.shape, tensor.dtype, layouts)
+        key = ("bytes", tensor.shape, dtype or tensor.dtype, layouts)
         if key not in self.cache:
-            self.cache[key] = self.costs.local_bytes(tensor.shape, tensor.dtype, layouts)
+            self.cache[key] = self.costs.local_bytes(tensor.shape, dtype or tensor.dtype, layouts)
         found: Ints = self.cache[key]
         return found
 
@@ -217,11 +233,12 @@ class _Lowerer:
     def _state(self, p: int) -> None:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
-        layouts = self._stored(tensor.shape)
+        layouts = self._stored(tensor.shape, True)
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
         times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype)
+        times = times + self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         usages = elements * self.state.resident_bytes(tensor.dtype)
         v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
         parameter = self.index[Kind.SOURCE, p, 0]
@@ -247,7 +264,7 @@ class _Lowerer:
         fused = tuple(t in self.fused for t in (*op.operands, *op.results))
         key = ("op cost", id(column), op.name, fused)
         if key not in self.cache:
-            self.cache[key] = op_nanoseconds(self.program, i, column, self.costs, self.fused)
+            self.cache[key] = repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused), self.microbatches)
         times: Ints = self.cache[key]
         v = self._add(Node(kind=Kind.OP, item=i), times, np.zeros_like(times), (i, i))
         for j, t in enumerate(op.results):
@@ -265,12 +282,15 @@ class _Lowerer:
         if (Kind.RESHARD, t, k) in self.index:
             return
         group = self.lives.groups[t][k]
+        if group.purpose == OPTIMIZER and (self.accumulates or self._reduced_dtype(t) != self.program.tensors[t].dtype):
+            lower_gradient(self, t, k)
+            return
         producer = self._hold(t) if group.late else self._producer(t)
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
         alias = tuple(layout for layout in need if layout in set(held))
         tensor = self.program.tensors[t]
-        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused)
+        scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
@@ -287,12 +307,19 @@ class _Lowerer:
                 origins = self.nodes[producer].origins
                 self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
-            for p in self._parameters(t):
-                # the update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter
-                sliced = (Kind.STATE, p, 0) in self.index
-                target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
-                layouts, build = self.nodes[target].layouts, free_table if sliced else equal_table
-                self._edge(v, target, (sliced, node.layouts, layouts), lambda b=build, y=layouts: b(node.layouts, y))  # type: ignore[misc]
+            self._handed_over(t, v)
+
+    def _handed_over(self, t: int, v: int) -> None:
+        """The update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter."""
+        given = self.nodes[v].layouts
+        for p in self._parameters(t):
+            sliced = (Kind.STATE, p, 0) in self.index
+            target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
+            layouts, build = self.nodes[target].layouts, free_table if sliced else equal_table
+            self._edge(v, target, (sliced, given, layouts), lambda b=build, y=layouts: b(given, y))  # type: ignore[misc]
+
+    def _reduced_dtype(self, t: int) -> str:
+        return self.state.gradient_dtype(self.program.tensors[t].dtype)
 
     def _producer(self, t: int) -> int:
         return self.index[Kind.RESULT if t in self.made else Kind.SOURCE, t, 0]
@@ -360,7 +387,7 @@ class _Lowerer:
 
     def _discounted(self, t: int, purpose: str) -> bool:
         """Parameter gathers and gradient reductions can run beside compute; the overlap option discounts them."""
-        return self.program.tensors[t].role is Role.PARAMETER or purpose == OPTIMIZER
+        return self.program.tensors[t].role is Role.PARAMETER or purpose in (ACCUMULATE, OPTIMIZER)
 
     def _bucket(self, t: int, purpose: str) -> int:
         """How many tensors share the launches of this one's transitions."""
@@ -374,6 +401,7 @@ class _Lowerer:
         if t in self.fused:
             spill = spill_nanoseconds(self.program.tensors[t].dtype, self._bytes(t, held)[:, None], self._bytes(t, need), self.costs)
             table = np.where(table >= FORBIDDEN, FORBIDDEN, table + spill)
+        table = table if group.purpose == OPTIMIZER else repeated(table, self.microbatches)
         same = equal_table(held, need) == 0
         if group.readers:
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
@@ -385,7 +413,9 @@ class _Lowerer:
         """Cost of every transition of a tensor, after the overlap discount where it applies."""
         tensor = self.program.tensors[t]
         reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
-        table = self.costs.transitions(tensor.shape, tensor.dtype, reductions, self._bucket(t, purpose)).costs_between(held, need)
+        dtype = self._reduced_dtype(t) if purpose in (ACCUMULATE, OPTIMIZER) else tensor.dtype
+        moves = self.costs.transitions(tensor.shape, dtype, reductions, self._bucket(t, purpose), t in self.either)
+        table = moves.costs_between(held, need)
         if self.restriction is not None:
             scope, move = self.restriction.scope(t, purpose), self.restriction.move
             allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)

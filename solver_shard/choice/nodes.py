@@ -27,6 +27,9 @@ class Restriction(Protocol):
     def state(self, p: int, layout: Layout) -> bool:
         """Whether a parameter's optimizer state may be stored so."""
 
+    def accumulator(self, t: int, layout: Layout) -> bool:
+        """Whether the accumulator of a gradient may be laid out so."""
+
     def keeps_copies(self, t: int) -> bool:
         """Whether a copy that the forward pass made may be kept for the backward pass."""
 
@@ -48,15 +51,20 @@ class Kind(enum.Enum):
     HOLD = "hold"
     KEEP = "keep"
     STATE = "state"
+    ACCUMULATE = "accumulate"
+    ACCUMULATOR = "accumulator"
+    CLIP = "clip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
     """One node: ``item`` is the op position for OP, the tensor position otherwise; ``group`` counts the tensor's groups.
 
-    ``layouts`` has the layout of every strategy (not for OP). A RESHARD's first ``aliases`` strategies are aliases. A
+    ``layouts`` has the layout of every strategy (not for OP and CLIP). The first ``aliases`` strategies of a RESHARD or
+    ACCUMULATE are aliases; of the way from an accumulator to the update, those that stay in the accumulator's bytes. A
     HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
-    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin.
+    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin. The one CLIP belongs to no tensor,
+    ``item`` is -1; its strategies are the ``axes`` over which the gradient norm is summed.
     """
 
     kind: Kind
@@ -65,6 +73,7 @@ class Node:
     layouts: Layouts = ()
     aliases: int = 0
     origins: tuple[int, ...] = ()
+    axes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,3 +88,4 @@ class Lowering:
     lives: Lives
     buckets: Mapping[tuple[int, str], int]
     fused: frozenset[int]
+    microbatches: int = 1

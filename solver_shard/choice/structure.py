@@ -55,6 +55,8 @@ def node_classes(lowering: Lowering) -> Ints:
         key: tuple[object, ...]
         if node.kind is Kind.OP:
             key = (node.kind, int(ops[node.item]))
+        elif node.kind is Kind.CLIP:
+            key = (node.kind,)
         elif node.kind in (Kind.RESHARD, Kind.TAIL):
             group = lowering.lives.groups[node.item][node.group]
             key = (node.kind, tensor_key[node.item], group.purpose, group.family)

@@ -21,6 +21,14 @@ class Objective(enum.StrEnum):
     MEMORY = "memory"
 
 
+class ReduceDtype(enum.StrEnum):
+    """In which gradients are reduced."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+
+
 class Optimizer(enum.StrEnum):
     """Which optimizer's state to count."""
 
@@ -60,6 +68,9 @@ def solve(
     dtype: Annotated[
         str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
     ] = None,
+    microbatches: Annotated[
+        int, typer.Option(min=1, help="Run the batch in this many parts, one after the other, and accumulate their gradients.")
+    ] = 1,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
     master_weights: Annotated[
         bool,
@@ -69,6 +80,11 @@ def solve(
         int | None,
         typer.Option(help="Optimizer state per parameter element, where it is not the optimizer's own.", show_default=False),
     ] = None,
+    reduce_dtype: Annotated[
+        ReduceDtype | None,
+        typer.Option(help="Reduce, accumulate and hold gradients in this dtype (default: each in its own).", show_default=False),
+    ] = None,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.")] = False,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
     checkpoint: Annotated[
         bool,
@@ -77,7 +93,9 @@ def solve(
     pin: Annotated[
         list[str] | None,
         typer.Option(
-            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes.", show_default=False
+            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes, "
+            "'up_proj.weight=_S(0),S(0)' for dim 0 cut by the right axis first.",
+            show_default=False,
         ),
     ] = None,
     split: Annotated[
@@ -93,7 +111,8 @@ def solve(
         str | None,
         typer.Option(
             help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-            "megatron-sp, vocab-parallel, context-parallel, as in dp=zero3,tp=megatron+vocab-parallel; or one name for all; or hsdp.",
+            "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
+            "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
             show_default=False,
         ),
     ] = None,
@@ -150,9 +169,12 @@ def solve(
             dtype=dtype,
             forward_only=forward_only,
             checkpoint=checkpoint,
+            microbatches=microbatches,
             optimizer=optimizer.value,
             master_weights=master_weights,
             state_bytes=state_bytes,
+            reduce_dtype=None if reduce_dtype is None else reduce_dtype.value,
+            clip=clip,
             pins=tuple(pin or ()),
             split=split if split is not None else not no_split,
             template=template,

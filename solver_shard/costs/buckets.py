@@ -4,10 +4,11 @@
 ('model.layers.3', '')
 
 A **bucket** holds the parameters of one unit and dtype that are moved for one purpose: gathered for the forward or the
-backward pass, gathered after the update, or, as gradients, reduced for it. A unit is what users hand to ``fully_shard``: the
-module down to the first number in its path (a block of a numbered stack), and the model itself for all parameters outside of
-blocks. PyTorch FSDP gathers and reduces a unit with one collective (Zhao et al., "PyTorch FSDP", VLDB 16(12), 2023, section
-3.2); DDP reduces buckets of gradients (Li et al., "PyTorch Distributed", VLDB 13(12), 2020, section 3.2).
+backward pass, gathered after the update, or, as gradients, reduced for it: into an accumulator, or to the update. A unit is
+what users hand to ``fully_shard``: the module down to the first number in its path (a block of a numbered stack), and the
+model itself for all parameters outside of blocks. PyTorch FSDP gathers and reduces a unit with one collective (Zhao et al.,
+"PyTorch FSDP", VLDB 16(12), 2023, section 3.2); DDP reduces buckets of gradients (Li et al., "PyTorch Distributed", VLDB
+13(12), 2020, section 3.2).
 
 **Price.** Every member pays 1/k of the launch and of the latency per hop, k being the number of members, and its own bytes in
 full; each step is rounded up. k is counted on the program, once and for all, so that the price of a tensor does not depend on
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Mapping
 
 from solver_shard.program import Program, Role
 
-REDUCED = "optimizer"
+REDUCED = ("accumulate", "optimizer")
 GATHERED = ("forward", "backward", "update")
 
 
@@ -50,7 +51,7 @@ def bucket_sizes(program: Program, moves: Iterable[tuple[int, str]]) -> Mapping[
     members: dict[tuple[str, str, str], set[int]] = {}
     for t, purpose in moves:
         tensor = program.tensors[t]
-        if purpose == REDUCED and t in parameter_of:
+        if purpose in REDUCED and t in parameter_of:
             unit = unit_of(program.tensors[parameter_of[t]].name)
         elif purpose in GATHERED and tensor.role is Role.PARAMETER:
             unit = unit_of(tensor.name)

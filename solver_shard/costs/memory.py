@@ -11,7 +11,12 @@
 AdamW keeps two moments; with a master copy they and the copy are f32 (Micikevicius et al., "Mixed precision training",
 ICLR 2018; the 12 bytes per element of Rajbhandari et al., "ZeRO", SC 2020, section 3.1), otherwise they have the
 parameter's dtype, as torch.optim does. Plain SGD keeps nothing. Parameters of 16 bits or less get a master copy unless
-told otherwise, wider ones never do. Gradients have the parameter's dtype.
+told otherwise, wider ones never do. Gradients have the parameter's dtype, unless they are reduced in another one and held in
+it until the update, as FSDP2's ``MixedPrecisionPolicy(reduce_dtype=...)`` and Megatron-LM's f32 main gradients are:
+
+>>> megatron = optimizer_state("adamw", reduce_dtype="f32")  # 18 bytes per element of a bf16 parameter, with its own 2
+>>> megatron.gradient_bytes("bf16") + megatron.resident_bytes("bf16")
+16
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ OPTIMIZERS: Mapping[str, int] = MappingProxyType({"adamw": 2, "sgd": 0, "none": 
 
 MAX_STATE_BYTES = 1024
 _MASTER_BYTES = 4
+REDUCE_DTYPES = ("f32", "bf16", "f16")
+"""What gradients can be reduced in, besides their own dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +46,23 @@ class OptimizerState:
         optimizer: a key of ``OPTIMIZERS``; with ``none`` nothing is kept and nothing is updated.
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_override: bytes of optimizer state per element instead of the optimizer's own (2 for 8-bit AdamW).
+        reduce_dtype: in which gradients are reduced, accumulated and handed to the update; None for their own.
+        clip: gradients are scaled to a norm before the update.
     """
 
     optimizer: str
     master_weights: bool = True
     state_override: int | None = None
+    reduce_dtype: str | None = None
+    clip: bool = False
+
+    def gradient_dtype(self, dtype: str) -> str:
+        """In which a gradient is reduced, accumulated and read by the update; ``dtype`` is its own."""
+        return self.reduce_dtype or dtype
 
     def gradient_bytes(self, dtype: str) -> int:
-        """Of the gradient."""
-        return DTYPE_BYTES[dtype]
+        """Of the gradient that the update reads."""
+        return DTYPE_BYTES[self.gradient_dtype(dtype)]
 
     def state_bytes(self, dtype: str) -> int:
         """Of the optimizer's own values."""
@@ -69,13 +84,19 @@ class OptimizerState:
         """Device memory that one update reads and writes; 0 for ``none``.
 
         The gradient is read, the state read and written; a master copy is read and written and the parameter then
-        only written, otherwise the parameter is read and written.
+        only written, otherwise the parameter is read and written. Clipping reads and writes the gradient once more to scale it
+        (``torch.nn.utils.clip_grad_norm_`` always does, to spare the host a wait); the pass for its norm is ``norm_bytes``.
         """
         if self.optimizer == "none":
             return 0
         master = self.master_bytes(dtype)
         stepped = 2 * master + DTYPE_BYTES[dtype] if master else 2 * DTYPE_BYTES[dtype]
-        return self.gradient_bytes(dtype) + 2 * self.state_bytes(dtype) + stepped
+        gradient = (3 if self.clip else 1) * self.gradient_bytes(dtype)
+        return gradient + 2 * self.state_bytes(dtype) + stepped
+
+    def norm_bytes(self, dtype: str) -> int:
+        """Device memory that is read for the norm of the gradient, by a reduction kernel; 0 without clipping."""
+        return self.gradient_bytes(dtype) if self.clip and self.optimizer != "none" else 0
 
     def __str__(self) -> str:
         parts = [self.optimizer]
@@ -83,10 +104,21 @@ class OptimizerState:
             parts.append("f32 master weights for parameters of 16 bits or less" if self.master_weights else "no master weights")
             if self.state_override is not None:
                 parts.append(f"{self.state_override} bytes of state per element")
+        if self.reduce_dtype is not None:
+            parts.append(f"gradients reduced in {self.reduce_dtype}")
+        if self.clip:
+            parts.append("clipped to a norm")
         return ", ".join(parts)
 
 
-def optimizer_state(name: str = "adamw", *, master_weights: bool = True, state_bytes: int | None = None) -> OptimizerState:
+def optimizer_state(
+    name: str = "adamw",
+    *,
+    master_weights: bool = True,
+    state_bytes: int | None = None,
+    reduce_dtype: str | None = None,
+    clip: bool = False,
+) -> OptimizerState:
     """The memory rules of an optimizer; InputError names the legal ones.
 
     >>> print(optimizer_state("adamw", state_bytes=2))
@@ -104,4 +136,12 @@ def optimizer_state(name: str = "adamw", *, master_weights: bool = True, state_b
         raise InputError(
             f"{state_bytes!r} bytes of optimizer state per element is not legal; legal: a whole number from 0 to {MAX_STATE_BYTES}"
         )
-    return OptimizerState(optimizer=name, master_weights=master_weights, state_override=state_bytes)
+    if reduce_dtype is not None and reduce_dtype not in REDUCE_DTYPES:
+        raise InputError(
+            f"gradients cannot be reduced in {reduce_dtype!r}; legal: {', '.join(REDUCE_DTYPES)}; left out, it is each gradient's own dtype"
+        )
+    if clip and name == "none":
+        raise InputError(
+            "clipping to a gradient norm was asked without an optimizer that steps; choose adamw or sgd, or leave clipping out"
+        )
+    return OptimizerState(optimizer=name, master_weights=master_weights, state_override=state_bytes, reduce_dtype=reduce_dtype, clip=clip)

@@ -43,8 +43,8 @@ class CostModel:
             raise InputError(f"overlap {overlap!r} is not legal; legal: a number from 0 (all communication exposed) to 1 (all hidden)")
         self.mesh, self.cluster, self.overlap = mesh, cluster, float(overlap)
         self.collectives = Collectives(mesh, cluster)
-        self._tables: dict[tuple[tuple[int, ...], int, tuple[str, ...], int], TransitionTable] = {}
-        self._layouts: dict[tuple[tuple[int, ...], tuple[str, ...]], tuple[Layout, ...]] = {}
+        self._tables: dict[tuple[tuple[int, ...], int, tuple[str, ...], int, bool], TransitionTable] = {}
+        self._layouts: dict[tuple[tuple[int, ...], tuple[str, ...], bool], tuple[Layout, ...]] = {}
 
     def collective_ns(self, kind: str, axes: tuple[int, ...], nbytes: int) -> int:
         """Time of one collective over the axes flattened into one group; the bytes are those of one device.
@@ -58,21 +58,24 @@ class CostModel:
         """Roofline time on one device, elementwise over the broadcast arrays, rounded up: int64. ``kernel``: see ``kernels``."""
         return roofline_ns(self.cluster.device, flops, nbytes, dtype, kernel)
 
-    def layouts(self, shape: Sequence[int], reductions: Sequence[str] = ("sum",)) -> tuple[Layout, ...]:
-        """Legal layouts of a tensor, replicated first (cached); see ``legal_layouts``."""
-        key = (tuple(shape), tuple(reductions))
+    def layouts(self, shape: Sequence[int], reductions: Sequence[str] = ("sum",), orders: bool = False) -> tuple[Layout, ...]:
+        """Legal layouts of a tensor, replicated first (cached); see ``legal_layouts``. ``orders``: strided ones too."""
+        key = (tuple(shape), tuple(reductions), orders)
         if key not in self._layouts:
-            self._layouts[key] = legal_layouts(key[0], self.mesh.shape, key[1])
+            self._layouts[key] = legal_layouts(key[0], self.mesh.shape, key[1], self.mesh.wholes if orders else None)
         return self._layouts[key]
 
-    def transitions(self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",), bucket: int = 1) -> TransitionTable:
+    def transitions(
+        self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",), bucket: int = 1, orders: bool = False
+    ) -> TransitionTable:
         """The transition table of a tensor that shares its launches with ``bucket`` - 1 others (see ``buckets``).
 
-        Cached by shape, element size, reductions and bucket; each table obeys the triangle inequality.
+        ``orders``: with strided layouts, as parameters and their gradients may have. Cached by shape, element size, reductions,
+        bucket and orders; each table obeys the triangle inequality.
         """
-        key = (tuple(shape), DTYPE_BYTES[dtype], tuple(reductions), bucket)
+        key = (tuple(shape), DTYPE_BYTES[dtype], tuple(reductions), bucket, orders)
         if key not in self._tables:
-            self._tables[key] = build_table(*key[:3], self.collectives, bucket)
+            self._tables[key] = build_table(*key[:3], self.collectives, bucket, orders)
         return self._tables[key]
 
     def local_bytes(self, shape: Sequence[int], dtype: str, layouts: Sequence[Layout]) -> Ints:

@@ -16,11 +16,12 @@ all_gather (1,) S(0)S(0) -> S(0)R 8388608
     S(d) → S(e)   all_to_all           P(op) → S(d)   reduce_scatter
     R → S(d)      slice (local, free)
 
-All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P, see
+S(d) stands for _S(d) as well. All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P, see
 ``layouts.free_move``).
 
-**Order.** Where several axes cut one dim the left one is the major one. So a step may cut or join dim d along its axes
-only if no axis that is to the right of one of them, and not in the step itself, cuts d: otherwise rows would change hands.
+**Order.** A step may cut or join dim d along its axes only if no axis outside the step is minor to one of them in the order of d
+(see ``solver_shard.layout``): otherwise rows would change hands. So on dp,tp the gather over dp starts from _S(0)S(0), where dp is
+the minor axis, and not from S(0)S(0). No step permutes the order; paths over gathers, slices and exchanges do.
 
 **Bytes** are those that the collective is called with, padded as torch pads uneven shards: the step's group size times
 the largest piece that one device sends to another (all_reduce: the local buffer).
@@ -43,13 +44,15 @@ from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
 from solver_shard.errors import InputError, InternalError
-from solver_shard.layout import Layout, R
+from solver_shard.layout import STRIDED, Layout, P, R
 
 Ints = NDArray[np.int64]
 
 MAX_LAYOUTS = 3000
 """Tables grow with the square and their time with the cube: 1,000 layouts take some seconds."""
 
+_SUM = int(P("sum"))
+"""Codes from here down are partial."""
 _STEP = 64
 """Costs are multiplied by this and each step adds one, so that fewer steps win among equal costs."""
 _FAR = np.int64(2**61)
@@ -92,7 +95,8 @@ class TransitionTable:
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
         self._steps = steps
-        self._ranked = _shortest(len(layouts), steps)
+        partials = (codes_of(layouts) <= _SUM).sum(axis=1)
+        self._ranked = _shortest(partials, steps)
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
 
     def costs_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
@@ -134,17 +138,18 @@ class TransitionTable:
 
 
 def build_table(
-    shape: Sequence[int], itemsize: int, reductions: Sequence[str], collectives: Collectives, bucket: int = 1
+    shape: Sequence[int], itemsize: int, reductions: Sequence[str], collectives: Collectives, bucket: int = 1, orders: bool = False
 ) -> TransitionTable:
     """The transition table of a tensor with this global shape and this many bytes per element.
 
-    ``bucket``: how many tensors share the launch and latency of every step (see ``buckets``).
+    ``bucket``: how many tensors share the launch and latency of every step (see ``buckets``). ``orders``: with the layouts in
+    which several axes cut one dim in another order than from left to right.
 
     Raises:
         InputError: the mesh has so many axes that the tensor has more than ``MAX_LAYOUTS`` layouts.
     """
     mesh_shape = collectives.mesh.shape
-    layouts = legal_layouts(shape, mesh_shape, reductions)
+    layouts = legal_layouts(shape, mesh_shape, reductions, collectives.mesh.wholes if orders else None)
     if len(layouts) > MAX_LAYOUTS:
         raise InputError(
             f"a tensor of shape {tuple(shape)} has {len(layouts)} layouts on mesh {collectives.mesh}; "
@@ -184,24 +189,26 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     axis_sets = tuple(itertools.chain.from_iterable(itertools.combinations(live, k) for k in range(1, len(live) + 1)))
     # Layouts as one number each; shifting a placement on some axes is then an addition.
     low = int(codes.min(initial=0))
-    base = dims - low + 1
+    strided = int(codes.max(initial=0)) >= STRIDED
+    dense = np.where(codes >= STRIDED, codes - STRIDED + dims, codes)  # R is -1, S(d) is d, _S(d) is dims + d
+    base = (2 if strided else 1) * dims - low + 1
     radix = np.array([base ** (len(mesh_shape) - 1 - a) for a in range(len(mesh_shape))], dtype=np.int64)
-    keys = (codes - low) @ radix
+    keys = (dense - low) @ radix
     order = np.argsort(keys)
     ordered = keys[order]
     found = []
     numel = sizes.prod(axis=1)
     for number, axes in enumerate(axis_sets):
-        columns = codes[:, axes]
+        columns = dense[:, axes]
         uniform = np.flatnonzero((columns == columns[:, :1]).all(axis=1))
-        fixed = _cut_to_the_right(codes, axes, dims)
+        fixed = _cut_after(dense, axes, dims)
         shift = int(radix[list(axes)].sum())
         group = int(np.prod([mesh_shape[a] for a in axes]))
         own = columns[uniform, 0]
-        for target in range(-1, dims):
+        for target in range(-1, 2 * dims if strided else dims):
             before = uniform[own != target]
-            was = codes[before, axes[0]]
-            # dims that the step cuts or joins must not be cut by an axis to the right
+            was = dense[before, axes[0]]
+            # in dims that the step cuts or joins, no other axis may be minor to it
             if target >= 0:
                 before, was = before[~fixed[before, target]], was[~fixed[before, target]]
             joined = was >= 0
@@ -218,7 +225,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
             else:
                 kinds = np.where(was >= 0, 4, np.where(was == R, 0, 2))
                 # the piece that one device sends: cut along the old and the new dim
-                piece = numel[before] // np.maximum(sizes[before, target], 1) * sizes[after, target]
+                piece = numel[before] // np.maximum(sizes[before, target % dims], 1) * sizes[after, target % dims]
                 elements = np.where(was == R, 0, group * piece)
             found.append((before, after, kinds, np.full(len(before), number, dtype=np.int64), elements * itemsize))
     if not found:
@@ -236,24 +243,37 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     return _Steps(axis_sets=axis_sets, rows=rows, before=before, after=after, kinds=kinds, sets=sets, nbytes=nbytes, weights=weights)
 
 
-def _cut_to_the_right(codes: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
-    """Per layout and dim: whether an axis right of the first of ``axes``, but not one of them, cuts the dim."""
-    fixed = np.zeros((len(codes), dims), dtype=np.bool_)
-    for right in range(axes[0] + 1, codes.shape[1]):
-        if right not in axes:
+def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
+    """Per layout and dense code (S(d), then _S(d)): whether an axis outside ``axes`` is minor to one of them, if they have the code."""
+    fixed = np.zeros((len(dense), 2 * dims), dtype=np.bool_)
+    for other in range(dense.shape[1]):
+        if other not in axes:
             for dim in range(dims):
-                fixed[:, dim] |= codes[:, right] == dim
+                late = dense[:, other] == dims + dim
+                fixed[:, dim] |= late
+                if other > axes[0]:
+                    fixed[:, dim] |= dense[:, other] == dim
+                    fixed[:, dims + dim] |= late
     return fixed
 
 
-def _shortest(count: int, steps: _Steps) -> Ints:
-    """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout."""
+def _shortest(partials: Ints, steps: _Steps) -> Ints:
+    """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout.
+
+    No step adds a pending reduction, so a layout is a station only on ways from layouts that have at least as many, to layouts that
+    have at most as many (``partials``: how many each has). Sorted by that number, both are slices.
+    """
+    count = len(partials)
+    order = np.argsort(-partials, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(count)
     ranked = np.full((count, count), _FAR, dtype=np.int64)
-    ranked[steps.before, steps.after] = steps.weights
+    ranked[place[steps.before], place[steps.after]] = steps.weights
     np.fill_diagonal(ranked, 0)
-    through = np.empty_like(ranked)
-    for middle in range(count):
-        np.add(ranked[:, middle, None], ranked[None, middle, :], out=through)
-        np.minimum(ranked, through, out=ranked)
+    fewer = -partials[order]
+    firsts, ends = np.searchsorted(fewer, fewer, side="left").tolist(), np.searchsorted(fewer, fewer, side="right").tolist()
+    for middle, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+        block = ranked[:end, first:]
+        np.minimum(block, ranked[:end, middle, None] + ranked[None, middle, first:], out=block)
     np.minimum(ranked, _FAR, out=ranked)
-    return ranked
+    return np.asarray(ranked[place[:, None], place[None, :]])

@@ -13,12 +13,16 @@ What is kept of a tensor between its forward and its later readers is what the p
 any more. A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new
 values then go to the parameter's layout.
 
+A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
+count 1/N, and what the step compares with is the mean of the unsharded gradients.
+
 Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
 (arange, full, ...) are computed whole and then cut.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,12 +30,16 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
+from solver_shard.export.gradients import Gradients
 from solver_shard.export.implementations import FREE, Part, free, perform, way_of
 from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, groups, join, move, split
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import Plan, Reshard
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Op, Program
+
+Values = Mapping[int, torch.Tensor]
+"""Whole tensors by position in the program."""
 
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
@@ -41,11 +49,12 @@ class SimulationResult:
     """What a simulated step returned.
 
     Attributes:
-        outputs: whole tensors, in the order of the program's outputs.
-        gradients: whole gradient by parameter name.
+        outputs: whole tensors, in the order of the program's outputs, microbatch after microbatch.
+        gradients: whole gradient by parameter name, as the update reads it: the mean over microbatches, clipped where the plan clips.
         parameters: whole updated parameter by name, of those that have an optimizer.
         collectives: how many ran, by kind and names of the mesh axes.
         nbytes: bytes that one device called them with, by kind.
+        norm: of all gradients together before clipping; None where the plan does not clip.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -53,98 +62,124 @@ class SimulationResult:
     parameters: Mapping[str, torch.Tensor]
     collectives: Mapping[tuple[str, tuple[str, ...]], int]
     nbytes: Mapping[str, int]
+    norm: float | None = None
 
 
 def simulate(
     plan: Plan,
     program: Program,
-    values: Mapping[int, torch.Tensor],
+    values: Values | Sequence[Values],
     *,
-    reference: Mapping[int, torch.Tensor] | None = None,
+    reference: Values | Sequence[Values] | None = None,
     tolerance: float = 1e-4,
     absolute: float = 1e-6,
     rate: float = 0.25,
+    max_norm: float = 1.0,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
     Args:
         program: the one that the plan was made for.
-        values: whole tensors of the program's sources by position; shapes are the program's.
-        reference: whole values of other tensors, as ``run`` returns them; the first op whose result departs is an error.
+        values: whole tensors of the program's sources by position; shapes are the program's. A list has one mapping for each
+            microbatch of the plan; parameters are those of the first.
+        reference: whole values of other tensors, as ``run`` returns them; the first op whose result departs is an error. A list where
+            ``values`` is one.
         tolerance: largest difference from the reference, relative to the reference's largest value.
         absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
         rate: of the gradient step.
+        max_norm: to which gradients are clipped, where the plan clips them.
 
     Raises:
-        InputError: a source has no value or one of another shape, or this process has a process group.
+        InputError: a source has no value or one of another shape, there are not as many mappings as the plan has microbatches, or this
+            process has a process group.
         InternalError: the plan is not executable, or a result departs from the reference.
     """
-    for t in program.sources():
+    batches = [values] if isinstance(values, Mapping) else list(values)
+    references = [reference or {}] * len(batches) if reference is None or isinstance(reference, Mapping) else list(reference)
+    if not len(batches) == len(references) == plan.options.microbatches:
+        raise InputError(
+            f"values of {len(batches)} microbatches and references of {len(references)} were given; "
+            f"give a list of {plan.options.microbatches} of each, as many as the plan's step has"
+        )
+    for t, batch in itertools.product(program.sources(), batches):
         tensor = program.tensors[t]
-        if t not in values or tuple(values[t].shape) != tensor.shape:
-            got = "none" if t not in values else list(values[t].shape)
+        if t not in batch or tuple(batch[t].shape) != tensor.shape:
+            got = "none" if t not in batch else list(batch[t].shape)
             raise InputError(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, reference or {}, tolerance, absolute).run(values, rate)
+        return _Simulation(plan, program, world, tolerance, absolute).run(batches, references, rate, max_norm)
 
 
 class _Simulation:
-    def __init__(
-        self, plan: Plan, program: Program, world: World, reference: Mapping[int, torch.Tensor], tolerance: float, absolute: float
-    ) -> None:
+    def __init__(self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float) -> None:
         self.plan, self.program, self.world = plan, program, world
-        self.reference, self.tolerance, self.absolute = reference, tolerance, absolute
+        self.tolerance, self.absolute = tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
-        self.waiting: dict[int, int] = {}  # tensor: how many reshards still start from its producer's bytes
-        self.waiting_kept: dict[int, int] = {}  # the same for kept copies
+        self.starting: dict[int, int] = {}  # tensor: how many reshards start from its producer's bytes
+        self.starting_kept: dict[int, int] = {}  # the same for kept copies
         self.last: dict[int, int] = {}
         self.reduction: dict[int, int] = {}
+        leaving = "accumulate" if plan.options.microbatches > 1 else "optimizer"
+        self.sums = Gradients(plan, program, world)
         self.keeps = {hold.reshard: hold.tensor for hold in plan.holds if hold.reshard is not None}
         copied = set(self.keeps.values())
         for position, reshard in enumerate(plan.reshards):
-            if reshard.purpose == "update":
+            if reshard.purpose == "update" or (reshard.purpose == "optimizer" and leaving != "optimizer"):
                 continue
-            if reshard.purpose == "optimizer":
+            if reshard.purpose == leaving:
                 self.reduction[reshard.tensor] = position
             later = reshard.purpose in ("backward", "output") and reshard.tensor in copied
-            waiting = self.waiting_kept if later else self.waiting
-            waiting[reshard.tensor] = waiting.get(reshard.tensor, 0) + 1
+            starting = self.starting_kept if later else self.starting
+            starting[reshard.tensor] = starting.get(reshard.tensor, 0) + 1
             for reader in reshard.readers:
                 self.of_reader[reader] = position
                 self.last[position] = max(self.last.get(position, 0), reader[0])
+
+    def run(self, batches: Sequence[Values], references: Sequence[Values], rate: float, max_norm: float) -> SimulationResult:
+        outputs: list[torch.Tensor] = []
+        for values, reference in zip(batches, references, strict=True):
+            outputs += self._microbatch(values, reference)
+        gradients = self.sums.handed_over()
+        parameters, norm = {}, None
+        if self.sums.stepped:
+            slices = self.sums.slices()
+            norm = self.sums.clip(slices, max_norm) if self.plan.options.clip else None
+            if norm is not None:
+                gradients |= self.sums.whole(slices)
+            parameters = {self.program.tensors[p].name: self.sums.updated(p, batches[0][p], slices[p], rate) for p in slices}
+        return SimulationResult(
+            outputs=tuple(outputs),
+            gradients=gradients,
+            parameters=parameters,
+            collectives=dict(self.world.counts),
+            nbytes=dict(self.world.sent),
+            norm=norm,
+        )
+
+    def _microbatch(self, values: Values, reference: Values) -> list[torch.Tensor]:
+        """Run forward and backward once; what the step returns."""
+        self.reference = reference
+        self.waiting, self.waiting_kept = dict(self.starting), dict(self.starting_kept)  # how many are left
         self.produced: dict[int, tuple[Parts, Layout]] = {}
         self.kept: dict[int, tuple[Parts, Layout]] = {}
         self.held: dict[int, Parts] = {}
-
-    def run(self, values: Mapping[int, torch.Tensor], rate: float) -> SimulationResult:
         for t in self.program.sources():
             layout = self.plan.tensors[t].layout
             self.produced[t] = split(values[t], layout, self.mesh), layout
         for i in range(len(self.program.ops)):
             self._op(i)
-        made: dict[tuple[str, int], torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
         for position, reshard in enumerate(self.plan.reshards):
-            if reshard.purpose in ("optimizer", "output"):
-                parts = self._read(position)
-                made[reshard.purpose, reshard.tensor] = join(parts, reshard.layout, self.program.tensors[reshard.tensor].shape, self.mesh)
-        for t in (*self.program.outputs, *self.program.gradients.values()):
-            if ("output", t) not in made and ("optimizer", t) not in made:
+            if reshard.purpose == "output":
+                t = reshard.tensor
+                made[t] = join(self._read(position), reshard.layout, self.program.tensors[t].shape, self.mesh)
+        for t in self.program.outputs:
+            if t not in made:
                 raise InternalError(f"the plan brings {self.program.tensors[t].name!r} nowhere at the end of the step")
-        parameters = {
-            self.program.tensors[reshard.tensor].name: self._updated(reshard, values[reshard.tensor], rate)
-            for reshard in self.plan.reshards
-            if reshard.purpose == "update"
-        }
-        return SimulationResult(
-            outputs=tuple(made["output", t] for t in self.program.outputs),
-            gradients={self.program.tensors[p].name: made["optimizer", g] for p, g in self.program.gradients.items()},
-            parameters=parameters,
-            collectives=dict(self.world.counts),
-            nbytes=dict(self.world.sent),
-        )
+        return [made[t] for t in self.program.outputs]
 
     def _read(self, position: int) -> Parts:
         """The buffer of a group of readers; the first of them brings it about."""
@@ -155,32 +190,13 @@ class _Simulation:
             origin, waiting = (self.kept, self.waiting_kept) if later else (self.produced, self.waiting)
             if t not in origin:
                 raise InternalError(f"nothing is left of {self.program.tensors[t].name!r} for its {reshard.purpose} readers")
-            self.held[position] = self._reshard(reshard, *origin[t])
+            self.held[position] = self.sums.reshard(reshard, *origin[t])
             if position in self.keeps:
                 self.kept[t] = self.held[position], reshard.layout
             waiting[t] -= 1
             if not waiting[t]:
                 del origin[t]
         return self.held[position]
-
-    def _updated(self, reshard: Reshard, parameter: torch.Tensor, rate: float) -> torch.Tensor:
-        """The whole parameter after a gradient step on the shards of its state."""
-        p, state, mesh = reshard.tensor, reshard.source, self.mesh
-        g = self.program.gradients[p]
-        gradient = self.plan.reshards[self.reduction[g]]
-        slices = move(self.held[self.reduction[g]], gradient.layout, state, tuple(parameter.shape), mesh)
-        stepped = [part - rate * slope for part, slope in zip(split(parameter, state, mesh), slices, strict=True)]
-        return join(self._reshard(reshard, tuple(stepped), state), self.plan.tensors[p].layout, tuple(parameter.shape), mesh)
-
-    def _reshard(self, reshard: Reshard, parts: Parts, layout: Layout) -> Parts:
-        tensor = self.program.tensors[reshard.tensor]
-        for step in reshard.steps:
-            if step.before != layout:
-                raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
-            parts, layout = self.world.run(parts, step, tensor.shape), step.after
-        if layout != reshard.layout:
-            raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
-        return parts
 
     def _op(self, i: int) -> None:
         op, planned = self.program.ops[i], self.plan.ops[i]
@@ -198,8 +214,9 @@ class _Simulation:
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
                 self.produced[t] = results[j], layout
-            if t in self.reduction:  # a gradient is reduced as soon as it is made
+            if t in self.reduction:  # a gradient is reduced, or added up, as soon as it is made
                 self._read(self.reduction[t])
+                self.sums.add(self.plan.reshards[self.reduction[t]], self.held.pop(self.reduction[t]))
         for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
             if self.last[position] == i:
                 del self.held[position]

@@ -26,8 +26,8 @@ from solver_shard.errors import InputError, InternalError, SolverShardError
 from solver_shard.layout import Layout
 
 Decoder = Callable[[Any, str], Any]
-_LAYOUT = r"^((R|S\([0-9]+\)|P\((sum|avg|max|min)\)))*$"
-_LAYOUT_TEXT = re.compile(r"(?:R|S\([0-9]{1,2}\)|P\((?:sum|avg|max|min)\))*\Z")
+_LAYOUT = r"^((R|_?S\([0-9]+\)|P\((sum|avg|max|min)\)))*$"
+_LAYOUT_TEXT = re.compile(r"(?:R|_?S\([0-9]{1,2}\)|P\((?:sum|avg|max|min)\))*\Z")
 MAX_INTEGER = 2**63
 
 
@@ -126,11 +126,14 @@ def _known_layout(text: str) -> Layout | None:
 
 
 def _layout(text: str, where: str) -> Layout:
-    layout = _known_layout(text) if len(text) < 200 else None
+    try:
+        layout = _known_layout(text) if len(text) < 200 else None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     if layout is None:
         raise InputError(
             f"{where}: unknown placement in layout {_short(text)}; "
-            "a layout is one of R, S(dim), P(sum|avg|max|min) per mesh axis, as in 'S(0)R'"
+            "a layout is one of R, S(dim), _S(dim), P(sum|avg|max|min) per mesh axis, as in 'S(0)R'"
         )
     return layout
 

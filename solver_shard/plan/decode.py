@@ -10,14 +10,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.groups import OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_ns
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import CATEGORIES, Costs, Hold, Holder, Inside, MemoryTimeline, PlannedOp, PlannedTensor, Reshard, Step
+from solver_shard.plan.plan import (
+    CATEGORIES,
+    Costs,
+    Hold,
+    Holder,
+    Inside,
+    MemoryTimeline,
+    PlannedOp,
+    PlannedTensor,
+    Reshard,
+    Step,
+    runs_of,
+)
 from solver_shard.program import DTYPE_BYTES, Role, Tensor
 from solver_shard.solve.solution import objective_value
 
@@ -33,6 +46,7 @@ class Decoded:
     ops: tuple[PlannedOp, ...]
     reshards: tuple[Reshard, ...]
     holds: tuple[Hold, ...]
+    clip: Inside | None
     memory: MemoryTimeline
     costs: Costs
 
@@ -50,15 +64,18 @@ def decode(
     """Read layouts, strategies and reshards off an assignment of the free graph (bytes, nanoseconds)."""
     reader = _Reader(lowering, assignment, costs, optimizer_state)
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
-    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE))
+    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE, Kind.ACCUMULATE))
+    clip = reader.clip()
     memory = reader.memory(ops, limit, reader.transients(reshards))
-    compute = sum(op.nanoseconds for op in ops) + sum(r.spill_ns for r in reshards)
+    count = lowering.microbatches
+    runs = [runs_of(r.purpose, count) for r in reshards]
+    compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
-    inside = [collective for op in ops for collective in op.collectives]
-    communication = sum(r.nanoseconds for r in reshards) + sum(collective.nanoseconds for collective in inside)
+    inside = [(count, collective) for op in ops for collective in op.collectives] + ([(1, clip)] if clip else [])
+    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True)) + sum(n * c.nanoseconds for n, c in inside)
     by_kind: dict[str, int] = {}
-    for kind, nanoseconds in [(s.kind, s.nanoseconds) for r in reshards for s in r.steps] + [(c.kind, c.nanoseconds) for c in inside]:
-        by_kind[kind] = by_kind.get(kind, 0) + nanoseconds
+    for n, step in [(n, step) for n, r in zip(runs, reshards, strict=True) for step in r.steps] + inside:
+        by_kind[step.kind] = by_kind.get(step.kind, 0) + n * step.nanoseconds
     total = compute + update + communication
     position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(reshards)}
     return Decoded(
@@ -66,6 +83,7 @@ def decode(
         ops=ops,
         reshards=reshards,
         holds=tuple(reader.hold(node, position) for node in lowering.nodes if node.kind is Kind.HOLD),
+        clip=clip,
         memory=memory,
         costs=Costs(
             compute_ns=compute,
@@ -83,8 +101,9 @@ class _Reader:
     def __init__(self, lowering: Lowering, assignment: Sequence[int], costs: CostModel, state: OptimizerState) -> None:
         self.lowering, self.assignment, self.costs, self.state = lowering, assignment, costs, state
         self.program, self.graph = lowering.program, lowering.graph
-        self.mesh = costs.mesh
+        self.mesh, self.accumulates = costs.mesh, lowering.microbatches > 1
         self.made = {t for op in self.program.ops for t in op.results}
+        self.either = either_order(self.program)
 
     def chosen(self, kind: Kind, item: int, group: int = 0) -> tuple[Node, int]:
         v = self.lowering.index[kind, item, group]
@@ -134,7 +153,7 @@ class _Reader:
             )
             for kind, axes, nbytes in column.collectives(k)
         )
-        whole = int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k])
+        whole = int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k]) // self.lowering.microbatches
         return PlannedOp(
             name=op.name,
             module=op.module,
@@ -182,6 +201,14 @@ class _Reader:
         node, choice = self.chosen(Kind.HOLD, t)
         return node.origins[choice] >= 0
 
+    def clip(self) -> Inside | None:
+        """The all-reduce of the gradient norm."""
+        if (Kind.CLIP, -1, 0) not in self.lowering.index:
+            return None
+        node, choice = self.chosen(Kind.CLIP, -1)
+        axes, names = node.axes[choice], tuple(self.mesh.names[a] for a in node.axes[choice])
+        return Inside(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=self.cost(node)) if axes else None
+
     def reshard(self, node: Node) -> Reshard:
         t = node.item
         if node.kind is Kind.STATE:
@@ -189,9 +216,18 @@ class _Reader:
             source, layout = self.state_layout(t), self.produced(t)
             assert source is not None
             return self._reshard(t, UPDATE, UPDATE, (), source, layout, source != layout, end - 1, end - 1)
-        group = self.lowering.lives.groups[t][node.group]
         choice = self.assignment[self.lowering.index[node.kind, t, node.group]]
         copy = choice >= node.aliases
+        if node.kind is Kind.ACCUMULATE:
+            made = self.lowering.lives.base[t][0]
+            life = (made if copy else made + 1, made + 1)
+            return self._reshard(t, ACCUMULATE, ACCUMULATE, (), self.produced(t), node.layouts[choice], copy, *life)
+        group = self.lowering.lives.groups[t][node.group]
+        if group.purpose == OPTIMIZER and self.accumulates:
+            end, layout = self.lowering.lives.end, node.layouts[choice]
+            accumulator, held = self.chosen(Kind.ACCUMULATOR, t)
+            source = accumulator.layouts[held]
+            return self._reshard(t, OPTIMIZER, group.family, (), source, layout, layout != source, end - 1 if copy else end, end)
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
         if group.late and t not in self.made and not self.copied(t):
             base_stop = group.stop  # a stored tensor that is kept as it is
@@ -212,11 +248,12 @@ class _Reader:
         stop: int,
     ) -> Reshard:
         tensor = self.program.tensors[t]
+        dtype = self.dtype(t, purpose)
         bucket = self.lowering.buckets.get((t, purpose), 1)
         steps: tuple[Step, ...] = ()
         if copy:
             reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-            path = self.costs.transitions(tensor.shape, tensor.dtype, reductions, bucket).path(source, layout)
+            path = self.costs.transitions(tensor.shape, dtype, reductions, bucket, t in self.either).path(source, layout)
             steps = tuple(
                 Step(
                     kind=s.kind,
@@ -229,11 +266,7 @@ class _Reader:
                 for s in path
             )
         full = sum(s.nanoseconds for s in steps)
-        spill = 0
-        if copy and t in self.lowering.fused:
-            written, read = (np.array(_local_bytes(tensor, x, self.mesh.shape), dtype=np.int64) for x in (source, layout))
-            spill = int(spill_nanoseconds(tensor.dtype, written, read, self.costs))
-        hidden = tensor.role is Role.PARAMETER or purpose == OPTIMIZER
+        hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, OPTIMIZER)
         return Reshard(
             tensor=t,
             purpose=purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
@@ -244,22 +277,51 @@ class _Reader:
             copy=copy,
             steps=steps,
             bucket=bucket,
-            spill_ns=spill,
+            traffic_ns=self.traffic(t, purpose, source, layout, copy),
             nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
             start=start,
             stop=stop,
-            nbytes=_local_bytes(tensor, layout, self.mesh.shape) if start < stop else 0,
+            nbytes=_local_bytes(tensor, layout, self.mesh.shape, dtype) if start < stop else 0,
         )
+
+    def dtype(self, t: int, purpose: str) -> str:
+        """In which a tensor is resharded."""
+        own = self.program.tensors[t].dtype
+        return self.state.gradient_dtype(own) if purpose in (ACCUMULATE, OPTIMIZER) else own
+
+    def converts(self, t: int, purpose: str, copy: bool) -> bool:
+        """Whether a gradient is converted to the reduce dtype before it is communicated."""
+        fresh = purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates)
+        return copy and fresh and self.dtype(t, purpose) != self.program.tensors[t].dtype
+
+    def traffic(self, t: int, purpose: str, source: Layout, layout: Layout, copy: bool) -> int:
+        """What a reshard pays beside its collectives: nanoseconds of one run."""
+        tensor, dtype = self.program.tensors[t], self.dtype(t, purpose)
+
+        def size(layout: Layout, dtype: str) -> NDArray[np.int64]:
+            return np.array([_local_bytes(tensor, layout, self.mesh.shape, dtype)], dtype=np.int64)
+
+        total = 0
+        if copy and t in self.lowering.fused:
+            total += int(spill_nanoseconds(dtype, size(source, dtype), size(layout, dtype), self.costs)[0])
+        if self.converts(t, purpose, copy):
+            total += int(conversion_ns(size(source, tensor.dtype), size(source, dtype), tensor.dtype, self.costs)[0])
+        if purpose == ACCUMULATE:
+            total += int(addition_ns(1 - copy, size(layout, tensor.dtype), size(layout, dtype), tensor.dtype, self.costs)[0])
+        return total
 
     def transients(self, reshards: Sequence[Reshard]) -> dict[int, int]:
         """Time to the fullest intermediates of the transitions that run there, one after the other."""
         found: dict[int, int] = {}
         for reshard in reshards:
-            if len(reshard.steps) > 1:
-                tensor = self.program.tensors[reshard.tensor]
-                between = [0, *(_local_bytes(tensor, step.after, self.mesh.shape) for step in reshard.steps[:-1]), 0]
+            tensor, dtype = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose)
+            converted = bool(reshard.steps) and self.converts(reshard.tensor, reshard.purpose, reshard.copy)
+            if len(reshard.steps) > 1 or converted:
+                first = _local_bytes(tensor, reshard.source, self.mesh.shape, dtype) if converted else 0
+                between = [first, *(_local_bytes(tensor, step.after, self.mesh.shape, dtype) for step in reshard.steps[:-1]), 0]
                 fullest = max(a + b for a, b in itertools.pairwise(between))
-                found[reshard.start] = max(found.get(reshard.start, 0), fullest)
+                time = min(reshard.start, self.lowering.lives.end - 1)
+                found[time] = max(found.get(time, 0), fullest)
         return found
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, transients: Mapping[int, int]) -> MemoryTimeline:
@@ -289,6 +351,8 @@ class _Reader:
             return _STORED[tensor.role]
         if node.kind is Kind.STATE:
             return "optimizer"
+        if node.kind in (Kind.ACCUMULATE, Kind.ACCUMULATOR):
+            return "gradients"
         if node.kind is Kind.KEEP and node.group:
             return "copies"
         if node.kind is Kind.TAIL and self.lowering.lives.groups[t][node.group].late and self.copied(t):
@@ -298,6 +362,6 @@ class _Reader:
         return "gradients" if tensor.role is Role.GRADIENT else "activations"
 
 
-def _local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int]) -> int:
-    """Bytes of the largest shard."""
-    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[tensor.dtype]
+def _local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int], dtype: str | None = None) -> int:
+    """Bytes of the largest shard, in the tensor's dtype or another."""
+    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]

@@ -11,11 +11,12 @@ computed again (:mod:`solver_shard.plan.lives`), and every decision is checked t
 
 The optimizer's update works where its state is: it reads its slice of the reduced gradient, and the new values then go from
 the state's layout to the parameter's, by a reshard of their own with purpose "update".
+
+A step of several microbatches pays for each of them, and for what its update does once (:mod:`solver_shard.plan.evaluate_gradients`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
+from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
-from solver_shard.plan.lives import Key, Life, Profile, find_lives
-from solver_shard.plan.plan import Plan, Reshard
+from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, find_lives
+from solver_shard.plan.plan import Plan, Reshard, runs_of
 from solver_shard.program import Program, Role
 from solver_shard.rulebook.build import Rulebook
 
@@ -42,17 +44,18 @@ class Evaluation:
     """The price and the memory of a plan, recomputed.
 
     Attributes:
-        compute_ns, update_ns, communication_ns: nanoseconds of ops (and of spills), optimizer and all collectives (those of
-            reshards after the overlap discount).
+        compute_ns, update_ns, communication_ns: nanoseconds of ops (and of the traffic of reshards), optimizer and all collectives
+            (those of reshards after the overlap discount), of all microbatches.
         total_ns: their sum, the time of a step.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time.
         transient_peak: the same with the intermediates of transitions of several steps.
         profile: by category, the bytes per device at each time from 0 to T.
-        op_ns: nanoseconds of each op, in program order, without the collectives inside it.
-        inside_ns: nanoseconds of the collectives inside each op.
-        reshard_ns: nanoseconds of each reshard, in the plan's order.
-        spill_ns: nanoseconds of each reshard for breaking a fused chain.
+        op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
+        inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
+        reshard_ns: nanoseconds of each run of each reshard, in the plan's order.
+        traffic_ns: nanoseconds of each run of each reshard for device memory: breaking a fused chain, converting, adding up.
+        clip_ns: nanoseconds of the collective of the gradient norm.
         reshard_lives: start, stop and bytes of each reshard, in the plan's order.
         hold_lives: the same of each hold.
     """
@@ -68,7 +71,8 @@ class Evaluation:
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
     reshard_ns: tuple[int, ...]
-    spill_ns: tuple[int, ...]
+    traffic_ns: tuple[int, ...]
+    clip_ns: int
     reshard_lives: tuple[Life, ...]
     hold_lives: tuple[Life, ...]
 
@@ -104,7 +108,8 @@ class _Walk:
         self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
             self.parameter_of.setdefault(gradient, []).append(parameter)
-        self.lives = find_lives(program, self.rules)
+        self.gradients = GradientCheck(plan, program, costs, state, self.ops)
+        self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
         self.transients: dict[int, int] = {}
 
@@ -117,11 +122,14 @@ class _Walk:
         reshards = self._reshards_by_group(readers)
         self.buckets = bucket_sizes(self.program, [(t, purpose) for t, purpose, _ in readers])
         self._all_operands_fit(reshards)
+        self.accumulators = {key[0]: self.plan.reshards[k].layout for key, k in reshards.items() if key[1] == ACCUMULATE}
         self.kept = self._kept()
         update_ns = sum(self._source(t) for t in self.program.sources())
         for t, i in self.made.items():
             if not self.rules[i].view:
                 self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t]))
+        for t, layout in self.accumulators.items():
+            self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
         hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
@@ -129,14 +137,18 @@ class _Walk:
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
-        spill_ns = [self._spill(position) for position in sorted(keys)]
-        compute_ns = sum(op_ns) + sum(spill_ns)
-        total = compute_ns + update_ns + sum(reshard_ns) + sum(inside_ns)
+        traffic_ns = [self._traffic(position, keys[position]) for position in sorted(keys)]
+        clip_ns = self.gradients.norm_nanoseconds(self.states)
         options = self.plan.options
+        count = options.microbatches
+        runs = [runs_of(keys[position][1], count) for position in sorted(keys)]
+        compute_ns = count * sum(op_ns) + sum(n * ns for n, ns in zip(runs, traffic_ns, strict=True))
+        communication_ns = sum(n * ns for n, ns in zip(runs, reshard_ns, strict=True)) + count * sum(inside_ns) + clip_ns
+        total = compute_ns + update_ns + communication_ns
         return Evaluation(
             compute_ns=compute_ns,
             update_ns=update_ns,
-            communication_ns=sum(reshard_ns) + sum(inside_ns),
+            communication_ns=communication_ns,
             total_ns=total,
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
@@ -145,17 +157,22 @@ class _Walk:
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
             reshard_ns=tuple(reshard_ns),
-            spill_ns=tuple(spill_ns),
+            traffic_ns=tuple(traffic_ns),
+            clip_ns=clip_ns,
             reshard_lives=tuple(reshard_lives),
             hold_lives=tuple(hold_lives),
         )
 
     def _stored(self, t: int) -> Layout:
         layout = self.plan.tensors[t].layout
-        self.ops.executable(t, layout, f"source {self.program.tensors[t].name!r}")
+        self.ops.executable(t, layout, f"source {self.program.tensors[t].name!r}", orders=self._either_order(t))
         if any(placement.is_partial for placement in layout):
             illegal(f"source {self.program.tensors[t].name!r} is stored with a pending reduction, {layout}")
         return layout
+
+    def _either_order(self, t: int) -> bool:
+        """Whether several axes may cut one dim of a tensor in another order than from left to right: parameters and gradients of them."""
+        return self.program.tensors[t].role is Role.PARAMETER or t in self.parameter_of
 
     # Who reads what through which reshard
 
@@ -193,15 +210,18 @@ class _Walk:
         (t, purpose, _), reshard = key, self.plan.reshards[position]
         tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
-        self.ops.executable(t, reshard.layout, where)
+        self.ops.executable(t, reshard.layout, where, orders=self._either_order(t))
         source, what = self.produced[t], "the tensor is produced as"
         if self.lives.later(key):
             source, what = self.plan.holds[self.kept[t]].layout, "what is kept of the tensor is"
         elif purpose == _UPDATE:
             source, what = self.states[t], "the optimizer's state is"
+        elif purpose == "optimizer" and t in self.accumulators:
+            source, what = self.accumulators[t], "the accumulator is"
         if reshard.source != source:
             illegal(f"{where} starts from {reshard.source}, but {what} {source}")
-        if reshard.copy == (reshard.layout == source):
+        converted = self.gradients.converts(t, purpose) and (purpose == "optimizer" or reshard.layout != source)
+        if reshard.copy == (reshard.layout == source and not converted):
             illegal(f"{where} is {'a copy in' if reshard.copy else 'an alias that differs from'} the layout it starts from, {source}")
         self._handed_over(where, key, reshard)
         bucket = self.buckets.get((t, purpose), 1)
@@ -210,19 +230,23 @@ class _Walk:
         if not reshard.copy:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
-        path = self.costs.transitions(tensor.shape, tensor.dtype, tuple(sorted(reductions)), bucket).path(source, reshard.layout)
-        for before, after in itertools.pairwise(path):
-            # between two steps is what the first has made; a step in the middle holds what it reads and what it makes
-            made = self.ops.local_bytes(t, before.after) + (self.ops.local_bytes(t, after.after) if after is not path[-1] else 0)
+        orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
+        path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
+        # what a step reads is there already, unless the step before it or a conversion has made it; what the last one makes is the copy
+        between = [self.ops.local_bytes(t, step.after, dtype) for step in path[:-1]]
+        read = [self.ops.local_bytes(t, source, dtype) if converted and path else 0, *between]
+        for fullest in map(sum, zip(read, [*between, 0], strict=True)):
             time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
-            self.transients[time] = max(self.transients.get(time, 0), made)
+            self.transients[time] = max(self.transients.get(time, 0), fullest)
         nanoseconds = sum(step.nanoseconds for step in path)
-        hidden = tensor.role is Role.PARAMETER or purpose == "optimizer"
+        hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
 
-    def _spill(self, position: int) -> int:
-        """What a copy of a fused tensor pays for writing it and reading it back."""
+    def _traffic(self, position: int, key: Key) -> int:
+        """What a copy of a fused tensor pays for writing it and reading it back, and a gradient for its way to the update."""
         reshard = self.plan.reshards[position]
+        if key[0] in self.parameter_of and key[1] in (ACCUMULATE, "optimizer"):
+            return self.gradients.traffic_nanoseconds(reshard)
         if not reshard.copy or reshard.tensor not in self.ops.fused:
             return 0
         dtype = self.program.tensors[reshard.tensor].dtype
@@ -231,6 +255,10 @@ class _Walk:
     def _handed_over(self, where: str, key: Key, reshard: Reshard) -> None:
         """What outlives the step is whole and where it belongs: each state finds its slice of the gradient, new values go home."""
         t, purpose, _ = key
+        if purpose == ACCUMULATE and any(
+            placement.is_partial and placement.reduction not in ("sum", "avg") for placement in reshard.layout
+        ):
+            illegal(f"{where} adds up what waits for a reduction that additions do not keep, {reshard.layout}")
         if purpose in ("optimizer", "output") and any(placement.is_partial for placement in reshard.layout):
             illegal(f"{where} leaves a pending reduction, {reshard.layout}")
         if purpose == _UPDATE and reshard.layout != self.produced[t]:
@@ -252,7 +280,7 @@ class _Walk:
             if trained != (layout is not None):
                 illegal(f"{planned.name!r} {'lacks a layout for its' if trained else 'has no'} optimizer state")
             if layout is not None:
-                self.ops.executable(t, layout, f"optimizer state of {planned.name!r}")
+                self.ops.executable(t, layout, f"optimizer state of {planned.name!r}", orders=True)
                 if any(placement.is_partial for placement in layout):
                     illegal(f"optimizer state of {planned.name!r} is stored with a pending reduction, {layout}")
                 found[t] = layout
@@ -292,7 +320,8 @@ class _Walk:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
         self.profile.add("optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
-        return int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
+        norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
+        return int(norm) + int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
 
     def _hold(self, position: int) -> Life:
         """Own what is kept, from where its forward life ends; a source stays anyway."""
@@ -306,11 +335,15 @@ class _Walk:
     def _owned(self, position: int, key: Key) -> Life:
         """Own the bytes of a group: of its copy, or of what it reads as it is beyond the life of that."""
         (t, purpose, _), reshard, lives = key, self.plan.reshards[position], self.lives
-        nbytes = self.ops.local_bytes(t, reshard.layout)
+        nbytes = self.ops.local_bytes(t, reshard.layout, self.gradients.dtype(t, purpose))
+        if purpose == "optimizer" and t in self.accumulators:
+            start = lives.end if self.gradients.in_place(reshard) else lives.first[key]
+            return self.profile.add("gradients", start, lives.end, nbytes)
         if purpose == _UPDATE:  # the new values are written where the old ones are
             return lives.end - 1, lives.end - 1, 0
         if reshard.copy:
-            return self.profile.add("gradients" if purpose == "optimizer" else "copies", lives.first[key], lives.stop[key], nbytes)
+            gradient = purpose in (ACCUMULATE, "optimizer")
+            return self.profile.add("gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
         category, start = self._category(t), lives.base_stop[t]
         if lives.later(key):
             copied = self.plan.holds[self.kept[t]].reshard is not None

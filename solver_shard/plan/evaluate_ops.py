@@ -63,16 +63,16 @@ class OpCheck:
                 total += self.costs.collective_ns(collective.kind, group, nbytes)
         return total
 
-    def executable(self, t: int, layout: Layout, where: str) -> None:
-        """Check that a tensor can have a layout."""
+    def executable(self, t: int, layout: Layout, where: str, *, orders: bool = False) -> None:
+        """Check that a tensor can have a layout; ``orders``: whether it may be a strided one."""
         shape = self.program.tensors[t].shape
-        if not is_legal(layout, shape, self.mesh_shape):
+        if not is_legal(layout, shape, self.mesh_shape, self.plan.mesh.wholes if orders else None):
             illegal(f"{where}: {list(shape)} cannot have layout {layout} on mesh {self.plan.mesh}")
 
-    def local_bytes(self, t: int, layout: Layout) -> int:
-        """Bytes of a tensor on the device that holds most."""
+    def local_bytes(self, t: int, layout: Layout, dtype: str | None = None) -> int:
+        """Bytes of a tensor on the device that holds most, in its own dtype or another."""
         tensor = self.program.tensors[t]
-        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[tensor.dtype]
+        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
         everywhere = {strategy.name: strategy for strategy in rule.strategies()}

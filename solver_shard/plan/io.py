@@ -118,11 +118,11 @@ def check_plan(plan: Plan) -> None:
         )
         dims = len(tensor.shape)
         _check(
-            tensor.state is None or (len(tensor.state) == axes and all(p < dims for p in tensor.state)),
+            tensor.state is None or (len(tensor.state) == axes and all(p.dim < dims for p in tensor.state if p.is_shard)),
             f"tensors[{i}] ({tensor.name}): state {tensor.state} does not fit {list(tensor.shape)} on mesh {plan.mesh}",
         )
         _check(
-            all(p < dims for p in tensor.layout),
+            all(p.dim < dims for p in tensor.layout if p.is_shard),
             f"tensors[{i}] ({tensor.name}): layout {tensor.layout} cuts a dim that {list(tensor.shape)} does not have",
         )
         _check(
@@ -169,8 +169,17 @@ def check_plan(plan: Plan) -> None:
     _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
     _check(plan.memory.limit > 0, "memory.limit: expected at least one byte")
     _check(0 <= plan.options.reserve < plan.options.memory_limit, "options.reserve: expected at least 0 and less than memory_limit")
+    _check(plan.options.microbatches >= 1, "options.microbatches: expected at least 1")
+    if plan.clip is not None:
+        _check(set(plan.clip.axes) <= set(plan.mesh.names), f"clip: on {', '.join(plan.clip.axes)}, mesh has {', '.join(plan.mesh.names)}")
     try:
-        optimizer_state(plan.options.optimizer, master_weights=plan.options.master_weights, state_bytes=plan.options.state_bytes)
+        optimizer_state(
+            plan.options.optimizer,
+            master_weights=plan.options.master_weights,
+            state_bytes=plan.options.state_bytes,
+            reduce_dtype=plan.options.reduce_dtype,
+            clip=plan.options.clip,
+        )
     except InputError as error:
         raise InputError(f"options: {error}") from None
     for name, values in plan.memory.series.items():

@@ -7,6 +7,8 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
 - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
 - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+- With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
+  with the addition, and the update's group starts from the accumulator, after the last microbatch.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ Key = tuple[int, str, str]
 
 Life = tuple[int, int, int]
 """From when until when how many bytes are owned: start, stop, bytes per device; the same start and stop for none."""
+
+ACCUMULATE = "accumulate"
 
 LATER = ("backward", "output")
 """Purposes whose readers start from what is held of a tensor."""
@@ -54,23 +58,29 @@ class Lives:
         return key[0] in self.held_stop and key[1] in LATER
 
 
-def find_lives(program: Program, rules: Sequence[Rule]) -> Lives:
+def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
     """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
     update = len(program.ops)
     end = update + 1
     readers = _readers(program, rules)
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    leaving = "optimizer"
+    if accumulates:  # what the producer has made is added up; only the sum goes to the update
+        leaving = ACCUMULATE
+        readers |= dict.fromkeys(((t, ACCUMULATE, ACCUMULATE) for t in program.gradients.values()), ())
+    summed = [key for key in readers if accumulates and key[1] == "optimizer"]
     of_tensor: dict[int, list[Key]] = {}
     for key in readers:
-        of_tensor.setdefault(key[0], []).append(key)
-    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == "optimizer" else update for key, uses in readers.items()}
-    stop: dict[Key, int] = {}
+        if key not in summed:
+            of_tensor.setdefault(key[0], []).append(key)
+    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == leaving else update for key, uses in readers.items()}
+    stop: dict[Key, int] = dict.fromkeys(summed, end)
     base_stop: dict[int, int] = {}
     held_stop: dict[int, int] = {}
     for t in (*reversed(made), *program.sources()):  # what is viewed after its views
         keys = of_tensor.get(t, [])
         for key in keys:
-            stops = [end] if not readers[key] else []
+            stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
             for i, _ in readers[key]:
                 stops.append(i + 1)
                 if rules[i].view:

@@ -34,10 +34,13 @@ class Options:
     """What was asked for.
 
     Attributes:
-        batch, seq, dtype: sizes of the traced step where the command line knows them, else None.
+        batch, seq, dtype: of a step where the command line knows them, else None; the batch of all microbatches together.
+        microbatches: how many times a step runs forward and backward, each time on its part of the batch, before its update.
         optimizer: adamw, sgd or none.
         master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element; None for the optimizer's own.
+        reduce_dtype: in which gradients are reduced, accumulated and read by the update; None for their own.
+        clip: whether gradients are clipped to a norm before the update.
         forward_only: whether the step has no backward pass and no update.
         checkpoint: whether every layer of a preset or config was checkpointed.
         overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
@@ -58,9 +61,12 @@ class Options:
     batch: int | None = None
     seq: int | None = None
     dtype: str | None = None
+    microbatches: int = 1
     optimizer: str = "adamw"
     master_weights: bool = True
     state_bytes: int | None = None
+    reduce_dtype: str | None = None
+    clip: bool = False
     forward_only: bool = False
     checkpoint: bool = False
     overlap: float = 0.0
@@ -92,7 +98,13 @@ class Options:
     def optimizer_state(self) -> OptimizerState:
         """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
         name = "none" if self.forward_only else self.optimizer
-        return optimizer_state(name, master_weights=self.master_weights, state_bytes=self.state_bytes)
+        return optimizer_state(
+            name,
+            master_weights=self.master_weights,
+            state_bytes=self.state_bytes,
+            reduce_dtype=self.reduce_dtype,
+            clip=self.clip,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +133,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """One collective inside an op's implementation.
+    """One collective inside an op's implementation, or of gradient clipping.
 
     Attributes:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all.
@@ -145,7 +157,7 @@ class PlannedOp:
         strategy: per mesh axis, the name of the single-axis strategy (a factor, a partial set, an implementation, or R).
         operand_layouts: the layouts that the op reads, after resharding.
         result_layouts: the layouts that it produces.
-        nanoseconds: time on the slowest device, without collectives.
+        nanoseconds: time on the slowest device, without collectives; of one microbatch, as the collectives' is.
         source: where its rule comes from: table, user (a row of a rules file of the user's), family (an op that follows another op's
             row), dtensor (strategies registered with DTensor), or fallback (no rule: everything replicated).
         implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
@@ -194,25 +206,28 @@ class Reshard:
 
     Attributes:
         tensor: position in ``Plan.tensors``.
-        purpose: the readers' phase; optimizer (a gradient's way to the update), update (the new values' way from the state's
-            layout to the parameter's) or output (what the step returns).
+        purpose: the readers' phase; accumulate (a gradient's way into its accumulator, where a step has several microbatches);
+            optimizer (a gradient's way to the update), update (the new values' way from the state's layout to the parameter's) or
+            output (what the step returns). Those for optimizer and update run once in a step, the others in every microbatch.
         family: how the readers read it; part of what makes them one group.
         readers: (op position, operand index) pairs; empty for optimizer and output.
-        source: the producer's layout; for later readers of a tensor that is held, the held one; for update, the state's.
-        layout: the layout that the readers get; equal to ``source`` where nothing is copied.
-        copy: whether the group holds a copy of its own (False: it reads the producer's bytes).
+        source: the producer's layout; for later readers of a tensor that is held, the held one; for update, the state's; for
+            optimizer, the accumulator's where there is one.
+        layout: the layout that the readers get; equal to ``source`` where nothing is copied or converted. An accumulator's.
+        copy: whether the group holds a copy of its own (False: it reads the producer's bytes). Where it has no bytes it lies where the
+            old values or the accumulator's lay.
         steps: the collectives, in order; empty for an alias and for moves that need no communication.
         bucket: how many tensors of its block share one launch, and so its latency: parameters gathered for the same purpose, or
             gradients that are reduced.
-        nanoseconds: what the objective pays for its collectives: the sum over ``steps`` after the overlap discount.
-        spill_ns: what it pays besides: where pointwise chains are priced as fused and the copy breaks one, for writing the tensor
-            and reading it back.
+        nanoseconds: what the objective pays each time for its collectives: the sum over ``steps`` after the overlap discount.
+        traffic_ns: what it pays each time besides, to read and write device memory: where pointwise chains are priced as fused and
+            the copy breaks one, for the tensor; of gradients, for a conversion to the reduce dtype and for the addition.
         start, stop: op positions between which the group's bytes live, half-open.
         nbytes: bytes per device that it adds to memory during that time.
     """
 
     tensor: int
-    purpose: Literal["forward", "backward", "optimizer", "update", "output"]
+    purpose: Literal["forward", "backward", "accumulate", "optimizer", "update", "output"]
     family: str
     readers: tuple[tuple[int, int], ...]
     source: Layout
@@ -220,11 +235,16 @@ class Reshard:
     copy: bool
     steps: tuple[Step, ...] = ()
     bucket: int = 1
-    spill_ns: int = 0
+    traffic_ns: int = 0
     nanoseconds: int = 0
     start: int = 0
     stop: int = 0
     nbytes: int = 0
+
+
+def runs_of(purpose: str, microbatches: int) -> int:
+    """How many times a step runs what has this purpose: gradients go to the update, and new values home, once."""
+    return 1 if purpose in ("optimizer", "update") else microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,12 +343,12 @@ class MemoryTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The parts of the objective, in integer nanoseconds per step.
+    """The parts of the objective, in integer nanoseconds per step, all its microbatches together.
 
     Attributes:
-        compute_ns: all ops, without the collectives inside them, and the spills of reshards.
-        update_ns: the optimizer.
-        communication_ns: all reshards, after the overlap discount, and the collectives inside ops.
+        compute_ns: all ops, without the collectives inside them, and the memory traffic of reshards.
+        update_ns: the optimizer, with the passes over gradients that clipping takes.
+        communication_ns: all reshards, after the overlap discount, the collectives inside ops and that of clipping.
         hidden_ns: what the overlap discount took off.
         total_ns: compute + update + communication: the step time.
         objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
@@ -392,6 +412,7 @@ class Plan:
         ops: in executable order.
         outputs: positions of the tensors that the step returns.
         gradients: name of a trained parameter to the position of its gradient.
+        clip: the all-reduce of the gradient norm; None where nothing is clipped, or no device needs another's part.
     """
 
     schema_version: Literal[1] = 1
@@ -405,6 +426,7 @@ class Plan:
     gradients: Mapping[str, int]
     reshards: tuple[Reshard, ...]
     holds: tuple[Hold, ...]
+    clip: Inside | None = None
     memory: MemoryTimeline
     costs: Costs
     certificate: Certificate
@@ -414,6 +436,10 @@ class Plan:
     def layouts(self) -> dict[str, Layout]:
         """Layout by tensor name."""
         return {tensor.name: tensor.layout for tensor in self.tensors}
+
+    def runs(self, reshard: Reshard) -> int:
+        """How many times a step runs a reshard."""
+        return runs_of(reshard.purpose, self.options.microbatches)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file is complete or absent."""

@@ -24,6 +24,7 @@ PLACE_WIDTH = 60
 PURPOSES = (
     "parameter gathers",
     "gradient reductions",
+    "gradient clipping",
     "parameter updates",
     "activations, forward",
     "activations, backward",
@@ -54,7 +55,7 @@ def report(plan: Plan) -> str:
 
 def purpose_of(plan: Plan, reshard: Reshard) -> str:
     """Which row of ``PURPOSES`` a reshard belongs to."""
-    if reshard.purpose == "optimizer":
+    if reshard.purpose in ("accumulate", "optimizer"):
         return "gradient reductions"
     if reshard.purpose == "update":
         return "parameter updates"
@@ -85,6 +86,7 @@ def _headline(plan: Plan) -> list[str]:
         rate = tokens * 1e9 / costs.total_ns
         step += f"   {rate:,.0f} tokens/s, {rate / plan.mesh.size:,.0f} per device"
     sizes = [f"{name} {value}" for name, value in (("batch", options.batch), ("seq", options.seq)) if value is not None]
+    sizes += [f"{options.microbatches} microbatches"] if options.microbatches > 1 else []
     asked = [*sizes, *([options.dtype] if options.dtype else []), _optimizer(plan)]
     asked += ["every layer checkpointed"] if options.checkpoint else []
     asked += ["pointwise chains fused"] if options.fusion else []
@@ -143,7 +145,9 @@ def _optimizer(plan: Plan) -> str:
         text += " with f32 master weights"
     elif not options.master_weights:
         text += " without master weights"
-    return text + (f", {options.state_bytes} bytes of state per element" if options.state_bytes is not None else "")
+    text += f", {options.state_bytes} bytes of state per element" if options.state_bytes is not None else ""
+    text += f", gradients reduced in {options.reduce_dtype}" if options.reduce_dtype else ""
+    return text + (", gradients clipped" if options.clip else "")
 
 
 def _tensor_rows(plan: Plan, tensors: Iterable[tuple[str, PlannedTensor, Layout]]) -> list[tuple[str, str, str, str]]:
@@ -171,7 +175,9 @@ def _parameters(plan: Plan) -> list[str]:
         f"Parameters ({len(chosen)}{f', {frozen} not trained' if frozen and not plan.options.forward_only else ''}), bytes per device each"
     )
     lines = [title, *table(rows[:MAX_PARAMETERS], right=(2,))]
-    return [*lines, *_more(rows, MAX_PARAMETERS, "show PLAN '*' lists all")]
+    strided = any(p.is_strided for _, tensor, _ in chosen for layout in (tensor.layout, tensor.state or ()) for p in layout)
+    legend = ["  _S(d): cuts dim d after the axes with S(d) (DTensor's strided shard)"] if strided else []
+    return [*lines, *_more(rows, MAX_PARAMETERS, "show PLAN '*' lists all"), *legend]
 
 
 def _sources(plan: Plan) -> list[str]:
@@ -226,8 +232,8 @@ def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
 def _collectives(plan: Plan) -> list[str]:
     parameters = {gradient: name for name, gradient in plan.gradients.items()}
     makers = {t: op.module or op.name for op in plan.ops for t in op.results}
-    found: dict[tuple[str, str, str], list[tuple[int, int, str]]] = {}
-    launches: dict[tuple[str, str, str], set[Hashable]] = {}
+    found: dict[tuple[str, str, str], list[tuple[int, int, int, str]]] = {}
+    launches: dict[tuple[str, str, str], dict[Hashable, int]] = {}
     for position, reshard in enumerate(plan.reshards):
         tensor = plan.tensors[reshard.tensor]
         purpose = purpose_of(plan, reshard)
@@ -236,36 +242,44 @@ def _collectives(plan: Plan) -> list[str]:
         for k, step in enumerate(reshard.steps):
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
-                found.setdefault(row, []).append((step.nanoseconds, step.nbytes, where))
-                launches.setdefault(row, set()).add(
-                    (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
-                )
+                found.setdefault(row, []).append((plan.runs(reshard), step.nanoseconds, step.nbytes, where))
+                shared = (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
+                launches.setdefault(row, {})[shared] = plan.runs(reshard)
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
-                (inside.nanoseconds, inside.nbytes, op.module or op.name)
+                (plan.options.microbatches, inside.nanoseconds, inside.nbytes, op.module or op.name)
             )
+    if plan.clip is not None:
+        row = ("gradient clipping", plan.clip.kind, ",".join(plan.mesh.joined(plan.clip.axes)))
+        found[row] = [(1, plan.clip.nanoseconds, plan.clip.nbytes, "the norm of all gradients")]
     if not found:
         return ["Collectives: none"]
     order = {purpose: i for i, purpose in enumerate(PURPOSES)}
-    ranked = sorted(found.items(), key=lambda item: (order[item[0][0]], -sum(ns for ns, _, _ in item[1]), item[0]))
+    ranked = sorted(found.items(), key=lambda item: (order[item[0][0]], -sum(n * ns for n, ns, _, _ in item[1]), item[0]))
     rows = [("purpose", "collective", "axes", "count", "launches", "bytes", "time", "where")]
     for (purpose, kind, axes), steps in ranked[:MAX_COLLECTIVES]:
         by_place: dict[str, int] = {}
-        for ns, _, where in steps:
-            by_place[where] = by_place.get(where, 0) + ns
+        for n, ns, _, where in steps:
+            by_place[where] = by_place.get(where, 0) + n * ns
         places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
-        total_bytes, total_ns = sum(size for _, size, _ in steps), sum(ns for ns, _, _ in steps)
-        shared = str(len(launches.get((purpose, kind, axes), steps)))
-        counts = (str(len(steps)), shared, format_bytes(total_bytes), format_ns(total_ns))
+        count, total_bytes, total_ns = (sum(n * x for n, x in values) for values in _columns(steps))
+        launched = launches.get((purpose, kind, axes))
+        counts = (str(count), str(sum(launched.values()) if launched else count), format_bytes(total_bytes), format_ns(total_ns))
         rows.append((purpose, kind, axes, *counts, shorten(places, PLACE_WIDTH)))
     everything = [step for steps in found.values() for step in steps]
-    rows.append(("all", "", "", str(len(everything)), "", "", format_ns(sum(ns for ns, _, _ in everything)), ""))
+    count, _, total_ns = (sum(n * x for n, x in values) for values in _columns(everything))
+    rows.append(("all", "", "", str(count), "", "", format_ns(total_ns), ""))
     return [
         "Collectives per step, bytes and time summed, before overlap; parameters of one block share launches",
         *table(rows, right=(3, 4, 5, 6), header=True),
         *_more(ranked, MAX_COLLECTIVES, "less time"),
     ]
+
+
+def _columns(steps: Sequence[tuple[int, int, int, str]]) -> tuple[list[tuple[int, int]], ...]:
+    """How often each collective runs, with one, with its bytes, and with its nanoseconds."""
+    return ([(n, 1) for n, *_ in steps], [(n, size) for n, _, size, _ in steps], [(n, ns) for n, ns, _, _ in steps])
 
 
 def _implementations(plan: Plan) -> list[str]:
@@ -281,8 +295,8 @@ def _implementations(plan: Plan) -> list[str]:
     rows = [("implementation", "axes", "op", "count", "compute", "collectives", "where")]
     ranked = sorted(found.items(), key=lambda item: (-sum(c.nanoseconds for op in item[1] for c in op.collectives), item[0]))
     for (name, axes, kind), ops in ranked[:MAX_IMPLEMENTATIONS]:
-        compute = sum(op.nanoseconds for op in ops)
-        talking = sum(c.nanoseconds for op in ops for c in op.collectives)
+        compute = plan.options.microbatches * sum(op.nanoseconds for op in ops)
+        talking = plan.options.microbatches * sum(c.nanoseconds for op in ops for c in op.collectives)
         places = fold_names(dict.fromkeys(op.module or "model" for op in ops))
         rows.append((name, axes, kind, str(len(ops)), format_ns(compute), format_ns(talking), shorten(places, PLACE_WIDTH)))
     title = "Ops run by named implementations, on dims that the op alone must see whole"
@@ -295,7 +309,7 @@ def _time(plan: Plan) -> list[str]:
     if not plan.options.overlap:
         overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
     total = max(costs.total_ns, 1)
-    again = sum(op.nanoseconds for op in plan.ops if op.recompute)
+    again = plan.options.microbatches * sum(op.nanoseconds for op in plan.ops if op.recompute)
     parts = [("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns)]
     if again:
         parts.insert(1, ("  of it again in backward", again))
@@ -349,7 +363,7 @@ def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
     gathers: dict[int, int] = {}
     for reshard in plan.reshards:
         for reader, _ in reshard.readers[:1]:
-            gathers[reader] = gathers.get(reader, 0) + reshard.nanoseconds
+            gathers[reader] = gathers.get(reader, 0) + plan.runs(reshard) * reshard.nanoseconds
     found: dict[str, list[int]] = {}
     for i, op in enumerate(plan.ops):
         if op.source == source:
@@ -357,10 +371,11 @@ def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
     if not found:
         return []
     rows = [("op", "count", "compute", "collectives", "where")]
-    ranked = sorted(found.items(), key=lambda item: -sum(plan.ops[i].nanoseconds + gathers.get(i, 0) for i in item[1]))
+    count = plan.options.microbatches
+    ranked = sorted(found.items(), key=lambda item: -sum(count * plan.ops[i].nanoseconds + gathers.get(i, 0) for i in item[1]))
     for name, positions in ranked[:MAX_FALLBACKS]:
         places = fold_names(plan.ops[i].module or "model" for i in positions)
-        compute, gather = sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
+        compute, gather = count * sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
         rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, PLACE_WIDTH)))
     title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
     if source == "dtensor":

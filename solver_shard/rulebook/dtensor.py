@@ -197,7 +197,7 @@ def _propagated(
     def value(item: Any, name: str = "") -> Any:
         if isinstance(item, Ref):
             t = operands[item.operand]
-            placements = tuple(Layout((ins[item.operand],)).to_dtensor())
+            placements = tuple(Layout((ins[item.operand],)).to_dtensor((DEVICES,)))
             return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(t.shape, t.stride(), t.dtype))
         if isinstance(item, tuple):
             return [value(part) for part in item]
@@ -216,7 +216,7 @@ def _propagated(
         return None
     specs = made.output_spec if isinstance(made.output_spec, tuple | list) else (made.output_spec,)
     try:
-        return tuple(Layout.from_dtensor(s.placements)[0] for s in specs if s is not None)
+        return tuple(Layout.from_dtensor(s.placements, (DEVICES,))[0] for s in specs if s is not None)
     except InputError:
         notes["some results have placements that a layout cannot say (masks, strided shards)"] = None
         return None

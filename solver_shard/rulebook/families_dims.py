@@ -133,7 +133,7 @@ def unscale(call: Call, row: Row) -> Draft:
 
 
 def replicated(call: Call, row: Row) -> Draft:
-    """Nothing can be cut, for the ``reason`` that the row gives."""
+    """Nothing can be cut, for the ``reason`` that the row gives; what is linear may be partial."""
     return apply_linear(Draft(call), row)
 
 

@@ -375,9 +375,8 @@ def leading(call: Call, row: Row) -> Draft:
         draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
     for name in row.names("unread"):
         draft.ignore(name)
-    apply_linear(draft, row)
     draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return draft
+    return apply_linear(draft, row)
 
 
 _BUFFERS = tuple(

@@ -175,12 +175,6 @@ def _pool_fits(a: Arguments) -> bool:
     return bool(lead) and _same(a, "grad_output", "indices") and ("indices" not in a or _within(a["indices"], space))
 
 
-def _lists_fit(a: Arguments) -> bool:
-    """Parameters, gradients and states of one position are alike; steps are numbers."""
-    lists = [value for name, value in a.items() if isinstance(value, list) and value and name != "state_steps"]
-    return all(len({tuple(t.shape) for t in same}) == 1 for same in zip(*lists, strict=True))
-
-
 def _within(index: torch.Tensor, size: int) -> bool:
     return not index.numel() or (int(index.amin()) >= 0 and int(index.amax()) < size)
 
@@ -241,6 +235,25 @@ NO_KERNEL = frozenset(_STANDINS)
 """Ops that the CPU cannot run: these are checked by a stand-in that computes what they do."""
 _NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
 _BATCH_NORMS = ("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats")
+_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+
+
+def _elements_fit(a: Arguments) -> bool:
+    """Lists of an optimizer: the tensors of one parameter have its shape, step counts none."""
+    shape = a["self"][0].shape
+    lists = [value for name, value in a.items() if isinstance(value, list) and name != "state_steps"]
+    return all(x.shape == shape for tensors in lists for x in tensors)
+
+
+def _group_norm_fits(a: Arguments) -> bool:
+    image, groups = a["input"].shape, a["group"] * a["input"].shape[1] // max(a["C"], 1)
+    vectors = [a[name].shape for name in ("weight", "bias") if a.get(name) is not None]
+    statistics = [a[name].shape for name in ("mean", "rstd") if name in a]
+    whole = groups > 0 and image[1] % groups == 0
+    alike = "grad_out" not in a or a["grad_out"].shape == image
+    return whole and alike and all(v == (image[1],) for v in vectors) and all(s == (image[0], groups) for s in statistics)
+
+
 _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     **{name: _heads_fit for name in _STANDINS if name.startswith(_MATH)},
     f"{_MATH}_flash_attention_for_cpu.default": _heads_fit,
@@ -254,7 +267,9 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     "aten.avg_pool2d_backward.default": _pool_fits,
     "aten._adaptive_avg_pool2d_backward.default": _pool_fits,
     "aten._grouped_mm.default": _ends_fit,
-    **{f"aten._fused_{name}.{kind}": _lists_fit for name in ("adam", "adamw", "sgd", "adagrad") for kind in ("default", "tensor_lr")},
+    **{f"aten._fused_{name}.{kind}": _elements_fit for name in _OPTIMIZERS for kind in ("default", "tensor_lr")},
+    "aten.native_group_norm.default": _group_norm_fits,
+    "aten.native_group_norm_backward.default": _group_norm_fits,
     "aten.nll_loss_forward.default": _labels_fit,
     "aten.nll_loss_backward.default": _labels_fit,
     "aten.embedding_dense_backward.default": _vocabulary_fits,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
 
 from solver_shard import Mesh, Plan
 from solver_shard.api import plan_program
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Options
 from solver_shard.program import Program, Role
 
 LAYERS = 2
 BATCH, SEQ = 16, 512
+COUNT = 4
 
 
 @functools.cache
@@ -40,8 +45,37 @@ def llama() -> Program:
 
 
 @functools.cache
-def planned(template: str | None, mesh: str = "dp=4,tp=2") -> Plan:
-    options = Options(memory_limit=1 << 40, template=template, gap=0.0 if template is None else 1e-4)
+def mixtral() -> Program:
+    import json
+    import tempfile
+    from pathlib import Path
+
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096,
+        "max_position_embeddings": 1024, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
+    return trace(model, inputs, name="mixtral")
+
+
+@functools.cache
+def gpt2() -> Program:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 1024, "n_embd": 256, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, loss_type="ForCausalLMLoss"))
+    ids = torch.zeros(16, 64, dtype=torch.int64)
+    return trace(model, {"input_ids": ids, "labels": ids}, name="gpt2")
+
+
+@functools.cache
+def planned(template: str | None, mesh: str = "dp=4,tp=2", pins: tuple[str, ...] = ()) -> Plan:
+    options = Options(memory_limit=1 << 40, template=template, pins=pins, gap=0.0 if template is None else 1e-4)
     return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
 
 
@@ -134,6 +168,52 @@ def test_zero3_gathers_every_parameter_in_each_pass_and_reduce_scatters_its_grad
     }
 
 
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+
+
+def test_fully_sharded_over_tensor_parallel_cuts_the_rows_of_one_matrix_by_both() -> None:
+    """What ``fully_shard`` makes of a model that ``parallelize_module`` has cut: tp first, then dp, on dim 0 (PyTorch's tutorial
+    "Large Scale Transformer model training with Tensor Parallel"). Gathers and reductions of parameters stay on dp."""
+    plan = planned("dp=zero3,tp=megatron", pins=tuple(f"*{name}.weight=_S(0),S(0)" for name in COLUMNS))
+    columns = [t for t, tensor in enumerate(plan.tensors) if tensor.name.endswith(tuple(f"{name}.weight" for name in COLUMNS))]
+    columns += [plan.gradients[plan.tensors[t].name] for t in columns]
+    moves = Counter((r.purpose, s.kind, s.axes) for r in plan.reshards if r.tensor in columns for s in r.steps if s.kind != "slice")
+    n = len(COLUMNS) * LAYERS
+    assert moves == {
+        ("forward", "all_gather", ("dp",)): n,
+        ("backward", "all_gather", ("dp",)): n,
+        ("optimizer", "reduce_scatter", ("dp",)): n,
+    }
+    assert plan.costs.total_ns == planned("dp=zero3,tp=megatron").costs.total_ns  # as S(1) on dp, there where it is legal
+
+
+def test_a_vector_that_tensor_parallelism_cuts_is_cut_again_by_fully_sharding() -> None:
+    """The bias of a column-parallel layer has one dim for both axes."""
+    plan = plan_program(
+        gpt2(),
+        mesh=Mesh.parse("dp=4,tp=2"),
+        cluster=load_cluster("h100"),
+        options=Options(memory_limit=1 << 40, template="dp=zero3,tp=megatron"),
+    )
+    found = {tensor.name: tensor for tensor in plan.tensors if tensor.name.endswith("c_fc.bias")}
+    assert found
+    for name, tensor in found.items():
+        assert (str(tensor.layout), str(tensor.state)) == ("_S(0)S(0)", "_S(0)S(0)")
+        t, gradient = next(t for t, x in enumerate(plan.tensors) if x.name == name), plan.gradients[name]
+        steps = {(s.kind, s.axes) for r in plan.reshards if r.tensor in (t, gradient) for s in r.steps if s.kind != "slice"}
+        assert steps == {("all_gather", ("dp",)), ("reduce_scatter", ("dp",))}
+
+
+@pytest.mark.parametrize(
+    ("layout", "allowed"), [("_S(0)RS(0)", True), ("R_S(0)S(0)", True), ("S(0)RS(0)", True), ("RRS(0)", False), ("_S(0)S(0)R", False)]
+)
+def test_fully_sharding_leaves_an_axis_alone_only_where_the_others_leave_too_little(layout: str, allowed: bool) -> None:
+    """1,024 elements on 16 x 16 x 8 devices."""
+    program = gpt2()
+    bias = next(t for t, tensor in enumerate(program.tensors) if tensor.name.endswith("c_fc.bias"))
+    assert restriction(program, Mesh.parse("a=16,b=16,tp=8"), ("zero3", "zero3", "megatron")).source(bias, Layout.parse(layout)) is allowed
+
+
 def test_hybrid_sharding_gathers_inside_and_all_reduces_across() -> None:
     plan = planned("hsdp", "nodes=2,gpus=4")
     assert collectives(plan, "gpus")["forward", "all_gather"] == parameters(plan)
@@ -182,6 +262,26 @@ def test_context_parallelism_gathers_keys_and_values_and_reduce_scatters_their_g
     assert {key for key in found if key[0] in ("forward", "backward")} == {("forward", "all_gather"), ("backward", "reduce_scatter")}
 
 
+@pytest.mark.parametrize("template", ["dp=ddp,tp=expert-parallel", "dp=zero3,tp=expert-parallel", "dp=ddp,tp=zero3+expert-parallel"])
+def test_expert_parallelism_exchanges_tokens_twice_per_layer_and_pass(template: str) -> None:
+    """Lepikhin et al. 2021, section 2: tokens go to their experts and back, an all-to-all each; gradients take the same ways.
+
+    Forward, devices also tell each other how many tokens each expert gets. Gradients of the experts stay on their axis.
+    """
+    options = Options(memory_limit=1 << 40, template=template)
+    plan = plan_program(mixtral(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    found = collectives(plan, "tp")
+    assert found["forward", "all_to_all"] == found["backward", "all_to_all"] == 2 * LAYERS
+    experts = [t for t in plan.tensors if t.role == Role.PARAMETER.value and "experts" in t.name]
+    assert len(experts) == 2 * LAYERS
+    assert all(t.layout[1] == 0 and t.state is not None and t.state[1] == 0 for t in experts)
+    moved = {s.axes for r in plan.reshards if r.purpose == "optimizer" and "experts" in plan.tensors[r.tensor].name for s in r.steps}
+    assert moved == {("dp",)}
+    assert {kind for purpose, kind in found if purpose in ("forward", "backward")} <= {"all_to_all", "all_gather"}
+    others = sum(t.role == Role.PARAMETER.value and t not in experts for t in plan.tensors) if "tp=zero3" in template else 0
+    assert found["forward", "all_gather"] == LAYERS + others
+
+
 def test_states_follow_the_stage() -> None:
     names = [t.name for t in planned("zero1", "dp=8").tensors if t.role == Role.PARAMETER.value and t.shape]
     for template, stored, gradient, state in (("ddp", 1, 1, 1), ("zero1", 1, 1, 8), ("zero2", 1, 8, 8), ("zero3", 8, 8, 8)):
@@ -201,3 +301,84 @@ def test_states_follow_the_stage() -> None:
 def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.bound <= planned(template).certificate.objective
     assert planned(None).certificate.objective <= planned(template).certificate.objective
+
+
+@functools.cache
+def accumulated(template: str | None, mesh: str = "dp=8", **changes: Any) -> Plan:
+    """A step of ``COUNT`` microbatches of the same size as that of ``planned``."""
+    options = Options(memory_limit=1 << 40, template=template, microbatches=COUNT, gap=0.0 if template is None else 1e-4, **changes)
+    return plan_program(llama(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
+
+
+def runs(plan: Plan, axis: str) -> Counter[tuple[str, str]]:
+    """How often a step runs collectives on exactly this axis by (purpose, kind), the loss's scalars left out."""
+    found: Counter[tuple[str, str]] = Counter()
+    for r in plan.reshards:
+        for s in r.steps:
+            if s.axes == (axis,) and s.kind != "slice" and plan.tensors[r.tensor].shape:
+                found[r.purpose, s.kind] += plan.runs(r)
+    return found
+
+
+def accumulators(plan: Plan) -> set[str]:
+    """Layouts of the accumulators of matrices."""
+    return {str(r.layout) for r in plan.reshards if r.purpose == "accumulate" and len(plan.tensors[r.tensor].shape) > 1}
+
+
+def test_accumulating_data_parallel_all_reduces_once() -> None:
+    """DDP's no_sync (Li et al. 2020, section 3.2.4): gradients stay local in all microbatches but the last."""
+    plan = accumulated("ddp")
+    assert runs(plan, "dp") == {("optimizer", "all_reduce"): parameters(plan)}
+    assert accumulators(plan) == {"P(sum)"}
+
+
+def test_accumulating_zero1_reduce_scatters_and_gathers_once() -> None:
+    """Whole local gradients until the end, as Megatron-LM's distributed optimizer has them."""
+    plan = accumulated("zero1")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {("optimizer", "reduce_scatter"): n, ("update", "all_gather"): n}
+    assert accumulators(plan) == {"P(sum)"}
+
+
+def test_accumulating_zero2_reduce_scatters_in_every_microbatch() -> None:
+    """Rajbhandari et al. 2020, section 5.2: a device keeps only its part of the gradients, so none may wait."""
+    plan = accumulated("zero2")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {("accumulate", "reduce_scatter"): COUNT * n, ("update", "all_gather"): n}
+    assert accumulators(plan) <= {"S(0)", "S(1)"}
+
+
+def test_accumulating_zero3_gathers_parameters_and_reduce_scatters_in_every_microbatch() -> None:
+    """Zhao et al. 2023 (arXiv:2304.11277), section 3.3.4: accumulation with communication."""
+    plan = accumulated("zero3")
+    n = parameters(plan)
+    assert runs(plan, "dp") == {
+        ("forward", "all_gather"): COUNT * n,
+        ("backward", "all_gather"): COUNT * (n - 1),
+        ("accumulate", "reduce_scatter"): COUNT * n,
+    }
+
+
+def test_accumulating_hybrid_sharding_reduce_scatters_inside_each_time_and_all_reduces_across_once() -> None:
+    """FSDP2's set_requires_all_reduce(False) in all microbatches but the last."""
+    plan = accumulated("hsdp", "nodes=2,gpus=4")
+    n = parameters(plan)
+    assert runs(plan, "gpus")["accumulate", "reduce_scatter"] == COUNT * n
+    assert runs(plan, "nodes") == {("optimizer", "all_reduce"): n}
+
+
+@pytest.mark.parametrize(("template", "whole", "cut"), [("ddp", 18, 0), ("zero1", 6, 12), ("zero2", 2, 16), ("zero3", 0, 18)])
+def test_bytes_per_parameter_are_those_of_megatron_and_zero(template: str, whole: int, cut: int) -> None:
+    """Megatron-LM's table for bf16 parameters and f32 main gradients: 18 bytes, with its distributed optimizer 6 + 12/d; ZeRO's
+    stages 2 and 3 (section 3.1 and figure 1, with gradients of 4 bytes) cut the gradients, then the parameters too."""
+    plan = accumulated(template, reduce_dtype="f32")
+    count = sum(math.prod(t.shape) for t in plan.tensors if t.role == Role.PARAMETER.value)
+    stored = sum(plan.memory.series[category][-1] for category in ("parameters", "optimizer", "gradients"))
+    buffers = sum(math.prod(t.shape) * 4 for t in plan.tensors if t.role == Role.BUFFER.value)
+    assert stored - buffers == pytest.approx(count * (whole + cut / 8), rel=1e-9)
+
+
+@pytest.mark.parametrize("template", ["ddp", "zero1", "zero2", "zero3"])
+def test_the_solver_is_never_dearer_than_a_template_that_accumulates(template: str) -> None:
+    assert accumulated(None).certificate.bound <= accumulated(template).certificate.objective
+    assert accumulated(None).certificate.objective <= accumulated(template).certificate.objective

@@ -58,11 +58,11 @@ def test_fused_ops_cost_less_and_copies_inside_a_chain_pay_for_memory() -> None:
         plan = fused.plan(assignment)
         assert fused.evaluate(plan).total_ns == fused.graph.cost(assignment)
         for reshard in plan.reshards:
-            assert bool(reshard.spill_ns) == (reshard.copy and reshard.tensor in fused.lowering.fused)
-            spills.add(reshard.spill_ns)
+            assert bool(reshard.traffic_ns) == (reshard.copy and reshard.tensor in fused.lowering.fused)
+            spills.add(reshard.traffic_ns)
         # whatever is chosen, a broken chain costs at least what it costs without fusing
         cost = plain.graph.cost(assignment)
-        broken = sum(reshard.spill_ns for reshard in plan.reshards)
+        broken = sum(reshard.traffic_ns for reshard in plan.reshards)
         assert fused.graph.cost(assignment) <= cost + broken
     assert len(spills) > 1
     assert np.array_equal(plain.graph.intervals, fused.graph.intervals)

@@ -57,6 +57,19 @@ def test_an_alias_costs_nothing_and_holds_no_bytes() -> None:
             assert (low.graph.node_usages(v)[node.aliases :] > 0).all()
 
 
+@pytest.mark.parametrize("mesh", ["2,2", "2,2,2", "a=2,b=2x2"])
+def test_only_what_is_stored_or_reduced_is_cut_in_another_order(mesh: str) -> None:
+    low = lowered(trained_mlp(16, 32, 64, 1), mesh).lowering
+    gradients = set(low.program.gradients.values())
+    for node in low.nodes:
+        strided = any(p.is_strided for layout in node.layouts for p in layout)
+        stored = node.kind is Kind.STATE or (node.kind is Kind.SOURCE and low.program.tensors[node.item].role is Role.PARAMETER)
+        reduced = node.kind is Kind.RESHARD and node.item in gradients
+        held = node.kind is Kind.HOLD and low.program.tensors[node.item].role is Role.PARAMETER
+        assert strided == (stored or reduced or held), node
+    assert not any(p.is_strided for s in low.strategies for c in (*s.operands, *s.results) for layout in c.layouts for p in layout)
+
+
 def test_a_view_has_no_bytes_and_prolongs_what_it_views() -> None:
     b = Builder()
     x = b.input("x", 8, 16)

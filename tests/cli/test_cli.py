@@ -54,7 +54,9 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
     words += " --checkpoint --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron --split tp=2x1"
     words += " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion"
-    words += " --gap 0.01 --time-limit 9 --work-limit 3"
+    words += (
+        " --gap 0.01 --time-limit 9 --work-limit 3 --microbatches 4 --reduce-dtype f32 --clip --rules a.toml --rules b.toml --conservative"
+    )
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
     assert fake.model == "a.b:c"
     command = fake.options.pop("command")
@@ -69,12 +71,17 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "dtype": "bf16",
         "forward_only": True,
         "checkpoint": True,
+        "microbatches": 4,
         "optimizer": "sgd",
         "master_weights": False,
         "state_bytes": 4,
+        "reduce_dtype": "f32",
+        "clip": True,
         "pins": ("x=R,R", "*.w=tp=S(0)"),
         "split": "tp=2x1",
         "template": "dp=zero3,tp=megatron",
+        "rules": (Path("a.toml"), Path("b.toml")),
+        "conservative": True,
         "overlap": 0.5,
         "fusion": True,
         "objective": "time",
@@ -108,6 +115,8 @@ def test_solve_writes_the_plan_and_prints_json(fake: Optimize, tmp_path: Path, c
         ["solve", "gpt2", "--mesh", "8", "--batch", "0"],
         ["solve", "gpt2", "--mesh", "8", "--batch", "many"],
         ["solve", "gpt2", "--mesh", "8", "--optimizer", "lion"],
+        ["solve", "gpt2", "--mesh", "8", "--microbatches", "0"],
+        ["solve", "gpt2", "--mesh", "8", "--reduce-dtype", "f64"],
         ["solve", "gpt2", "--mesh", "8", "--no-such-option"],
         ["solve", "gpt2", "--mesh", "8", "--split", "d0=4x2", "--no-split"],
         ["solve", "gpt2", "--mesh", "8", "-o", "no/such/folder/plan.json"],
@@ -174,6 +183,16 @@ def test_debug_shows_the_traceback(fake: Optimize, capsys: pytest.CaptureFixture
         (["--mesh", "8", "--state-bytes", "-1"], "-1 bytes of optimizer state per element is not legal"),
         (["--mesh", "8", "--state-bytes", "2", "--optimizer", "none"], "2 bytes of optimizer state were asked with optimizer none"),
         (["--mesh", "8", "--state-bytes", "2", "--forward-only"], "2 bytes of optimizer state were asked with a forward-only step"),
+        (
+            ["--mesh", "8", "--batch", "64", "--microbatches", "5"],
+            "a batch of 64 cannot be run in 5 equal microbatches; give a number that ",
+        ),
+        (["--mesh", "8", "--batch", "4", "--microbatches", "8"], "that divides it, as 4 or 2"),
+        (["--mesh", "8", "--batch", "9999", "--microbatches", "9999"], "microbatches 9999 is not legal; give a whole number, 1 to 4096"),
+        (["--mesh", "8", "--microbatches", "2", "--forward-only"], "a forward-only step has no gradients to accumulate"),
+        (["--mesh", "8", "--clip", "--optimizer", "none"], "clipping to a gradient norm was asked without an optimizer"),
+        (["--mesh", "8", "--clip", "--forward-only"], "clipping was asked with a forward-only step"),
+        (["--mesh", "8", "--reduce-dtype", "f32", "--forward-only"], "a reduce dtype of f32 was asked with a forward-only step"),
         (["--mesh", "8", "--gap", "-1"], "gap -1.0 is not legal"),
         (["--mesh", "8", "--time-limit", "0"], "time limit 0.0 is not legal"),
         (["--mesh", "8", "--work-limit", "-1"], "work limit -1.0 is not legal"),

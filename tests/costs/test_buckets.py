@@ -73,7 +73,7 @@ def test_plans_say_who_shares_and_pay_less_for_it() -> None:
             together = tensor.role == "parameter" or reshard.purpose == "optimizer"
             first = tensor.name == "0.down" and reshard.purpose == "backward"  # the first layer's input needs no gradient: 0.up rests
             assert reshard.bucket == (2 if together and not first else 1), (tensor.name, reshard.purpose)
-            alone = case.costs.transitions(tensor.shape, tensor.dtype).path(reshard.source, reshard.layout)
+            alone = case.costs.transitions(tensor.shape, tensor.dtype, orders=together).path(reshard.source, reshard.layout)
             if reshard.bucket > 1 and any(step.nbytes for step in reshard.steps):
                 assert sum(step.nanoseconds for step in reshard.steps) < sum(step.nanoseconds for step in alone)
                 shared += 1
@@ -92,18 +92,22 @@ def test_equal_members_together_pay_for_the_collective_that_moves_them_all(
 
 @settings(max_examples=20)
 @given(
-    st.sampled_from(["2,4", "3,2", "2,2,2"]), st.sampled_from([(24,), (16, 24), (8, 6, 12)]), st.integers(2, 150), st.sampled_from(PRESETS)
+    st.sampled_from(["2,4", "3,2", "2,2,2"]),
+    st.sampled_from([(24,), (16, 24), (8, 6, 12)]),
+    st.integers(2, 150),
+    st.sampled_from(PRESETS),
+    st.booleans(),
 )
 def test_every_table_obeys_the_triangle_inequality_and_is_cheaper_in_larger_buckets(
-    mesh: str, shape: tuple[int, ...], bucket: int, cluster: str
+    mesh: str, shape: tuple[int, ...], bucket: int, cluster: str, orders: bool
 ) -> None:
     model = CostModel(Mesh.parse(mesh), load_cluster(cluster))
-    table = model.transitions(shape, "bf16", ("sum",), bucket)
+    table = model.transitions(shape, "bf16", ("sum",), bucket, orders)
     costs = np.minimum(table.costs, FORBIDDEN)
     for middle in range(len(table.layouts)):
         assert (costs <= costs[:, middle, None] + costs[None, middle, :]).all()
-    assert (costs <= model.transitions(shape, "bf16").costs).all()
-    assert table is model.transitions(shape, "bf16", ("sum",), bucket)
+    assert (costs <= model.transitions(shape, "bf16", orders=orders).costs).all()
+    assert table is model.transitions(shape, "bf16", ("sum",), bucket, orders)
     for src, dst in ((0, -1), (-1, 0)):
         a, b = table.layouts[src], table.layouts[dst]
         if costs[src, dst] < FORBIDDEN:

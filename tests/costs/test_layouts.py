@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shard_simulator import WrongStepError, local_move, rebuild, scatter
 
 from solver_shard.costs.layouts import free_move, free_moves, is_legal, legal_layouts, local_numels
-from solver_shard.layout import Layout, P, R, S
+from solver_shard.layout import Layout, P, R, S, strided
+from solver_shard.mesh import Mesh
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,49 @@ def test_legal_layouts(shape: tuple[int, ...], mesh: tuple[int, ...], reductions
     assert " ".join(map(str, legal_layouts(shape, mesh, reductions))) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "mesh", "others"),
+    [
+        ((8,), "2,2", "_S(0)S(0)"),
+        ((3,), "2,2", ""),
+        ((8,), "2,1", ""),
+        ((8, 8), "2,2", "_S(0)S(0) _S(1)S(1)"),
+        ((8,), "2,2,2", "R_S(0)S(0) _S(0)RS(0) _S(0)S(0)R S(0)_S(0)S(0) _S(0)S(0)S(0) _S(0)_S(0)S(0)"),
+        ((8,), "a=2,b=2x2", "_S(0)RS(0) _S(0)S(0)R _S(0)S(0)S(0)"),
+        ((8,), "a=2x2,b=2", "R_S(0)S(0) _S(0)RS(0) S(0)_S(0)S(0) _S(0)S(0)S(0) _S(0)_S(0)S(0)"),
+        ((8,), "a=2x2", ""),
+    ],
+)
+def test_other_orders_follow_the_plain_layouts(shape: tuple[int, ...], mesh: str, others: str) -> None:
+    axes = Mesh.parse(mesh)
+    plain, every = (legal_layouts(shape, axes.shape, (), wholes) for wholes in (None, axes.wholes))
+    assert every[: len(plain)] == plain
+    assert " ".join(map(str, every[len(plain) :])) == others
+
+
+@pytest.mark.parametrize(
+    ("dims", "mesh", "ordered"),
+    [(2, "2,2,2,2", 197), (2, "2,2,2,2,2", None), (1, "2,2,2,2,2", 122), (3, "2,2,2", 100), (3, "2,2,2,2", None)],
+)
+def test_tensors_of_too_many_layouts_have_the_plain_order_alone(dims: int, mesh: str, ordered: int | None) -> None:
+    axes = Mesh.parse(mesh)
+    plain, every = (legal_layouts((64,) * dims, axes.shape, (), wholes) for wholes in (None, axes.wholes))
+    assert len(every) == (ordered or len(plain))
+    summed = legal_layouts((64,) * dims, axes.shape, ("sum",), axes.wholes)
+    assert any(p.is_strided for layout in summed for p in layout) == (ordered is not None)
+
+
+@pytest.mark.parametrize("mesh", ["2,2", "2,3,2", "a=2,b=2x2", "a=2x2,b=2", "2,2,2,2", "a=2,b=2x2,c=2"])
+def test_no_two_layouts_are_the_same_shards(mesh: str) -> None:
+    axes = Mesh.parse(mesh)
+    layouts = legal_layouts((48, 24), axes.shape, (), axes.wholes)
+    shards = {
+        tuple((x.local_offset((48, 24), axes.shape, at), x.local_shape((48, 24), axes.shape, at)) for at in axes.coordinates())
+        for x in layouts
+    }
+    assert len(shards) == len(layouts)
+
+
 def test_sum_and_avg_may_stand_together() -> None:
     found = set(legal_layouts((1,), (2, 2), ("sum", "avg", "max")))
     assert Layout((P("sum"), P("avg"))) in found
@@ -46,18 +90,23 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 @given(shape=shapes, mesh=meshes)
 @settings(deadline=None)
 def test_is_legal_says_the_same_as_legal_layouts(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
-    placements = [R, *(S(d) for d in range(3)), P("sum"), P("max")]
+    placements = [R, *(S(d) for d in range(3)), P("sum"), P("max"), *(strided(d) for d in range(2))]
     everything = [Layout(x) for x in itertools.product(placements, repeat=len(mesh))]
     legal = legal_layouts(shape, mesh, ("sum", "max"))
     assert legal[0] == Layout.replicated(len(mesh))
     assert set(legal) == {layout for layout in everything if is_legal(layout, shape, mesh)}
     assert len(set(legal)) == len(legal)
+    wholes = tuple(map(str, range(len(mesh))))
+    ordered = legal_layouts(shape[:2], mesh, ("sum", "max"), wholes)
+    assert set(ordered) == {layout for layout in everything if is_legal(layout, shape[:2], mesh, wholes)}
+    assert len(set(ordered)) == len(ordered)
 
 
 @given(shape=shapes, mesh=meshes)
 @settings(deadline=None)
 def test_local_numels_are_those_of_device_zero(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     layouts = legal_layouts(shape, mesh)
+    layouts += legal_layouts(shape, mesh, (), tuple(map(str, range(len(mesh)))))
     expected = [np.prod(layout.local_shape(shape, mesh), dtype=np.int64) for layout in layouts]
     assert local_numels(shape, mesh, layouts).tolist() == expected
 
@@ -93,6 +142,16 @@ def test_an_axis_of_size_one_adds_no_layouts(shape: tuple[int, ...], mesh: tuple
         ("P(avg)R", "P(avg)P(sum)", True),
         ("RRS(0)", "S(0)RS(0)", False),
         ("RRR", "S(0)RS(0)", True),
+        ("RS(0)", "_S(0)S(0)", True),
+        ("RR", "_S(0)S(0)", True),
+        ("S(0)R", "_S(0)S(0)", False),
+        ("_S(0)S(0)", "S(0)S(0)", False),
+        ("S(0)RS(0)", "S(0)_S(0)S(0)", True),
+        ("RS(0)S(0)", "S(0)S(0)S(0)", False),
+        ("RS(0)S(0)", "_S(0)S(0)S(0)", True),
+        ("R_S(0)S(0)", "_S(0)_S(0)S(0)", False),
+        ("_S(0)RS(0)", "_S(0)_S(0)S(0)", True),
+        ("_S(0)S(0)R", "_S(0)S(0)S(0)", False),
     ],
 )
 def test_free_move(src: str, dst: str, free: bool) -> None:
@@ -103,7 +162,7 @@ def test_free_move(src: str, dst: str, free: bool) -> None:
 def test_free_moves_are_exactly_those_that_every_device_can_make_alone(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     value = rng.integers(-50, 50, shape).astype(np.float64)
-    layouts = legal_layouts(shape, mesh, ("sum",))
+    layouts = legal_layouts(shape, mesh, ("sum",), tuple(map(str, range(len(mesh)))))
     matrix = free_moves(layouts, layouts)
     for i, src in enumerate(layouts):
         shards = scatter(value, src, mesh, rng)
@@ -125,7 +184,7 @@ def test_free_moves_are_exactly_those_that_every_device_can_make_alone(shape: tu
 @given(mesh=meshes, data=st.data())
 @settings(deadline=None)
 def test_free_moves_as_a_matrix_and_one_by_one(mesh: tuple[int, ...], data: st.DataObject) -> None:
-    layouts = legal_layouts((64, 64), mesh, ("sum", "avg", "max"))
+    layouts = legal_layouts((64, 64), mesh, ("sum", "avg", "max"), tuple(map(str, range(len(mesh)))))
     some = st.lists(st.sampled_from(layouts), min_size=1, max_size=8)
     srcs, dsts = data.draw(some), data.draw(some)
     assert free_moves(srcs, dsts).tolist() == [[free_move(s, d) for d in dsts] for s in srcs]

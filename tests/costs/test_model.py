@@ -99,6 +99,32 @@ def test_optimizer_bytes_per_element(
     assert found.update_bytes(dtype) == update
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "reduce_dtype", "clip", "gradient", "update", "norm"),
+    [
+        ("adamw", "bf16", "f32", False, 4, 4 + 16 + 8 + 2, 0),
+        ("adamw", "bf16", None, True, 2, 3 * 2 + 16 + 8 + 2, 2),
+        ("adamw", "bf16", "f32", True, 4, 3 * 4 + 16 + 8 + 2, 4),
+        ("sgd", "f32", "bf16", True, 2, 3 * 2 + 8, 2),
+        ("none", "bf16", "f32", False, 4, 0, 0),
+    ],
+)
+def test_reduced_and_clipped_gradients_per_element(
+    name: str, dtype: str, reduce_dtype: str | None, clip: bool, gradient: int, update: int, norm: int
+) -> None:
+    """What is kept beside gradients does not change: f32 master weights and moments are there already."""
+    found, plain = optimizer_state(name, reduce_dtype=reduce_dtype, clip=clip), optimizer_state(name)
+    assert (found.gradient_bytes(dtype), found.update_bytes(dtype), found.norm_bytes(dtype)) == (gradient, update, norm)
+    assert found.resident_bytes(dtype) == plain.resident_bytes(dtype)
+
+
+def test_reduce_dtypes_and_clipping_are_checked() -> None:
+    with pytest.raises(InputError, match=r"gradients cannot be reduced in 'f64'; legal: f32, bf16, f16"):
+        optimizer_state("adamw", reduce_dtype="f64")
+    with pytest.raises(InputError, match="clipping to a gradient norm was asked without an optimizer"):
+        optimizer_state("none", clip=True)
+
+
 def test_every_optimizer_prices_every_dtype() -> None:
     for name in OPTIMIZERS:
         for dtype in DTYPE_BYTES:

@@ -21,8 +21,10 @@ from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 
 
-def table_for(shape: tuple[int, ...], mesh: str, reductions: tuple[str, ...] = ("sum",), cluster: str = "h100") -> TransitionTable:
-    return build_table(shape, 4, reductions, Collectives(Mesh.parse(mesh), load_cluster(cluster)))
+def table_for(
+    shape: tuple[int, ...], mesh: str, reductions: tuple[str, ...] = ("sum",), cluster: str = "h100", *, orders: bool = False
+) -> TransitionTable:
+    return build_table(shape, 4, reductions, Collectives(Mesh.parse(mesh), load_cluster(cluster)), orders=orders)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,45 @@ def test_a_collective_that_does_the_whole_transition_is_found(src: str, dst: str
     table = table_for((64, 64), "dp=4,tp=8", cluster="gb200")
     path = table.path(Layout.parse(src), Layout.parse(dst))
     assert " ".join(f"{step.kind}{list(step.axes)}" for step in path) == steps
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "steps"),
+    [
+        ("_S(0)S(0)", "RS(0)", "all_gather[0]"),
+        ("RS(0)", "_S(0)S(0)", "slice[0]"),
+        ("P(sum)S(0)", "_S(0)S(0)", "reduce_scatter[0]"),
+        ("_S(0)S(0)", "S(1)S(0)", "all_to_all[0]"),
+        ("S(1)S(0)", "_S(0)S(0)", "all_to_all[0]"),
+        ("_S(0)S(0)", "RR", "all_gather[0] all_gather[1]"),
+        ("P(sum)P(sum)", "_S(0)S(0)", "reduce_scatter[1] reduce_scatter[0]"),
+        ("_S(0)S(0)", "S(0)R", "all_gather[0] all_gather[1] slice[0]"),
+    ],
+)
+def test_another_order_is_cut_and_joined_from_its_minor_end(src: str, dst: str, steps: str) -> None:
+    path = table_for((64, 64), "dp=4,tp=8", cluster="gb200", orders=True).path(Layout.parse(src), Layout.parse(dst))
+    assert " ".join(f"{step.kind}{list(step.axes)}" for step in path) == steps
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "steps"),
+    [
+        ("_S(0)_S(0)S(0)", "RRS(0)", "all_gather[0, 1]"),
+        ("_S(0)_S(0)S(0)", "_S(0)RS(0)", "all_gather[1]"),
+        ("S(0)_S(0)S(0)", "S(0)RS(0)", "all_gather[1]"),
+        ("_S(0)S(0)S(0)", "RS(0)S(0)", "all_gather[0]"),
+        ("P(sum)P(sum)S(0)", "_S(0)_S(0)S(0)", "reduce_scatter[0, 1]"),
+    ],
+)
+def test_several_axes_of_another_order_move_as_one_group(src: str, dst: str, steps: str) -> None:
+    path = table_for((64, 64), "2,2,2", cluster="gb200", orders=True).path(Layout.parse(src), Layout.parse(dst))
+    assert " ".join(f"{step.kind}{list(step.axes)}" for step in path) == steps
+
+
+def test_other_orders_are_within_reach() -> None:
+    table = table_for((64, 64), "2,2,2", orders=True)
+    stored = [i for i, layout in enumerate(table.layouts) if not any(p.is_partial for p in layout)]
+    assert (table.costs[:, stored] < FORBIDDEN).all()
 
 
 def test_replicas_share_the_slow_links() -> None:
@@ -106,14 +147,29 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "mesh", "reductions"), CASES)
+ORDERED = [
+    ((4, 4), "2,2", ("sum",)),
+    ((7, 5), "2,3", ("sum",)),
+    ((13,), "3,2", ("max",)),
+    ((11,), "2,2,2", ("sum",)),
+    ((9, 4), "2,2,2", ()),
+    ((13,), "3,2,2", ("sum",)),
+    ((6, 9), "a=2,b=2x2", ()),
+    ((10, 3), "a=2x2,b=2", ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "reductions", "orders"), [*((*case, False) for case in CASES), *((*case, True) for case in ORDERED)], ids=str
+)
 def test_every_path_gives_the_same_tensor_and_costs_what_the_table_says(
-    shape: tuple[int, ...], mesh: str, reductions: tuple[str, ...]
+    shape: tuple[int, ...], mesh: str, reductions: tuple[str, ...], orders: bool
 ) -> None:
     rng = np.random.default_rng(0)
     sizes = Mesh.parse(mesh).shape
     value = rng.integers(-50, 50, shape).astype(np.float64)
-    table = table_for(shape, mesh, reductions)
+    table = table_for(shape, mesh, reductions, orders=orders)
+    assert any(p.is_strided for layout in table.layouts for p in layout) == orders
     for src, dst in itertools.product(table.layouts, repeat=2):
         if table.costs[table.index[src], table.index[dst]] == FORBIDDEN:
             continue
@@ -163,6 +219,7 @@ def steps_that_run(
     return found
 
 
+@pytest.mark.parametrize("orders", [False, True])
 @pytest.mark.parametrize(
     ("shape", "mesh", "cluster"),
     [
@@ -175,9 +232,9 @@ def steps_that_run(
         ((8, 16), "b=4x2,a=2", "h100"),
     ],
 )
-def test_costs_equal_dijkstra_over_every_collective_that_runs(shape: tuple[int, ...], mesh: str, cluster: str) -> None:
+def test_costs_equal_dijkstra_over_every_collective_that_runs(shape: tuple[int, ...], mesh: str, cluster: str, orders: bool) -> None:
     model = CostModel(Mesh.parse(mesh), load_cluster(cluster))
-    table = model.transitions(shape, "f32", ("sum",))
+    table = model.transitions(shape, "f32", ("sum",), orders=orders)
     sizes = model.mesh.shape
     graph = nx.DiGraph()
     graph.add_nodes_from(table.layouts)
@@ -194,17 +251,19 @@ def test_costs_equal_dijkstra_over_every_collective_that_runs(shape: tuple[int, 
 
 
 sizes_of_mesh = st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3).map(lambda x: ",".join(map(str, x)))
+parts_of_mesh = st.sampled_from(["a=4,b=2x3", "a=2x2,b=3", "a=2x4,b=2", "a=3,b=8x2"])
 
 
 @given(
     shape=st.lists(st.integers(0, 4096), max_size=3).map(tuple),
-    mesh=sizes_of_mesh,
+    mesh=st.one_of(sizes_of_mesh, parts_of_mesh),
     cluster=st.sampled_from(PRESETS),
     reductions=st.sampled_from([(), ("sum",), ("max", "sum")]),
+    orders=st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
-def test_costs_are_a_metric(shape: tuple[int, ...], mesh: str, cluster: str, reductions: tuple[str, ...]) -> None:
-    costs = table_for(shape, mesh, reductions, cluster).costs
+@settings(deadline=None, max_examples=60)
+def test_costs_are_a_metric(shape: tuple[int, ...], mesh: str, cluster: str, reductions: tuple[str, ...], orders: bool) -> None:
+    costs = table_for(shape, mesh, reductions, cluster, orders=orders).costs
     assert (np.diag(costs) == 0).all()
     assert (costs >= 0).all()
     for middle in range(len(costs)):
@@ -224,6 +283,13 @@ def test_an_axis_of_size_one_changes_no_cost(shape: tuple[int, ...], mesh: str, 
 def test_wider_elements_never_cost_less(shape: tuple[int, ...], mesh: str, cluster: str) -> None:
     model = CostModel(Mesh.parse(mesh), load_cluster(cluster))
     assert (model.transitions(shape, "f32").costs >= model.transitions(shape, "bf16").costs).all()
+
+
+@given(shape=st.lists(st.integers(1, 4096), max_size=2).map(tuple), mesh=st.one_of(sizes_of_mesh, parts_of_mesh))
+@settings(deadline=None, max_examples=20)
+def test_other_orders_as_stations_never_make_a_transition_dearer(shape: tuple[int, ...], mesh: str) -> None:
+    plain, ordered = table_for(shape, mesh), table_for(shape, mesh, orders=True)
+    assert (ordered.costs_between(plain.layouts, plain.layouts) <= plain.costs).all()
 
 
 def test_equal_requests_share_one_table() -> None:

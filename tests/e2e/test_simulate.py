@@ -187,6 +187,16 @@ def near() -> Cluster:
 SOLVED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, sharded weights": ("llama", {"pins": ["*.weight=S(0),S(0)"]}),
+    "llama, fully sharded over tensor parallel": (
+        "llama",
+        {
+            "template": "dp=zero3,tp=megatron",
+            "pins": [f"*{name}_proj.weight=_S(0),S(0)" for name in "qkv"]
+            + ["*gate_proj.weight=dp=_S(0),tp=S(0)", "*up_proj.weight=_S(0)S(0)"],
+        },
+    ),
+    "llama, other orders": ("llama", {"pins": ["*proj.weight=dp=_S(0)", "grad(*down_proj.weight)=_S(1)S(1)"]}),
+    "gpt2, both orders": ("gpt2 in odd sizes", {"pins": ["*c_fc.weight=_S(1),S(1)", "*.bias=_S(0)S(0)"]}),
     "llama, batch and columns": ("llama", {"pins": ["input_ids=S(0),R", "*q_proj.weight=R,S(0)", "*o_proj.weight=R,S(1)"]}),
     "llama, cut sequence": ("llama", {"pins": ["input_ids=R,S(1)", "labels=R,S(1)"], "overlap": 0.5}),
     "llama, little memory": ("llama", {"memory": "1500KiB", "reserve": 0}),

@@ -73,12 +73,52 @@ def test_transitions_keep_the_tensor(text: str, shape: tuple[int, ...], reductio
         assert sum(world.counts.values()) > 0
 
 
-@pytest.mark.parametrize("text", ["2", "3", "2,2", "2,3", "2,2,2"])
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("2,2", (4, 4)), ("2,2", (7, 5)), ("3,2", (7, 8)), ("2,2,2", (9, 8)), ("2,2,2", (17,)), ("a=2,b=2x2", (9,)), ("a=2x2,b=2", (10, 8))],
+)
+def test_every_transition_from_or_to_another_order_keeps_the_tensor(text: str, shape: tuple[int, ...]) -> None:
+    mesh, draw = Mesh.parse(text), random.Random(0)
+    table = CostModel(mesh, load_cluster("h100")).transitions(shape, "f64", ("sum",), orders=True)
+    full = torch.randn(shape, dtype=torch.float64)
+    pairs = [(a, b) for a, b in itertools.product(table.layouts, repeat=2) if table.costs[table.index[a], table.index[b]] < 10**18]
+    strided = [(a, b) for a, b in pairs if any(p.is_strided for p in (*a, *b))]
+    assert strided
+    with World(mesh) as world:
+        for before, after in draw.sample(strided, min(80, len(strided))):
+            parts = spread(full, before, mesh, draw)
+            for step in table.path(before, after):
+                axes = tuple(mesh.names[a] for a in step.axes)
+                named = Step(kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=0, before=step.before, after=step.after)
+                parts = world.run(parts, named, shape)
+            torch.testing.assert_close(join(parts, after, shape, mesh), full)
+
+
+@pytest.mark.parametrize("text", ["2,3", "2,2,2"])
+def test_parts_are_what_distribute_tensor_gives_every_rank(text: str) -> None:
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, full = Mesh.parse(text), torch.randn(24, 24)
+    layouts = [x for x in legal_layouts(tuple(full.shape), mesh.shape, (), mesh.wholes) if any(p.is_strided for p in x)]
+    assert layouts
+    with World(mesh), LocalTensorMode(mesh.size):
+        devices = init_device_mesh("cpu", mesh.shape)
+        for layout in layouts:
+            made = distribute_tensor(LocalTensor(dict.fromkeys(range(mesh.size), full)), devices, layout.to_dtensor(mesh.shape))
+            assert Layout.from_dtensor(made.placements, mesh.shape) == layout
+            local = made.to_local()._local_tensors  # type: ignore[attr-defined]
+            for device, part in enumerate(split(full, layout, mesh)):
+                torch.testing.assert_close(part, local[device])
+
+
+@pytest.mark.parametrize("text", ["2", "3", "2,2", "2,3", "2,2,2", "a=2,b=2x2"])
 def test_free_moves_keep_the_tensor(text: str) -> None:
     mesh = Mesh.parse(text)
     for shape in ((8, 9), (13,), ()):
         full = torch.randn(shape)
-        layouts = legal_layouts(shape, mesh.shape, ("sum", "avg", "max"))
+        layouts = legal_layouts(shape, mesh.shape, ("sum", "avg", "max"), mesh.wholes)
         for before, after in itertools.product(layouts, repeat=2):
             if any(p.is_partial for p in before):
                 continue

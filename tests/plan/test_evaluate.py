@@ -14,7 +14,7 @@ from programs import mlp, trained_mlp
 
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, strided
 from solver_shard.mesh import Mesh
 from solver_shard.plan import evaluate as evaluate_module
 from solver_shard.plan import evaluate_ops, lives
@@ -36,8 +36,12 @@ PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23
         {"overlap": 1.0, "objective": "memory", "optimizer": "sgd", "cluster": "ethernet"},
         {"master_weights": False, "state_bytes": 3},
         {"fusion": True, "overlap": 0.5},
+        {"microbatches": 3, "overlap": 0.5, "memory_weight": 1000},
+        {"microbatches": 2, "reduce_dtype": "bf16", "clip": True, "fusion": True},
+        {"reduce_dtype": "bf16", "clip": True, "overlap": 0.3},
+        {"microbatches": 4, "optimizer": "none", "reduce_dtype": "f16"},
     ],
-    ids=["time", "weighted", "memory", "state", "fusion"],
+    ids=["time", "weighted", "memory", "state", "fusion", "accumulated", "accumulated, clipped", "reduced, clipped", "no update"],
 )
 def test_random_plans_cost_what_the_choice_graph_says(program: Program, mesh: str, options: dict[str, Any]) -> None:
     case = lowered(program, mesh, **options)
@@ -64,6 +68,21 @@ def test_solved_plans_cost_what_the_certificate_says(objective: str, share: floa
     assert found.peak <= limit
 
 
+@pytest.mark.parametrize(
+    ("program", "mesh"), [(PROGRAMS[1], "2,2"), (PROGRAMS[2], "3,2"), (PROGRAMS[1], "2,2,2"), (PROGRAMS[1], "a=2,b=2x2")]
+)
+def test_weights_states_and_gradients_in_another_order_cost_what_the_choice_graph_says(program: Program, mesh: str) -> None:
+    """Every weight and gradient that is long enough is stored in another order, once the wider, once the longer dim."""
+    other = {t: lambda layout: any(p.is_strided for p in layout) for t in program.gradients}
+    other |= {g: lambda layout: any(p.is_strided for p in layout) for g in program.gradients.values()}
+    case = lowered(program, mesh, overlap=0.25, pins=other)
+    for seed in range(4):
+        plan = agrees(case, random_assignment(case.graph, seed))
+        for parameter, gradient in program.gradients.items():
+            assert any(p.is_strided for p in plan.tensors[parameter].layout)
+            assert any(p.is_strided for p in plan.tensors[gradient].layout)
+
+
 def _with_op(plan: Plan, i: int, **changes: Any) -> Plan:
     ops = list(plan.ops)
     ops[i] = dataclasses.replace(ops[i], **changes)
@@ -77,17 +96,17 @@ def _with_reshard(plan: Plan, which: str | int, **changes: Any) -> Plan:
     return dataclasses.replace(plan, reshards=tuple(reshards))
 
 
-def _with_source(plan: Plan, layout: str) -> Plan:
+def _with_source(plan: Plan, layout: str, role: str = "parameter") -> Plan:
     tensors = list(plan.tensors)
-    k = next(k for k, t in enumerate(tensors) if t.role == "parameter")
+    k = next(k for k, t in enumerate(tensors) if t.role == role)
     tensors[k] = dataclasses.replace(tensors[k], layout=Layout.parse(layout))
     return dataclasses.replace(plan, tensors=tuple(tensors))
 
 
-def _with_state(plan: Plan, role: str, layout: str | None) -> Plan:
+def _with_state(plan: Plan, role: str, layout: str | Layout | None) -> Plan:
     tensors = list(plan.tensors)
     k = next(k for k, t in enumerate(tensors) if t.role == role)
-    tensors[k] = dataclasses.replace(tensors[k], state=layout and Layout.parse(layout))
+    tensors[k] = dataclasses.replace(tensors[k], state=Layout.parse(layout) if isinstance(layout, str) else layout)
     return dataclasses.replace(plan, tensors=tuple(tensors))
 
 
@@ -116,6 +135,19 @@ ILLEGAL: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "result layout": (
         lambda p: _with_op(p, 0, result_layouts=(_laid("S(0)R"),)),
         r"result 0 has layout S\(0\)R, but its strategies R, R give RR",
+    ),
+    "state of parts that nobody orders": (
+        lambda p: _with_state(p, "parameter", Layout((strided(0), _laid("S(1)")[0]))),
+        r"state of '0.up': \[20, 8\] cannot have layout _S\(0\)S\(1\)",
+    ),
+    "input in another order": (lambda p: _with_source(p, "_S(0)S(0)", "input"), r"source 'x': \[12, 8\] cannot have layout _S\(0\)S\(0\)"),
+    "activation in another order": (
+        lambda p: _with_reshard(p, _position(p, "forward"), layout=_laid("_S(0)S(0)"), copy=True),
+        r"but gets .* as _S\(0\)S\(0\), and a device cannot make the one from the other alone",
+    ),
+    "source in the order of another": (
+        lambda p: _with_source(p, "_S(0)S(0)"),
+        r"brings the new values to RR, but the parameter is stored as _S\(0\)S\(0\)|starts from RR, but the tensor is produced as _S",
     ),
     "partial source": (lambda p: _with_source(p, "P(sum)R"), "stored with a pending reduction"),
     "source cut too often": (lambda p: _with_source(p, "S(3)R"), r"cannot have layout S\(3\)R on mesh"),

@@ -14,6 +14,7 @@ import pytest
 from plan_examples import example, stepped
 
 from solver_shard.errors import InputError
+from solver_shard.layout import Layout
 from solver_shard.plan.io import MAX_PLAN_BYTES, load_plan, plan_from_json, plan_schema, plan_to_json, save_plan
 
 SCHEMA = json.loads(Path(str(Path(__file__).parents[2] / "solver_shard/plan/schema.json")).read_text())
@@ -36,6 +37,16 @@ def test_saved_plans_are_valid_under_the_published_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for plan in (example(), stepped(example())):
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(plan_to_json(plan)))
+
+
+def test_another_order_is_written_and_read_back() -> None:
+    plan = example()
+    up = dataclasses.replace(plan.tensors[1], layout=Layout.parse("_S(0)S(0)"), state=Layout.parse("_S(1)S(1)"))
+    changed = dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:]))
+    text = plan_to_json(changed)
+    assert '"layout":"_S(0)S(0)"' in text
+    assert plan_from_json(text) == changed
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
 
 
 def test_the_published_schema_is_the_one_of_the_dataclasses() -> None:
@@ -107,6 +118,10 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_set("tensors.1.layout", "S(0)X"), r"tensors\[1\].layout: unknown placement in layout 'S\(0\)X'"),
         (_set("tensors.1.layout", "S(0)P(mean)"), "unknown placement"),
         (_set("tensors.1.layout", "S(99999999999999999999)"), "unknown placement"),
+        (_set("tensors.1.layout", "_R"), "unknown placement"),
+        (_set("tensors.1.layout", "_S(0)R"), r"tensors\[1\].layout: layout '_S\(0\)R': _S\(0\) says that axes to the right"),
+        (_set("tensors.1.layout", "_S(2)S(2)"), "cuts a dim that"),
+        (_set("tensors.1.state", "_S(2)S(2)"), r"state _S\(2\)S\(2\) does not fit"),
         (_set("tensors.1.layout", 3), "expected a layout as text"),
         (_set("tensors.1.layout", "R"), r"tensors\[1\] .*has 1 placements, mesh dp=4,tp=2 has 2 axes"),
         (_set("tensors.1.layout", "S(2)R"), "cuts a dim that"),
@@ -142,6 +157,9 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_set("mesh.axes", []), "a mesh needs at least one axis"),
         (_set("options.optimizer", "lion"), "options: unknown optimizer 'lion'"),
         (_set("options.state_bytes", -1), "options: -1 bytes of optimizer state"),
+        (_set("options.microbatches", 0), "options.microbatches: expected at least 1"),
+        (_set("options.reduce_dtype", "f64"), "options: gradients cannot be reduced in 'f64'"),
+        (_set("clip", {"kind": "all_reduce", "axes": ["pp"], "nbytes": 4, "nanoseconds": 1}), "clip: on pp, mesh has dp, tp"),
         (_drop("options.master_weights"), "options.master_weights is missing"),
         (_set("options.overlap", "half"), "options.overlap: expected a number"),
         (_set("certificate.gap", None), "certificate.gap: expected a number"),

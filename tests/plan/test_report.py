@@ -10,8 +10,9 @@ import pytest
 from plan_examples import example
 
 from solver_shard.errors import InputError
+from solver_shard.layout import Layout
 from solver_shard.plan.lookup import find, lookup, lookup_json
-from solver_shard.plan.plan import Holder, MemoryTimeline, Plan
+from solver_shard.plan.plan import Holder, Inside, MemoryTimeline, Plan
 from solver_shard.plan.report import largest_holders, output_names
 from solver_shard.plan.table import table
 
@@ -43,6 +44,17 @@ def test_the_report_has_this_line(line: str) -> None:
     assert line in str(example())
 
 
+def test_layouts_in_another_order_are_explained_where_there_are_any() -> None:
+    plan = example()
+    legend = "_S(d): cuts dim d after the axes with S(d) (DTensor's strided shard)"
+    assert legend not in str(plan)
+    for change in ({"layout": Layout.parse("_S(0)S(0)")}, {"state": Layout.parse("_S(0)S(0)")}):
+        up = dataclasses.replace(plan.tensors[1], **change)
+        text = str(dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:])))
+        assert legend in text
+        assert "_S(0)S(0)" in text.replace(legend, "")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -50,6 +62,8 @@ def test_the_report_has_this_line(line: str) -> None:
         ({"master_weights": False}, "bf16, adamw without master weights, time"),
         ({"state_bytes": 2}, "bf16, adamw with f32 master weights, 2 bytes of state per element, time"),
         ({"optimizer": "none"}, "bf16, no optimizer, time"),
+        ({"microbatches": 4}, "batch 64, seq 1, 4 microbatches, bf16, adamw"),
+        ({"reduce_dtype": "f32", "clip": True}, "f32 master weights, gradients reduced in f32, gradients clipped, time"),
         ({"checkpoint": True}, "f32 master weights, every layer checkpointed, time"),
     ],
 )
@@ -57,6 +71,20 @@ def test_the_report_says_what_the_optimizer_keeps(options: dict[str, Any], text:
     plan = example()
     asked = dataclasses.replace(plan.options, forward_only=False, **options)
     assert text in str(dataclasses.replace(plan, options=asked, gradients={"layers.0.up.weight": 1}))
+
+
+def test_what_every_microbatch_runs_counts_that_often() -> None:
+    plan = dataclasses.replace(example(), clip=Inside(kind="all_reduce", axes=("dp", "tp"), nbytes=4, nanoseconds=7000))
+    plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, microbatches=5))
+    lines = [line.split() for line in str(plan).splitlines()]
+    for line in (
+        "parameter gathers all_gather dp 30 15 120 KiB 210 us layers.{0..2}.up.weight, layers.{0..2}.down.weight",
+        "gradient clipping all_reduce dp,tp 1 1 4 B 7.00 us the norm of all gradients",
+        "outputs all_reduce tp 5 5 5.00 KiB 45.0 us output",
+        "all 46 352 us",
+    ):
+        assert line.split() in lines
+    assert "all_gather dp 4.00 KiB, 7.00 us (4.00 KiB copy), in each of 5 microbatches" in lookup(plan, "layers.0.up.weight")
 
 
 def test_a_deeper_plan_has_no_longer_report() -> None:
