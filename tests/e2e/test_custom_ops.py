@@ -18,7 +18,7 @@ from solver_shard.cli import main
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, RuleError
-from solver_shard.export.interpret import call, run
+from solver_shard.export.interpret import arguments_of, call, call_with, run
 from solver_shard.export.simulate import simulate
 from solver_shard.frontends.torch import trace
 from solver_shard.plan.evaluate import evaluate
@@ -209,6 +209,9 @@ def test_strategies_registered_with_dtensor_are_picked_up_and_sound(op: str) -> 
         assert not checked.failures
 
 
+RESULTS = {"aten.linalg_cross.default": (4, 6, 3), "aten.avg_pool1d.default": (4, 6, 4)}
+
+
 class Registered(nn.Module):
     """A custom op whose strategies DTensor knows."""
 
@@ -235,11 +238,16 @@ def test_a_row_of_the_users_comes_before_a_registration(tmp_path: Path) -> None:
     assert set(own.strategy) <= {"R", "b"}
 
 
-def test_an_op_of_torch_without_a_row_uses_dtensors_strategy() -> None:
+@pytest.mark.parametrize("op", ["linalg_cross", "avg_pool1d"])
+def test_an_op_of_torch_without_a_row_uses_dtensors_strategy(op: str) -> None:
+    """One lists its strategies, the other answers to given operands."""
     from rulebook.cases import case, t
 
-    made = case("aten.linalg_cross.default", self=t(4, 6, 3), other=t(4, 6, 3), dim=-1)
-    operands, results = made.tensors(lambda op, values, _: [torch.linalg.cross(*values)])
+    if op == "linalg_cross":
+        made = case("aten.linalg_cross.default", self=t(4, 6, 3), other=t(4, 6, 3), dim=-1)
+    else:
+        made = case("aten.avg_pool1d.default", self=t(4, 6, 8), kernel_size=(2,))
+    operands, results = made.tensors(lambda op, values, _: call_with(op, arguments_of(op, values), [RESULTS[op.name]]))
     assert made.op.name not in load_table()
     rule = build_rule(made.op, operands, results, load_table())
     assert rule.source == "dtensor"
