@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -277,5 +278,16 @@ def test_the_command_line_takes_rules_files(tmp_path: Path, capsys: pytest.Captu
     assert path in listed
     assert main(["rules", "list", "my_model:build"]) == 0
     assert "2 without a rule: " in capsys.readouterr().out
+    replacing = file(tmp_path, ROWS + '"aten.einsum.default" = { family = "replicated", reason = "to see what it costs" }\n')
+    assert main(["rules", "list", "my_model:build", "--rules", str(replacing), "--json"]) == 0
+    found = {row["op"]: row for row in json.loads(capsys.readouterr().out)}
+    product = found["aten.einsum.default"]
+    assert (product["source"], product["replaces"], product["count"]) == ("user", "aten.toml", 5)
+    assert product["rule"] == "replicated: to see what it costs"
+    assert sum(row["flops"] for row in found.values()) == pytest.approx(1)
+    assert product["replicated_flops"] == product["flops"] > 0.5
+    assert found["shard_test.scaled.default"]["rule"].startswith("b s h, h -> b s h")
+    assert main(["rules", "list", "--rules", str(replacing)]) == 0
+    assert "my_ops.toml (replaces aten.toml)" in capsys.readouterr().out
     assert main(["solve", "my_model:build", "--mesh", "4", "--rules", str(tmp_path / "none.toml"), "-q"]) == 1
     assert "none.toml" in capsys.readouterr().err
