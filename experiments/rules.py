@@ -71,7 +71,13 @@ def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: floa
         mine = compared.get(op.op)
         only = "" if mine is None else str(len(mine.only_ours)) if mine.registered else "not in DTensor"
         cells = [op.op, op.family, str(op.instances), str(op.strategies), str(op.combinations)]
-        cells += ["NO" if op.wrong else "yes", "NO" if op.missing else "yes", str(len(op.excluded) or ""), "; ".join(op.notes), only]
+        cells += [
+            "NO" if op.wrong else "yes",
+            "NO" if op.missing else "yes" if op.combinations else "-",
+            str(len(op.excluded) or ""),
+            "; ".join(op.notes),
+            only,
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
+    from solver_shard.costs.model import CostModel
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Event, Solution
@@ -245,7 +246,7 @@ def plan_program(
             microbatches=options.microbatches,
         )
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, mesh, options, clock)
+        solution, problem = _solve(lowering, costs, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None)
@@ -298,32 +299,26 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    import dataclasses
-
     from solver_shard.baselines.templates import warm_starts
-    from solver_shard.choice.fold import expand, fold
     from solver_shard.choice.structure import node_classes
-    from solver_shard.solve.engine import solve
+    from solver_shard.choice.transients import Transients
+    from solver_shard.solve.rounds import solve_in_rounds
 
-    folded = fold(lowering.graph, node_classes(lowering)) if options.tied else None
-    if folded and folded.graph.size == lowering.graph.size:
-        folded = None  # nothing repeats: what is proven holds for every plan
-    solution = solve(
-        folded.graph if folded else lowering.graph,
+    problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+    solution = solve_in_rounds(
+        problem,
         objective=options.objective,
         memory_weight=options.memory_weight,
         gap=options.gap,
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, folded, mesh),
+        warm_starts=warm_starts(lowering, problem.folded, mesh),
         progress=clock.solver_event,
     )
-    if folded and solution.assignment is not None:
-        solution = dataclasses.replace(solution, assignment=expand(folded, solution.assignment))
-    return solution, "tied" if folded else "free"
+    return solution, "free" if problem.folded is None else "tied"
 
 
 def _infeasible(

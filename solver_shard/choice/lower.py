@@ -8,7 +8,8 @@ outlives its producer's own interval, a tail node carries those bytes.
 
 A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
 bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
-With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3).
+With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3). Tensors that are
+held in one storage, a tensor and its views, own its bytes together (:mod:`solver_shard.choice.storage`).
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
@@ -36,6 +37,7 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, repeated
 from solver_shard.choice.groups import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
+from solver_shard.choice.storage import add_storage
 from solver_shard.choice.strategies import OpStrategies, op_strategies
 from solver_shard.choice.tables import (
     Layouts,
@@ -112,6 +114,7 @@ class _Lowerer:
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.either = either_order(program)
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
@@ -132,14 +135,16 @@ class _Lowerer:
             if self.state.clip and self.program.gradients:
                 lower_clipping(self)
         strategies = [self._strategies(i) for i in range(len(self.program.ops))]
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 self._reshard(t, self._group_of(t, i, j))
             self._op(i, strategies[i])
         for t in self.program.gradients.values():
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+        for storage in self.lives.storages:
+            add_storage(self, storage)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -164,6 +169,7 @@ class _Lowerer:
             buckets=self.buckets,
             fused=self.fused,
             microbatches=self.microbatches,
+            reduced={t: self._reduced_dtype(t) for t in self.program.gradients.values()},
         )
 
     def _name(self, node: Node) -> str:
@@ -275,6 +281,10 @@ class _Lowerer:
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
             self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: result_table(result, layouts))  # type: ignore[misc]
 
+    def _read(self, i: int) -> list[tuple[int, int]]:
+        """Index and tensor of the operands whose bytes an op reads."""
+        return [(j, t) for j, t in enumerate(self.program.ops[i].operands) if self.rules[i].needs(j)]
+
     def _group_of(self, t: int, i: int, j: int) -> int:
         return next(k for k, g in enumerate(self.lives.groups[t]) if (i, j) in g.readers)
 
@@ -345,7 +355,7 @@ class _Lowerer:
             key = ("hold", given, aliases, k, layouts, origins)
             self._edge(w, v, key, lambda g=given, a=aliases, k=k: hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
-        if t in self.made:
+        if t in self.made and t not in self.sharing:
             owners.append((-1, held, self.lives.base[t][1]))
         for k, kept, start in owners:
             if kept and start < until:
@@ -425,8 +435,8 @@ class _Lowerer:
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 v = self.index[Kind.RESHARD, t, self._group_of(t, i, j)]
                 given, column = self.nodes[v].layouts, strategies[i].operands[j]
                 self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: read_table(g, c))  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,10 @@ def check(
     tables: Annotated[
         list[Path] | None, typer.Option("--rules", metavar="FILE", help="A rules file of your own, repeatable.", show_default=False)
     ] = None,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="A module that registers ops of your own, repeatable.", show_default=False),
+    ] = None,
     dtensor: Annotated[bool, typer.Option("--dtensor", help="Hold the rules against DTensor's own strategies.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what is excluded, combination by combination.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of the table.")] = False,
@@ -40,9 +45,15 @@ def check(
     unsharded numbers is held against the rule. Exit code 0 only if every op is sound and complete.
     """
     from solver_shard.cli.progress import progress_lines
+    from solver_shard.errors import InputError
     from solver_shard.rulebook.check import check_rules
     from solver_shard.rulebook.table import load_table
 
+    for module in modules or ():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(f"cannot import {module!r}: {error}; give a module that is installed or in the current folder") from error
     table = load_table(tables or ())
     with progress_lines(quiet) as progress:
         show = progress or (lambda _line: None)
@@ -72,7 +83,7 @@ def _plain(report: CheckReport, compared: dict[str, Comparison]) -> dict[str, ob
             "strategies": op.strategies,
             "combinations": op.combinations,
             "sound": not op.wrong,
-            "complete": bool(op.instances) and not op.missing,
+            "complete": False if op.missing or not op.instances else True if op.combinations else None,
             "wrong": list(op.wrong),
             "missing": list(op.missing),
             "excluded": [{"combination": text, "reason": reason} for text, reason in op.excluded],
@@ -99,7 +110,7 @@ def _print(report: CheckReport, compared: dict[str, Comparison], verbose: bool) 
     for op in report.ops:
         numbers = (str(op.instances), str(op.strategies), str(op.combinations))
         sound = f"NO: {len(op.wrong)} wrong" if op.wrong else "yes" if op.instances else "-"
-        complete = f"NO: {len(op.missing)} missing" if op.missing else "yes" if op.instances else "-"
+        complete = f"NO: {len(op.missing)} missing" if op.missing else "yes" if op.combinations else "-"
         grid.add_row(op.op, op.family, *numbers, sound, complete, _remarks(op))
     console.print(grid, markup=False)
     for op in report.ops:

@@ -110,8 +110,8 @@ def reduce(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
 
 
 def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh: Mesh) -> Parts:
-    """Change the layout without communication: R → S(d) takes a slice; R → P(sum) keeps the value at coordinate 0, R → P(avg | max | min)
-    everywhere.
+    """Change the layout without communication: R → S(d) takes a slice, in a storage of its own; R → P(sum) keeps the value at
+    coordinate 0, R → P(avg | max | min) everywhere.
 
     Raises:
         InternalError: some device would need what another holds.
@@ -127,7 +127,10 @@ def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh
         part = parts[device][wanted[device].inside(held[device])]
         if tuple(part.shape) != wanted[device].length:
             raise InternalError(f"device {device} would have to take {wanted[device]} from {held[device]}: {before} → {after} is not local")
-        moved.append(torch.zeros_like(part) if any(at[axis] for axis in zeroed) else part.contiguous())
+        if any(at[axis] for axis in zeroed):
+            moved.append(torch.zeros_like(part))
+        else:
+            moved.append(parts[device] if wanted[device] == held[device] else part.clone())
     return tuple(moved)
 
 

@@ -39,7 +39,7 @@ class OpCheck:
         share = self._share(where, rule, axes)
         if rule.view:
             return 0
-        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]]
+        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
         written = list(zip(op.results, planned.result_layouts, strict=True))
         moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
@@ -115,12 +115,12 @@ class OpCheck:
         kept = {*self.program.outputs, *self.program.gradients.values()}
         found = set()
         for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
-            if t in kept or len(readers.get(t, ())) != 1:
+            reading = [i for i, j in readers.get(t, ()) if self.rules[i].needs(j)]
+            if t in kept or len(reading) != 1:
                 continue
-            ((i, j),) = readers[t]
-            op, reads = self.program.ops[i], self.rules[i].reads
+            i, op = reading[0], self.program.ops[reading[0]]
             alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
-            if i in chained and alike and (not reads or reads[j]) and op.phase is self.program.ops[made[t]].phase:
+            if i in chained and alike and op.phase is self.program.ops[made[t]].phase:
                 found.add(t)
         return found
 

@@ -24,9 +24,10 @@ from solver_shard.rulebook.table import RulesFile, load_table
 
 SCHEMA_VERSION = 1
 
-CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies")
+CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies", "intermediates")
 """What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
-results of ops; copies of tensors in another layout."""
+results of ops; copies of tensors in another layout; and what transitions of several steps hold in between, at each time of the one
+that holds most, because those that run before one op run one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +256,8 @@ class Hold:
         tensor: position in ``Plan.tensors``.
         reshard: position in ``Plan.reshards`` of the forward copy that is kept; None where the producer's bytes are.
         layout: of what is kept.
-        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are.
+        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are, and for
+            what lies in a storage (a tensor and its views) that another hold needs longer: that one owns the whole storage.
         nbytes: bytes per device during that time.
     """
 
@@ -283,8 +285,6 @@ class MemoryTimeline:
     Attributes:
         limit: bytes that tensors may have: what the options leave after the reserve.
         peak: largest total, at ``peak_time``, while ``peak_op`` runs (``optimizer`` after the last op).
-        transient_peak: largest total with what transitions of several steps hold in between, which neither ``peak`` nor the limit
-            counts: at the time of each, the intermediates of its fullest step.
         at_peak: bytes by category there.
         holders: the largest tensors and copies there, largest first.
         times: positions at which some category changes.
@@ -295,7 +295,6 @@ class MemoryTimeline:
     peak: int
     peak_time: int
     peak_op: str
-    transient_peak: int
     at_peak: Mapping[str, int]
     holders: tuple[Holder, ...] = ()
     times: tuple[int, ...] = ()
@@ -309,7 +308,6 @@ class MemoryTimeline:
         limit: int,
         ops: Sequence[PlannedOp],
         holders: Sequence[Holder] = (),
-        transients: Mapping[int, int] | None = None,
     ) -> MemoryTimeline:
         """From one total per category and time: finds the peak and keeps only the times at which something changes.
 
@@ -318,7 +316,6 @@ class MemoryTimeline:
             limit: bytes.
             ops: the plan's ops, to name the one that runs at the peak.
             holders: what fills the memory at the first peak, in any order.
-            transients: time to bytes of the fullest intermediates of the transitions that run there.
         """
         names = tuple(name for name in (*CATEGORIES, *series) if name in series)
         names = tuple(dict.fromkeys(names))
@@ -333,7 +330,6 @@ class MemoryTimeline:
             peak=peak,
             peak_time=time,
             peak_op=f"{op.module or 'model'}: {op.name} ({op.phase})" if op else "optimizer",
-            transient_peak=max([peak, *(totals[t] + size for t, size in (transients or {}).items())]),
             at_peak=dict(zip(names, rows[time], strict=True)),
             holders=tuple(sorted(holders, key=lambda h: (-h.nbytes, h.name))),
             times=times,
@@ -351,6 +347,7 @@ class Costs:
         communication_ns: all reshards, after the overlap discount, the collectives inside ops and that of clipping.
         hidden_ns: what the overlap discount took off.
         total_ns: compute + update + communication: the step time.
+        unshared_ns: what launches take beyond that (after the overlap discount), where tensors of one block move by different collectives.
         objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
         by_kind_ns: collective kind to its time before the overlap discount.
     """
@@ -360,6 +357,7 @@ class Costs:
     communication_ns: int
     hidden_ns: int
     total_ns: int
+    unshared_ns: int = 0
     objective: int
     by_kind_ns: Mapping[str, int] = field(default_factory=dict)
 

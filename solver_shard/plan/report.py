@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from solver_shard.costs.buckets import unit_of
+from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
@@ -243,8 +243,8 @@ def _collectives(plan: Plan) -> list[str]:
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((plan.runs(reshard), step.nanoseconds, step.nbytes, where))
-                shared = (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
-                launches.setdefault(row, {})[shared] = plan.runs(reshard)
+                shared = launch_of(reshard.purpose, where, tensor.dtype, k, step.kind, step.axes)
+                launches.setdefault(row, {})[shared if reshard.bucket > 1 else (position, k)] = plan.runs(reshard)
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
@@ -307,7 +307,8 @@ def _time(plan: Plan) -> list[str]:
     costs = plan.costs
     overlap = f"overlap {plan.options.overlap:g}: {format_ns(costs.hidden_ns)} of gathers and reductions hidden"
     if not plan.options.overlap:
-        overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
+        overlap = "overlap 0: all communication counts as exposed, so the step time is an upper bound of the model"
+        overlap = "overlap 0: no collective is hidden behind compute" if costs.unshared_ns else overlap
     total = max(costs.total_ns, 1)
     again = plan.options.microbatches * sum(op.nanoseconds for op in plan.ops if op.recompute)
     parts = [("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns)]
@@ -316,23 +317,25 @@ def _time(plan: Plan) -> list[str]:
     rows = [(name, format_ns(ns), f"{ns / total:.1%}") for name, ns in parts]
     lines = table(rows, right=(1, 2))
     lines[-1] += f"   {overlap}"
+    if costs.unshared_ns:
+        lines.append(
+            f"  not counted: {format_ns(costs.unshared_ns)} of launches, as parameters of one block move by different collectives; "
+            f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
+        )
     return ["Time", *lines]
 
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
-    rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
+    whole = "peak with intermediates" if memory.at_peak.get("intermediates") else "peak"
+    rows.append((whole, format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
     largest, kept = largest_holders(memory, 4), kept_for_backward(plan)
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; share of the limit",
         *table(rows, right=(1, 2)),
     ]
     lines += [f"  largest: {'; '.join(largest)}"] if largest else []
-    if memory.transient_peak > memory.peak:
-        over = memory.transient_peak - memory.limit
-        advice = f"; that is {format_bytes(over)} above the limit: --reserve as much more" if over > 0 else ""
-        lines.append(f"  with the intermediates of transitions of several steps, at most {format_bytes(memory.transient_peak)}{advice}")
     return [*lines, f"  kept from forward to backward readers: {'; '.join(kept)}"] if kept else lines
 
 

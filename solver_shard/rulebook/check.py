@@ -250,8 +250,12 @@ def _strongest(
 
 
 def follows(ins: Placements, outs: Placements, operands: Placements, results: Placements, rule: Rule) -> bool:
-    """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results."""
-    moves = [*zip(ins, operands, strict=True), *((a, b) for i, (a, b) in enumerate(zip(results, outs, strict=True)) if i not in rule.alike)]
+    """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results.
+
+    An operand of which only the shape is used needs no move.
+    """
+    read = [pair for i, pair in enumerate(zip(ins, operands, strict=True)) if not rule.reads or rule.reads[i]]
+    moves = [*read, *((a, b) for i, (a, b) in enumerate(zip(results, outs, strict=True)) if i not in rule.alike)]
     return all(free_move(Layout((a,)), Layout((b,))) for a, b in moves)
 
 

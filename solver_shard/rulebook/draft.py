@@ -287,7 +287,7 @@ class Draft:
         )
 
     def ignore(self, argument: str) -> None:
-        """The argument's bytes are not read: only its shape or dtype matters, so that it may be pending in any way."""
+        """The argument's bytes are not read: only its shape or dtype matters, so that it may have any layout."""
         self.unread.update(self.call.known(argument))
 
     def rule(self, *, family: str, source: str) -> Rule:
@@ -351,9 +351,7 @@ class Draft:
 
     def _linear(self) -> tuple[Linear, ...]:
         found = []
-        every = tuple(range(len(self.call.results)))
-        shapes_only = [_Set(slots=frozenset({slot}), reductions={r: r for r in REDUCTIONS}, fixed=every) for slot in sorted(self.unread)]
-        for held in (*self.sets, *shapes_only):
+        for held in self.sets:
             operands = {self.call.slots[slot] for slot in held.slots}
             if all((slot in held.slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
                 reductions = tuple(r for r in REDUCTIONS if r in held.reductions)

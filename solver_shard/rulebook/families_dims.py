@@ -14,7 +14,6 @@ from solver_shard.rulebook.draft import FLOATING, Call, Draft, Held
 from solver_shard.rulebook.rule import Inside
 from solver_shard.rulebook.table import (
     LINEAR,
-    Exclusion,
     Family,
     Row,
     is_dims,
@@ -303,10 +302,8 @@ def factory(call: Call, row: Row) -> Draft:
     letters = draft.letters(shape, whole=range(len(shape)) if row.get("ordered", False) else ())
     draft.result(0, letters)
     for slot in range(len(call.slots)):
-        own = call.at(slot).shape
-        draft.put_slot(slot, letters if own == shape else draft.letters(own, filled=True))
-        if own != shape:
-            draft.restrict(tuple(f for held in draft.slots[slot] or () for f in held), apart=(0,))
+        if call.at(slot).shape == shape:
+            draft.put_slot(slot, letters)
         draft.unread.add(slot)
     return draft
 
@@ -420,14 +417,7 @@ FAMILIES = (
     Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),
     Family(name="vector_norm", build=vector_norm, keys={}),
     Family(name="statistics", build=statistics, keys={"whole": is_dims, "way": is_text}, required=("whole", "way")),
-    Family(
-        name="factory",
-        build=factory,
-        keys={"ordered": is_flag},
-        excludes=(
-            Exclusion(what="self=S result=R", reason="a result of the operand's shape is cut as that is, and takes a part of the memory"),
-        ),
-    ),
+    Family(name="factory", build=factory, keys={"ordered": is_flag}),
     Family(
         name="dims",
         build=notation,

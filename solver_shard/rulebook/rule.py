@@ -163,6 +163,10 @@ class Rule:
     source: str = "table"
     family: str = ""
 
+    def needs(self, operand: int) -> bool:
+        """Whether the op reads the bytes of an operand; where it does not, nothing must be there but its local shape."""
+        return not self.reads or self.reads[operand]
+
     def strategies(self) -> tuple[AxisStrategy, ...]:
         """All single-axis strategies, replicate first, then factors in order, then linear sets, then implementations.
 

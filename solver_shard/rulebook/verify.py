@@ -136,6 +136,7 @@ def _difference(
     generator: torch.Generator,
 ) -> str | None:
     parts = [distribute(t, [s.operands[i] for s in combination], sizes, generator) for i, t in enumerate(operands)]
+    parts = [p if not rule.reads or rule.reads[i] else [_spoiled(part) for part in p] for i, p in enumerate(parts)]
     layouts = [Layout(s.results[i] for s in combination) for i in range(len(whole))]
     devices = list(itertools.product(*map(range, sizes)))
     local = [tuple(layout.local_shape(t.shape, sizes, at) for layout, t in zip(layouts, whole, strict=True)) for at in devices]
@@ -218,6 +219,13 @@ def distribute(
     else:
         parts = [tensor] * size
     return [local for part in parts for local in distribute(part, placements[1:], sizes[1:], generator)]
+
+
+def _spoiled(part: torch.Tensor) -> torch.Tensor:
+    """What stands for an operand of which only the shape is used: whatever reads it goes wrong."""
+    dtype = part.dtype
+    fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
+    return torch.full_like(part, fill)
 
 
 def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Generator) -> list[torch.Tensor]:

@@ -245,6 +245,29 @@ def test_the_command_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ops"][0]["dtensor"]["registered"] == "single-dim"
 
 
+def test_an_op_of_ones_own_is_imported_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checked_ops.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('checked::scaled', mutates_args=())\n"
+        "def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * weight\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    row = 'dims = "b s h, h -> b s h", linear = ["x", "weight"], instances = ["x=f64[4, 8, 6], weight=f64[6]"]'
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f'"checked.scaled.default" = {{ {row} }}\n')
+    words = ["checked.scaled.default", "--rules", str(mine)]
+    assert run_cli(capsys, *words, "--import", "checked_ops")[0] == 0
+    mine.write_text(f'"checked.scaled.default" = {{ {row.replace(chr(34) + "x" + chr(34) + ", ", "")} }}\n')
+    code, out = run_cli(capsys, *words)
+    assert code == 1
+    assert "missing: checked.scaled.default: x=P(sum), weight=R -> P(sum)" in out
+    assert main(["rules", "check", "--quiet", *words, "--import", "no_such_module"]) == 1
+    assert "cannot import 'no_such_module'" in capsys.readouterr().err
+
+
 def test_instances_are_values() -> None:
     made = parse_instance("aten.add.Tensor", "self=(x := f64[8, 6]), other=x, alpha=-2")
     assert isinstance(made, Instance)
