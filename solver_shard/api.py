@@ -68,6 +68,8 @@ def optimize(
     pins: Sequence[str] = (),
     split: Mapping[str, Sequence[int]] | str | bool = True,
     template: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    conservative: bool = False,
     overlap: float = 0.0,
     fusion: bool = False,
     objective: Literal["time", "memory"] = "time",
@@ -110,6 +112,9 @@ def optimize(
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
             where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
         template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
+        rules: rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's
+            (see :mod:`solver_shard.rulebook.table`).
+        conservative: allow only equal shards, and no cut inside a dim that a view merges or splits.
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
         objective: time, or memory for the smallest peak.
@@ -125,9 +130,11 @@ def optimize(
     Raises:
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
+        RuleError: a rules file is not legal, or a row does not fit its op; the message names file, row and fix.
         InfeasibleError: no plan fits the limit or the pins.
     """
     from solver_shard.plan.plan import Options
+    from solver_shard.rulebook.table import load_table, read_rules
 
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
@@ -148,6 +155,10 @@ def optimize(
         from solver_shard.baselines.restrict import parse_template
 
         parse_template(template, axes)
+    if isinstance(rules, str | os.PathLike):
+        rules = (rules,)
+    files = tuple(map(read_rules, rules))
+    load_table(files)  # what is wrong with them is said before the model is traced
     options = Options(
         batch=batch,
         seq=seq,
@@ -169,6 +180,8 @@ def optimize(
         pins=tuple(pins),
         split=splitting,
         template=template,
+        rules=files,
+        conservative=bool(conservative),
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
@@ -209,12 +222,12 @@ def plan_program(
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
-    from solver_shard.rulebook.build import Rulebook
-    from solver_shard.rulebook.table import load_table
+    from solver_shard.rulebook.table import check_ops
 
     clock = clock or _Clock()
     state = options.optimizer_state()
-    rulebook = Rulebook(load_table())
+    rulebook = options.rulebook()
+    check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
     templates = parse_template(options.template, mesh) if options.template else None
@@ -280,7 +293,7 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     from solver_shard.baselines.restrict import parse_template, tensor_axes
     from solver_shard.choice.subaxes import split_where_needed
 
-    if options.split != "auto" or mesh.whole != mesh:
+    if options.split != "auto" or options.conservative or mesh.whole != mesh:
         return mesh
     axes = tensor_axes(parse_template(options.template, mesh)) if options.template else None
     return split_where_needed(program, rulebook, mesh, axes)

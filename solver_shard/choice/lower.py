@@ -51,7 +51,7 @@ from solver_shard.choice.tables import (
     tail_table,
 )
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves
+from solver_shard.costs.layouts import free_moves, is_even
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -107,6 +107,7 @@ class _Lowerer:
         self.microbatches, self.accumulates = microbatches, microbatches > 1
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
+        self.even = rulebook.conservative
         self.lives = lives(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
@@ -198,7 +199,12 @@ class _Lowerer:
 
     def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
-        return self._pinned(t, self.costs.layouts(self.program.tensors[t].shape, (), t in self.either))
+        return self._pinned(t, self._stored(self.program.tensors[t].shape, t in self.either))
+
+    def _stored(self, shape: tuple[int, ...], orders: bool) -> Layouts:
+        """Layouts without pending reductions; of conservative rules only those with equal shards."""
+        found = self.costs.layouts(shape, (), orders)
+        return tuple(layout for layout in found if is_even(layout, shape, self.mesh_shape)) if self.even else found
 
     def _pinned(self, t: int, layouts: Layouts) -> Layouts:
         pin = self.pins.get(t)
@@ -233,7 +239,7 @@ class _Lowerer:
     def _state(self, p: int) -> None:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
-        layouts = self.costs.layouts(tensor.shape, (), orders=True)
+        layouts = self._stored(tensor.shape, True)
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]

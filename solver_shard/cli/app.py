@@ -8,6 +8,7 @@ import typer
 
 from solver_shard import __version__
 from solver_shard.cli import show, solve
+from solver_shard.cli.rules import rules
 
 app = typer.Typer(
     name="solver-shard",
@@ -34,3 +35,4 @@ def _common(
 
 app.command("solve")(solve.solve)
 app.command("show")(show.show)
+app.add_typer(rules, name="rules")

@@ -16,7 +16,7 @@ all_gather (1,) S(0)S(0) -> S(0)R 8388608
     S(d) → S(e)   all_to_all           P(op) → S(d)   reduce_scatter
     R → S(d)      slice (local, free)
 
-S(d) stands for _S(d) as well. All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P(sum), see
+S(d) stands for _S(d) as well. All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P, see
 ``layouts.free_move``).
 
 **Order.** A step may cut or join dim d along its axes only if no axis outside the step is minor to one of them in the order of d

@@ -28,7 +28,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
-from solver_shard.plan.evaluate_ops import OpCheck, check_question, illegal
+from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
 from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, find_lives
 from solver_shard.plan.plan import Plan, Reshard, runs_of
 from solver_shard.program import Program, Role
@@ -102,6 +102,7 @@ class _Walk:
         self.plan, self.program, self.costs, self.state = plan, program, costs, state
         self.mesh_shape = costs.mesh.shape
         self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
+        check_rules(plan, self.rules)
         self.ops = OpCheck(plan, program, self.rules, costs)
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}

@@ -153,6 +153,27 @@ def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
         raise InputError(f"{other}its outputs or gradients are others")
 
 
+def check_rules(plan: Plan, rules: list[Rule]) -> None:
+    """Check that every op's rule comes from where it came from when the plan was made."""
+    files = ", ".join(file.name for file in plan.options.rules)
+    for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
+        if op.source == rule.source:
+            continue
+        what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
+        if op.source == "dtensor":
+            raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
+        raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
+
+
+_SOURCES = {
+    "table": "its shipped row",
+    "user": "a row of the user's",
+    "family": "the row of the op that it follows",
+    "dtensor": "a strategy registered with DTensor",
+    "fallback": "no rule",
+}
+
+
 def illegal(problem: str) -> NoReturn:
     """Say what is not legal about a plan."""
     raise InternalError(f"the plan is not legal: {problem}; please report this, with the plan")

@@ -19,6 +19,8 @@ from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.rulebook.build import Rulebook
+from solver_shard.rulebook.table import RulesFile, load_table
 
 SCHEMA_VERSION = 1
 
@@ -51,6 +53,8 @@ class Options:
         pins: as the user wrote them.
         split: auto (one axis into sub-axes where counts of heads ask for it), off, or the split that the user gave, ``tp=8x2``.
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
+        rules: the user's own rules files, whole, so that a plan can be evaluated without them.
+        conservative: whether only equal shards were allowed, and none that cut a dim inside.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """
@@ -75,6 +79,8 @@ class Options:
     pins: tuple[str, ...] = ()
     split: str = "auto"
     template: str | None = None
+    rules: tuple[RulesFile, ...] = ()
+    conservative: bool = False
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0
@@ -85,6 +91,10 @@ class Options:
     def usable_memory(self) -> int:
         """Bytes per device that tensors may have: the limit less the reserve."""
         return self.memory_limit - self.reserve
+
+    def rulebook(self) -> Rulebook:
+        """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
+        return Rulebook(load_table(self.rules), conservative=self.conservative)
 
     def optimizer_state(self) -> OptimizerState:
         """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
@@ -149,7 +159,8 @@ class PlannedOp:
         operand_layouts: the layouts that the op reads, after resharding.
         result_layouts: the layouts that it produces.
         nanoseconds: time on the slowest device, without collectives; of one microbatch, as the collectives' is.
-        source: where its rule comes from: table, family, or fallback (no rule: everything replicated).
+        source: where its rule comes from: table, user (a row of a rules file of the user's), family (an op that follows another op's
+            row), dtensor (strategies registered with DTensor), or fallback (no rule: everything replicated).
         implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
         collectives: those inside the implementation, in order.
         recompute: it executes a forward op again, for the backward pass (activation checkpointing).
@@ -164,7 +175,7 @@ class PlannedOp:
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     nanoseconds: int
-    source: Literal["table", "family", "fallback"] = "table"
+    source: Literal["table", "user", "family", "dtensor", "fallback"] = "table"
     implementation: str = ""
     collectives: tuple[Inside, ...] = ()
     recompute: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from solver_shard.costs.buckets import launch_of
@@ -46,6 +47,7 @@ def report(plan: Plan) -> str:
         _time(plan),
         _memory(plan),
         _fallbacks(plan),
+        _fallbacks(plan, "dtensor"),
         _origin(plan),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines))
@@ -88,6 +90,7 @@ def _headline(plan: Plan) -> list[str]:
     asked = [*sizes, *([options.dtype] if options.dtype else []), _optimizer(plan)]
     asked += ["every layer checkpointed"] if options.checkpoint else []
     asked += ["pointwise chains fused"] if options.fusion else []
+    asked += ["conservative rules"] if options.conservative else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
         *((("sub-axes", sub_axes(plan)),) if plan.mesh.splits else ()),
@@ -97,11 +100,19 @@ def _headline(plan: Plan) -> list[str]:
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
         ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
+        *((("rules", _rules(plan)),) if options.rules else ()),
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
     title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh.whole} ({devices}), {plan.cluster.title}"
     return [title, "", *table(rows)]
+
+
+def _rules(plan: Plan) -> str:
+    """The user's rules files, and which ops run by their rows."""
+    counts = Counter(op.name for op in plan.ops if op.source == "user")
+    used = ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
+    return f"{', '.join(file.name for file in plan.options.rules)} for {used or 'no op of this model'}"
 
 
 def sub_axes(plan: Plan) -> str:
@@ -350,15 +361,15 @@ def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:
     return [text for _, text in sorted(folded, key=lambda item: -item[0])[:count]]
 
 
-def _fallbacks(plan: Plan) -> list[str]:
-    """Ops without a rule, all replicated, with the price of computing them and of gathering what they read."""
+def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
+    """Ops without a rule, all replicated, or with one of DTensor's; with the price of computing them and of gathering what they read."""
     gathers: dict[int, int] = {}
     for reshard in plan.reshards:
         for reader, _ in reshard.readers[:1]:
             gathers[reader] = gathers.get(reader, 0) + plan.runs(reshard) * reshard.nanoseconds
     found: dict[str, list[int]] = {}
     for i, op in enumerate(plan.ops):
-        if op.source == "fallback":
+        if op.source == source:
             found.setdefault(op.name, []).append(i)
     if not found:
         return []
@@ -370,6 +381,8 @@ def _fallbacks(plan: Plan) -> list[str]:
         compute, gather = count * sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
         rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, PLACE_WIDTH)))
     title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
+    if source == "dtensor":
+        title = "Ops without a rule here, by the strategies that are registered for them with DTensor"
     return [title, *table(rows, right=(1, 2, 3), header=True), *_more(ranked, MAX_FALLBACKS, "less time")]
 
 
