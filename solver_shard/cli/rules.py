@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +50,8 @@ def check(
     from solver_shard.rulebook.check import check_rules
     from solver_shard.rulebook.table import load_table
 
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     for module in modules or ():
         try:
             importlib.import_module(module)

@@ -9,7 +9,8 @@ allow. What gives the unsharded result on all draws is true.
 
 **What is not run, and why nothing is lost.** Average, maximum and minimum of equal parts are that part, so a combination with an
 operand pending in one of them can only be true where it is true with that operand replicated; these are searched outward from
-true combinations. A pending sum is tried on every set of replicated operands of every cut that the op runs on at all. Only the
+true combinations. A pending sum is tried on every set of up to four replicated operands of every cut that the
+op runs on at all. Only the
 number of cuts is limited, by a budget: those that cut dims of one size come first, since that is how an index is shared.
 """
 

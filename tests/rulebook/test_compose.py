@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ import torch
 from lowered import lowered, random_assignment
 from programs import Builder
 
-from solver_shard.errors import SolverShardError
+from solver_shard.errors import InternalError, SolverShardError
 from solver_shard.export.interpret import run
 from solver_shard.export.simulate import simulate
-from solver_shard.program import Op, Program, Role
+from solver_shard.program import Op, Program, Ref, Role
 from solver_shard.rulebook import build_rule, load_table
 from solver_shard.rulebook.check import UNSET, draws_of
 from solver_shard.rulebook.instances import Instance, Spec, load_instances, tensor_of
@@ -135,8 +136,6 @@ class Chain:
 
 def renumbered(attributes: Mapping[str, Any], operands: list[int]) -> dict[str, Any]:
     """The arguments of a call in which one tensor is read twice."""
-    from solver_shard.program import Ref
-
     distinct = list(dict.fromkeys(operands))
 
     def changed(value: Any) -> Any:
@@ -165,3 +164,30 @@ def test_chains_with_random_layouts_give_the_unsharded_numbers(mesh: str) -> Non
         ops |= {op.name for op in program.ops}
     assert len(ops) > 60
     assert {"all_gather", "all_reduce", "all_to_all", "reduce_scatter"} <= kinds
+
+
+def test_a_wrong_rule_breaks_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An activation that lets pending sums through, between two products."""
+    builder = Builder()
+    x, up, down = builder.input("x", 8, 12), builder.weight("up", 6, 12), builder.weight("down", 4, 6)
+    hidden = builder.relu(builder.einsum("ac,bc->ab", x, up))
+    output = builder.einsum("ac,bc->ab", hidden, down, role=Role.OUTPUT, result="output")
+    program = builder.program(output)
+    torch.manual_seed(0)
+    sources = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
+    reference = run(program, sources)
+
+    def failures() -> int:
+        case, count = lowered(program, "2,2"), 0
+        for seed in range(40):
+            try:
+                simulate(case.plan(random_assignment(case.graph, seed)), program, sources, reference=reference)
+            except InternalError as error:
+                count += "as the unsharded step does" in str(error)
+        return count
+
+    assert failures() == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('"aten.relu.default" = { family = "pointwise", linear = "self" }\n')
+    monkeypatch.setattr("lowered.load_table", lambda: load_table([wrong]))
+    assert failures() > 0

@@ -109,7 +109,7 @@ EXPECTED = [
             rstd=t(4, 1), weight=t(6), bias=t(6), output_mask=(True, True, True),
         ),
         [
-            "R R R R R R -> R R R", "S0 S0 S0 S0 R R -> S0 P P", "P R R R R R -> P P P", "R R R R P R -> P R R", "R R R R R P -> R R R",
+            "R R R R R R -> R R R", "S0 S0 S0 S0 R R -> S0 P P", "P R R R R R -> P P P", "R R R R P R -> P R R",
             "S1 S1 R R S0 S0 -> S1 S0 S0",
         ],
     ),
