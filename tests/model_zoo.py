@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -136,7 +137,8 @@ def usual(kind: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 def _usual(config: Any, cls: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
         if isinstance(getattr(config, name, None), int):
-            setattr(config, name, 2)
+            with contextlib.suppress(NotImplementedError, AttributeError):  # some count their layers in another way
+                setattr(config, name, 2)
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 4)
