@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,8 +68,9 @@ def list_rules(
         program, _ = program_of(wanted, forward_only=forward_only, **sizes)
         check_ops(table, known=frozenset(op.name for op in program.ops))
         used = usage(program, Rulebook(table, conservative=conservative))
-        found = [{**dataclasses.asdict(row), "source": SOURCES[row.source].lower()} for row in used]
-        text = _usage_text(used)
+        replaced = {row.op: row.file for row in table.replaced}
+        found = [{**dataclasses.asdict(row), "source": SOURCES[row.source].lower(), "replaces": replaced.get(row.op)} for row in used]
+        text = _usage_text(used, replaced)
     sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else text + "\n")
 
 
@@ -106,12 +108,13 @@ def _row_text(rows: list[dict[str, Any]]) -> str:
     return "\n".join([f"{len(rows)} rows", *table(lines, header=True)])
 
 
-def _usage_text(rows: tuple[OpUsage, ...]) -> str:
+def _usage_text(rows: tuple[OpUsage, ...], replaced: Mapping[str, str]) -> str:
     from solver_shard.plan.table import table
 
     lines = [("op", "calls", "flops", "bytes", "strategies", "source", "rule")]
     for row in rows:
         source = row.file if row.source == "user" else SOURCES[row.source]
+        source += f" (replaces {replaced[row.op]})" if row.op in replaced else ""
         ways = f"; {', '.join(row.implementations)}" if row.implementations else ""
         shares = (f"{row.flops:.1%}", f"{row.nbytes:.1%}")
         lines.append((row.op, str(row.count), *shares, str(row.strategies), source, _cut(row.rule) + ways))

@@ -41,9 +41,10 @@ class Gradients:
         for step in reshard.steps:
             if step.before != layout:
                 raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
-            parts, layout = self.world.run(parts, step, tensor.shape), step.after
+            made = self.world.run(parts, step, tensor.shape)
             if reshard.purpose != "update":  # which is written where the parameter is
-                self.tell(parts, what if step is reshard.steps[-1] else "transients")
+                self.tell(made, what if step is reshard.steps[-1] else "intermediates")
+            parts, layout = made, step.after  # a step's operand is there until its result is
         if layout != reshard.layout:
             raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
         return parts

@@ -75,7 +75,7 @@ class Meter:
     """Counts storages by category; ``simulate`` tells it of every tensor that it makes on device 0."""
 
     def __init__(self) -> None:
-        self.live: dict[str, int] = dict.fromkeys((*CATEGORIES, "transients"), 0)
+        self.live: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
         self.category: dict[int, str] = {}
         self.times: list[dict[str, int]] = []
 
@@ -91,7 +91,7 @@ class Meter:
             self.live[category] += storage.nbytes()
             weakref.finalize(storage, functools.partial(self._gone, key, storage.nbytes()))
             self.category[key] = category
-        elif self.category[key] in ("activations", "copies", "transients") and category in ("gradients", "copies"):
+        elif self.category[key] in ("activations", "copies", "intermediates") and category in ("gradients", "copies"):
             self.live[self.category[key]] -= storage.nbytes()
             self.live[category] += storage.nbytes()
             self.category[key] = category

@@ -1,8 +1,9 @@
 """Strategies that are registered with DTensor, as rules: of custom ops, and of ops of torch that have no row here.
 
 Two kinds of registrations list what one mesh axis may do to an op, placements of results then of operands, and are read as they
-are: ``register_single_dim_strategy`` and ``register_sharding``. (The other strategies of torch's own follow one given input and
-cannot be listed; ops that have only such a one have no rule from here.) A placeholder for any kind of shard is a plain shard.
+are: ``register_single_dim_strategy`` and ``register_sharding``. The other strategies of torch's own follow given operands: they are
+asked for every combination of placements, at most ``MOST`` of them, on an axis of two devices. A placeholder for any kind of shard is
+a plain shard.
 
 Whether shards may be uneven is part of the registration; where it says nothing, only even ones are legal.
 """
@@ -10,6 +11,7 @@ Whether shards may be uneven is part of the registration; where it says nothing,
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,12 +22,14 @@ from solver_shard.program import Op, Ref, Tensor, refs
 from solver_shard.rulebook.derive import overload_of
 from solver_shard.rulebook.rule import AxisStrategy, Dims, Factor, Rule
 
+MOST = 500
+"""Combinations of operand placements that a strategy is asked for."""
 DTENSOR = "dtensor"
 """``Rule.source`` and ``Rule.family`` of these rules."""
 
 
 def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule | None:
-    """The rule of an op whose strategies are registered with DTensor; None where none are.
+    """The rule of an op whose strategies are registered with DTensor; None where none are, or all are to replicate everything.
 
     RuleError where the registration does not fit the call, with what to correct.
     """
@@ -50,6 +54,8 @@ def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) 
             continue
         strategies.append(found[0])
         factors.extend(found[1])
+    if len(strategies) == 1:
+        return None
     dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
     return Rule(
         factors=tuple(factors),
@@ -75,6 +81,8 @@ def _registered(overload: Any) -> tuple[Callable[[Op, Sequence[Tensor]], Listed]
     if isinstance(function, functools.partial) and function.func.__qualname__ == "register_sharding.<locals>.custom_strategy":
         return functools.partial(_from_sharding, overload, function.args[0]), False
     info = propagator.op_single_dim_strategy_funcs.get(overload)
+    if info is None and function is not None:
+        return functools.partial(_from_following, overload, function, propagator.op_to_schema_info.get(overload)), False
     if info is None:
         return None
     return functools.partial(_from_single, overload, info), bool(getattr(info, "allow_uneven_sharding", False))
@@ -99,6 +107,39 @@ def _from_sharding(overload: Any, function: Callable[..., Any], op: Op, operands
     args, kwargs = _arguments(overload, op, lambda ref: DTensorSpec(mesh, (Replicate(),), tensor_meta=_meta(operands[ref.operand])))
     for outs, ins in function(*args, **kwargs):
         yield [place for place in outs if place is not None], [place for place in ins if place is not None]
+
+
+def _from_following(overload: Any, function: Callable[..., Any], info: Any, op: Op, operands: Sequence[Tensor]) -> Listed:
+    """A strategy function that follows given operands: all that it answers to any of their placements."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+
+    slots = [ref.operand for value in op.attributes.values() for ref in refs(value)]
+    returns = sum("Tensor" in str(r.type) for r in overload._schema.returns)
+    if not slots:
+        return
+    mesh = DeviceMesh("cpu", torch.arange(2), _init_backend=False, _rank=0)  # never used to communicate
+    options = []
+    for tensor in operands:
+        cuts = [Shard(d) for d, size in enumerate(tensor.shape) if size % 2 == 0 and size]
+        options.append([Replicate(), *cuts, *(Partial(reduction) for reduction in REDUCTIONS)])
+    seen = set()
+    for places in itertools.islice(itertools.product(*options), MOST):
+        specs = [DTensorSpec(mesh, (place,), tensor_meta=_meta(tensor)) for place, tensor in zip(places, operands, strict=True)]
+        args, kwargs = _arguments(overload, op, lambda ref, specs=specs: OpStrategy([OpSpec(specs[ref.operand])]))  # type: ignore[misc]
+        try:
+            answer = function(OpSchema(overload, args, kwargs, schema_info=info))
+        except Exception:  # whatever a strategy raises refuses this combination
+            continue
+        for strategy in getattr(answer, "strategies", ()):
+            made = strategy.output_specs if isinstance(strategy.output_specs, tuple | list) else (strategy.output_specs,) * returns
+            found = [s.placements[0] for s in made if s is not None], [s.placements[0] for s in strategy.input_specs or ()]
+            if len(found[1]) == len(slots) and str(found) not in seen:
+                seen.add(str(found))
+                yield found
 
 
 def _strategy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from solver_shard.cli import main
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, RuleError
-from solver_shard.export.interpret import call, run
+from solver_shard.export.interpret import arguments_of, call, call_with, run
 from solver_shard.export.simulate import simulate
 from solver_shard.frontends.torch import trace
 from solver_shard.plan.evaluate import evaluate
@@ -209,6 +210,9 @@ def test_strategies_registered_with_dtensor_are_picked_up_and_sound(op: str) -> 
         assert not checked.failures
 
 
+RESULTS = {"aten.linalg_cross.default": (4, 6, 3), "aten.avg_pool1d.default": (4, 6, 4)}
+
+
 class Registered(nn.Module):
     """A custom op whose strategies DTensor knows."""
 
@@ -235,11 +239,16 @@ def test_a_row_of_the_users_comes_before_a_registration(tmp_path: Path) -> None:
     assert set(own.strategy) <= {"R", "b"}
 
 
-def test_an_op_of_torch_without_a_row_uses_dtensors_strategy() -> None:
+@pytest.mark.parametrize("op", ["linalg_cross", "avg_pool1d"])
+def test_an_op_of_torch_without_a_row_uses_dtensors_strategy(op: str) -> None:
+    """One lists its strategies, the other answers to given operands."""
     from rulebook.cases import case, t
 
-    made = case("aten.linalg_cross.default", self=t(4, 6, 3), other=t(4, 6, 3), dim=-1)
-    operands, results = made.tensors(lambda op, values, _: [torch.linalg.cross(*values)])
+    if op == "linalg_cross":
+        made = case("aten.linalg_cross.default", self=t(4, 6, 3), other=t(4, 6, 3), dim=-1)
+    else:
+        made = case("aten.avg_pool1d.default", self=t(4, 6, 8), kernel_size=(2,))
+    operands, results = made.tensors(lambda op, values, _: call_with(op, arguments_of(op, values), [RESULTS[op.name]]))
     assert made.op.name not in load_table()
     rule = build_rule(made.op, operands, results, load_table())
     assert rule.source == "dtensor"
@@ -269,5 +278,16 @@ def test_the_command_line_takes_rules_files(tmp_path: Path, capsys: pytest.Captu
     assert path in listed
     assert main(["rules", "list", "my_model:build"]) == 0
     assert "2 without a rule: " in capsys.readouterr().out
+    replacing = file(tmp_path, ROWS + '"aten.einsum.default" = { family = "replicated", reason = "to see what it costs" }\n')
+    assert main(["rules", "list", "my_model:build", "--rules", str(replacing), "--json"]) == 0
+    found = {row["op"]: row for row in json.loads(capsys.readouterr().out)}
+    product = found["aten.einsum.default"]
+    assert (product["source"], product["replaces"], product["count"]) == ("user", "aten.toml", 5)
+    assert product["rule"] == "replicated: to see what it costs"
+    assert sum(row["flops"] for row in found.values()) == pytest.approx(1)
+    assert product["replicated_nbytes"] == product["nbytes"] > 0.2
+    assert found["shard_test.scaled.default"]["rule"].startswith("b s h, h -> b s h")
+    assert main(["rules", "list", "--rules", str(replacing)]) == 0
+    assert "my_ops.toml (replaces aten.toml)" in capsys.readouterr().out
     assert main(["solve", "my_model:build", "--mesh", "4", "--rules", str(tmp_path / "none.toml"), "-q"]) == 1
     assert "none.toml" in capsys.readouterr().err
