@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -28,6 +29,7 @@ from solver_shard.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
+    from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
@@ -70,6 +72,7 @@ def optimize(
     template: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
     conservative: bool = False,
+    propagation: Propagation | None = None,
     overlap: float = 0.0,
     fusion: bool = False,
     objective: Literal["time", "memory"] = "time",
@@ -115,6 +118,7 @@ def optimize(
         rules: rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's
             (see :mod:`solver_shard.rulebook.table`).
         conservative: allow only equal shards, and no cut inside a dim that a view merges or splits.
+        propagation: plan what a greedy pass makes of the pins (see :mod:`solver_shard.baselines.propagated`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
         objective: time, or memory for the smallest peak.
@@ -182,6 +186,7 @@ def optimize(
         template=template,
         rules=files,
         conservative=bool(conservative),
+        propagation=None if propagation is None else str(propagation),
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
@@ -201,7 +206,9 @@ def optimize(
             checkpoint=checkpoint,
         )
         source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
-    return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
+    return plan_program(
+        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+    )
 
 
 def plan_program(
@@ -213,8 +220,10 @@ def plan_program(
     source: str = "",
     command: str | None = None,
     clock: _Clock | None = None,
+    propagation: Propagation | None = None,
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan."""
+    from solver_shard.baselines.propagated import narrow_to
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -222,6 +231,7 @@ def plan_program(
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
+    from solver_shard.propagation.program import propagate_program
     from solver_shard.rulebook.table import check_ops
 
     clock = clock or _Clock()
@@ -245,6 +255,11 @@ def plan_program(
             fusion=options.fusion,
             microbatches=options.microbatches,
         )
+    if propagation is not None:
+        with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
+            made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
+            lowering = narrow_to(lowering, made.layouts)
+            options = dataclasses.replace(options, propagation=propagation.record(program, made.lost))
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, costs, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):

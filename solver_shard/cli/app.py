@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import show, solve
+from solver_shard.cli import propagate, show, solve
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -35,4 +35,5 @@ def _common(
 
 app.command("solve")(solve.solve)
 app.command("show")(show.show)
+app.command("propagate")(propagate.propagate)
 app.add_typer(rules, name="rules")

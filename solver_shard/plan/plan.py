@@ -55,6 +55,7 @@ class Options:
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
         rules: the user's own rules files, whole, so that a plan can be evaluated without them.
         conservative: whether only equal shards were allowed, and none that cut a dim inside.
+        propagation: the greedy pass whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """
@@ -81,6 +82,7 @@ class Options:
     template: str | None = None
     rules: tuple[RulesFile, ...] = ()
     conservative: bool = False
+    propagation: str | None = None
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0

@@ -70,6 +70,7 @@ def problem_text(plan: Plan) -> str:
     """What is proven, as one sentence."""
     certificate = plan.certificate
     kind = "tied plan (repeated layers alike)" if certificate.problem == "tied" else "plan"
+    kind = "plan that keeps what propagation decided" if plan.options.propagation else kind
     show = format_bytes if plan.options.objective == "memory" else format_ns
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
@@ -99,7 +100,8 @@ def _headline(plan: Plan) -> list[str]:
         ("limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
-        ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
+        ("pins", "; ".join(options.pins) or f"none: {'nothing to propagate' if options.propagation else 'the solver chose every layout'}"),
+        *((("layouts", f"by propagation: {options.propagation}"),) if options.propagation else ()),
         *((("rules", _rules(plan)),) if options.rules else ()),
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")

@@ -16,38 +16,36 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
-from solver_shard.rulebook.conservative import conservative
+from solver_shard.rulebook.conservative import conservative as conservative_rule
 from solver_shard.rulebook.derive import derive
-from solver_shard.rulebook.draft import Call, Draft
+from solver_shard.rulebook.draft import FALLBACK, Call, Draft
 from solver_shard.rulebook.lists import is_list_call, list_rule
 from solver_shard.rulebook.registered import dtensor_rule
 from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.table import Row, RuleTable, load_table
 
-FALLBACK = "fallback"
-"""``Rule.source`` and ``Rule.family`` of ops without a rule."""
 
-
-def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable) -> Rule:
+def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, *, conservative: bool = False) -> Rule:
     """The rule of one op instance. RuleError where row and op disagree.
 
     It comes from the op's row (one of the user's replaces a shipped one); for an op on lists, from the rows of its elements; for an
     in-place or out variant, from the row of the op it follows; else from strategies that are registered with DTensor; else the op is
-    replicated.
+    replicated. ``conservative`` leaves out what could carry a sharding to a dim that it does not divide (StableHLO rows only; of the
+    others see ``Rulebook``).
     """
     if is_list_call(op):
         return list_rule(op, operands, results, functools.partial(build_rule, table=table))
     row = table.get(op.name)
     if row is not None:
-        return _from_row(row, op, operands, results, table)
+        return _from_row(row, op, operands, results, table, conservative)
     derived = derive(op, operands, results, functools.partial(build_rule, table=table))
     if derived is not None:
         return derived
     return dtensor_rule(op, operands, results) or Draft(Call.of(op, operands, results)).rule(family=FALLBACK, source=FALLBACK)
 
 
-def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable) -> Rule:
-    call = Call.of(op, operands, results)
+def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
+    call = Call.of(op, operands, results, conservative=conservative)
     try:
         return table.family(row).build(call, row).rule(family=row.family, source="user" if row.user else "table")
     except RuleError as error:
@@ -82,7 +80,7 @@ class Rulebook:
         if found is None:
             operands = [tensors[t] for t in op.operands]
             found = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
-            found = self._rules[key] = conservative(found) if self.conservative else found
+            found = self._rules[key] = conservative_rule(found) if self.conservative else found
         return found
 
     def fallbacks(self, program: Program) -> Mapping[str, tuple[int, ...]]:

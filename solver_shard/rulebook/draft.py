@@ -21,10 +21,13 @@ from typing import Any, Literal
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, Placement, R, S
 from solver_shard.program import Op, Tensor, refs
-from solver_shard.rulebook.rule import Dims, Factor, Implementation, Inside, Linear, Rule
+from solver_shard.rulebook.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule
 
 Held = tuple[int, ...]
 """Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
+
+FALLBACK = "fallback"
+"""``Rule.source`` and ``Rule.family`` of ops without a row."""
 
 FLOATING = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "c64", "c128"})
 
@@ -37,6 +40,7 @@ class Call:
         slots: the operand position of every tensor argument, in the order of the attributes; an operand read by two
             arguments (``x * x``) has two slots.
         names: argument name to the slots it fills: one, several for a list of tensors, none where no tensor was given.
+        conservative: whether rules should leave out what could carry a sharding to a dim that it does not divide.
     """
 
     name: str
@@ -45,9 +49,10 @@ class Call:
     results: tuple[Tensor, ...]
     slots: tuple[int, ...]
     names: Mapping[str, tuple[int, ...]]
+    conservative: bool = False
 
     @classmethod
-    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Call:
+    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, conservative: bool = False) -> Call:
         """The call of an op; RuleError when the attributes name an operand that is not there."""
         slots: list[int] = []
         names: dict[str, tuple[int, ...]] = {}
@@ -58,7 +63,13 @@ class Call:
         if any(not 0 <= slot < len(operands) for slot in slots):
             raise RuleError(f"{op.name}: its arguments refer to operands {sorted(set(slots))}, but it was given {len(operands)} operands")
         return cls(
-            name=op.name, attributes=op.attributes, operands=tuple(operands), results=tuple(results), slots=tuple(slots), names=names
+            name=op.name,
+            attributes=op.attributes,
+            operands=tuple(operands),
+            results=tuple(results),
+            slots=tuple(slots),
+            names=names,
+            conservative=conservative,
         )
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -300,7 +311,7 @@ class Draft:
             self._check(dims, self.call.results[i], f"result {i}", family)
         operands = self._merge(slots)
         return Rule(
-            factors=tuple(self.factors),
+            factors=tuple(replace(factor, kind=_kind(factor)) for factor in self.factors),
             operands=operands,
             results=tuple(results),
             linear=self._linear(),
@@ -313,6 +324,7 @@ class Draft:
                 for operand in range(len(self.call.operands))
             ),
             alike=tuple(self.alike),
+            propagates=source != FALLBACK,
             source=source,
             family=family,
         )
@@ -386,6 +398,13 @@ class Draft:
                 )
             )
         return tuple(found)
+
+
+def _kind(factor: Factor) -> Kind:
+    """What a factor is to propagation: gathered where an op must see it whole, summed where a result lacks it."""
+    if not factor.cut:
+        return "need_replication"
+    return "pass_through" if factor.reduction is None else "reduction"
 
 
 def _place(dims: Dims, factor: int) -> Placement:

@@ -11,6 +11,10 @@ from solver_shard.rulebook import (
     families_image,
     families_index,
     families_nn,
+    families_stablehlo,
+    families_stablehlo_calls,
+    families_stablehlo_index,
+    families_stablehlo_products,
     families_views,
 )
 from solver_shard.rulebook.table import Family
@@ -25,6 +29,10 @@ FAMILIES: Mapping[str, Family] = {
         families_nn,
         families_attention,
         families_experts,
+        families_stablehlo,
+        families_stablehlo_products,
+        families_stablehlo_index,
+        families_stablehlo_calls,
     )
     for family in module.FAMILIES
 }

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ast
 import tomllib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ import torch
 from solver_shard.errors import RuleError
 from solver_shard.export.interpret import DTYPES
 from solver_shard.program import Op, Ref, Tensor
-from solver_shard.rulebook.table import shipped
+from solver_shard.rulebook.table import shipped_file
 
 DRAWS = 3
 """How many sets of operands every combination has to hold on."""
@@ -88,7 +88,7 @@ class Instance:
 
 def load_instances() -> Mapping[str, tuple[Instance, ...]]:
     """The shipped instances by op name; RuleError names the file, the op and the fault."""
-    return parse_instances(shipped(_FILE).read_text(encoding="utf-8"), _FILE)
+    return parse_instances(shipped_file(_FILE).read_text(encoding="utf-8"), _FILE)
 
 
 def parse_instances(text: str, file: str) -> dict[str, tuple[Instance, ...]]:
@@ -304,8 +304,3 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "distinct": (1, _distinct),
     "ends": (1, _ends),
 }
-
-
-def covers(instances: Mapping[str, Sequence[Instance]], ops: Sequence[str]) -> tuple[str, ...]:
-    """The ops that have no instance."""
-    return tuple(op for op in ops if not instances.get(op))

@@ -17,7 +17,10 @@ from solver_shard.layout import P, Placement, R, S
 from solver_shard.program import DTYPE_BYTES
 
 Dims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; () for a dim of size 1."""
+"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; may be () for a dim of size 1."""
+
+Kind = Literal["pass_through", "reduction", "need_replication", "permutation"]
+"""What becomes of shards of a factor: kept, partial results, gathered first, or exchanged with neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Factor:
         addends: operands that are added to the pending sum once (a bias): they must be pending too, which is a free move from
             a replicated one.
         apart: results that do not depend on this factor: they are the same on every device when it is cut.
+        kind: what it is to propagation, which carries shardings along factors of every kind.
+        blocked: propagation carries no sharding along it.
     """
 
     name: str
@@ -44,6 +49,8 @@ class Factor:
     reduction: str | None = None
     addends: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
+    kind: Kind = "pass_through"
+    blocked: bool = False
 
     def legal(self, shards: int) -> bool:
         """Whether the factor can be cut into this many shards."""
@@ -144,6 +151,7 @@ class Rule:
         alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
         explicit: all strategies, where they are not read off the factors (DTensor's own, those of in-place and list ops). Each may
             name a factor that no dim holds: it says how often the strategy can cut, and how the work divides.
+        propagates: whether the op has a rule at all to propagation (constants, loops, unknown calls have none).
         source: ``table`` (row in rules/), ``user`` (row in a file of the user's), ``family`` (in-place, out and list ops, by the row
             of the op they follow), ``dtensor`` (strategies registered with DTensor), or ``fallback`` (no rule: all replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
@@ -160,6 +168,7 @@ class Rule:
     reads: tuple[bool, ...] = field(default=())
     alike: tuple[int, ...] = ()
     explicit: tuple[AxisStrategy, ...] | None = None
+    propagates: bool = True
     source: str = "table"
     family: str = ""
 

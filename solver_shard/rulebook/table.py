@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from solver_shard.rulebook.draft import Call, Draft
+    from solver_shard.rulebook.sheet import Sheet
 
-_OP = re.compile(r"[A-Za-z_]\w*(::|\.)\w+(\.\w+)?\Z")
+_OP = re.compile(r"[A-Za-z_]\w*(::|\.)[\w-]+(\.\w+)?(@\S+)?\Z")
 _WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w.-]+)\s*=""")
-_TABLE_FILE = "aten.toml"
-_FOREIGN = ("shard", "stablehlo")
+ATEN, STABLEHLO = "aten.toml", "stablehlo.toml"
+"""The shipped files."""
+_FOREIGN = ("shard", "stablehlo", "sdy")
 """Namespaces of ops that are not torch's."""
 MAX_RULES_BYTES = 1 << 18
 """Plans keep the files whole."""
@@ -114,7 +116,7 @@ class Family:
     """
 
     name: str
-    build: Callable[[Call, Row], Draft]
+    build: Callable[[Call, Row], Draft | Sheet]
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
@@ -228,14 +230,14 @@ class RuleTable(Mapping[str, Row]):
         return self._families[row.family]
 
 
-def load_table(extra: Sequence[str | os.PathLike[str] | RulesFile] = ()) -> RuleTable:
-    """The shipped rows and those of the user's own files; a row of a later file replaces one of an earlier file.
+def load_table(extra: Sequence[str | os.PathLike[str] | RulesFile] = (), *, shipped: str = ATEN) -> RuleTable:
+    """The rows of a shipped file and those of the user's own files; a row of a later file replaces one of an earlier file.
 
     RuleError names the file, the row, what is wrong and what is legal.
     """
     from solver_shard.rulebook.families import FAMILIES
 
-    rows = parse_rows(shipped(_TABLE_FILE).read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES)
+    rows = parse_rows(shipped_file(shipped).read_text(encoding="utf-8"), shipped, FAMILIES)
     replaced = []
     for item in extra:
         file = item if isinstance(item, RulesFile) else read_rules(item)
@@ -376,7 +378,7 @@ def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user:
     )
 
 
-def shipped(name: str) -> Traversable:
+def shipped_file(name: str) -> Traversable:
     """A shipped file: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
     try:
         found = resources.files("solver_shard.rules").joinpath(name)
