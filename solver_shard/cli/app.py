@@ -8,6 +8,7 @@ import typer
 
 from solver_shard import __version__
 from solver_shard.cli import propagate, show, solve
+from solver_shard.cli.rules import rules
 
 app = typer.Typer(
     name="solver-shard",
@@ -35,3 +36,4 @@ def _common(
 app.command("solve")(solve.solve)
 app.command("show")(show.show)
 app.command("propagate")(propagate.propagate)
+app.add_typer(rules, name="rules")

@@ -8,6 +8,7 @@ from solver_shard.rulebook import (
     families_attention,
     families_dims,
     families_experts,
+    families_image,
     families_index,
     families_nn,
     families_stablehlo,
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     for module in (
         families_dims,
         families_views,
+        families_image,
         families_index,
         families_nn,
         families_attention,
