@@ -17,7 +17,7 @@ from shardy_oracle import Oracle
 
 from solver_shard.frontends.stablehlo import StablehloModule
 from solver_shard.frontends.stablehlo_rules import StablehloRules
-from solver_shard.propagation.passes import Options, propagate
+from solver_shard.propagation.passes import Options, populate_rules, propagate
 
 pytest.importorskip("jaxlib", reason="the reference comes with jaxlib: pip install 'solver-shard[jax]'")
 
@@ -71,3 +71,12 @@ def test_dumps_are_those_of_the_reference(seed: int, oracle: Oracle, tmp_path: P
     options = Options(dump=lambda graph, name: ours.update({name: module.print(graph, verify=False).strip()}))
     propagate(module.graph, "user-priority", StablehloRules(), options)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(100_300, 100_306))
+@pytest.mark.parametrize("conservative", [False, True])
+def test_rules_alone_are_those_of_the_reference(seed: int, conservative: bool, oracle: Oracle) -> None:
+    text = all_ops_module(seed)
+    theirs = oracle.run(text, f"func.func(sdy-populate-op-sharding-rules{{conservative-propagation={str(conservative).lower()}}})").text
+    module = StablehloModule.parse(text)
+    assert module.print(populate_rules(module.graph, StablehloRules(), conservative=conservative)) == theirs
