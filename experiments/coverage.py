@@ -3,8 +3,9 @@
     python experiments/coverage.py [FAMILY ...] [--markdown experiments/coverage.md]
 
 Every family of tests/model_zoo.py, in several forms: training with dropout and fused attention, training with attention written
-out, and forward only. An op counts as "replicated only" where its calls without any strategy but replication make up over 1%
-of the step's operations or of the bytes that ops read and write.
+out, in half precision, and forward only; and forty more at the sizes of their default configs, with two layers. An op counts as
+"replicated only" where its calls without any strategy but replication make up over 1% of the step's operations or of the bytes that
+ops read and write.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+USUAL = "training, default config"
+
+
 def study(family: str, form: str) -> dict[str, Any]:
     """One model in one form."""
-    settings = FORMS[form]
+    settings = FORMS.get(form, {})
     row: dict[str, Any] = {"family": family, "form": form}
     start = time.perf_counter()
     try:
-        model, inputs = model_zoo.make(family, **settings)
+        model, inputs = model_zoo.usual(family) if form == USUAL else model_zoo.make(family, **settings)
         program = trace(model, inputs, name=family, forward_only=not settings.get("training", True))
         rows = usage(program, Rulebook())
     except (SolverShardError, ValueError) as error:
@@ -95,6 +99,9 @@ def main() -> None:
                 continue  # no attention of their own choice
             rows.append(study(family, form))
             print(json.dumps(rows[-1]), flush=True)
+    for kind in model_zoo.USUAL if not options.family else ():
+        rows.append(study(kind, USUAL))
+        print(json.dumps(rows[-1]), flush=True)
     if options.markdown:
         options.markdown.write_text(markdown(rows), encoding="utf-8")
 

@@ -50,6 +50,8 @@ def run_random(seeds: range, variants: int) -> None:
     """Count outcomes; print every difference with the seed that shows it again."""
     oracle, count, lines = Oracle(), Counter[tuple[str, str]](), 0
     for seed in seeds:
+        if seed % 100 == 0:
+            print(f"seed {seed}", file=sys.stderr, flush=True)
         rng = random.Random(seed)
         text = all_ops_module(seed) if seed % 2 else random_module(seed)
         if rng.random() < 0.9:  # without edges nothing flows through control flow

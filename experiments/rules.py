@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -61,6 +62,8 @@ def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: floa
             if getattr(c, name)
         ]
         lines += [f"### {title}", "", *(rows or ["None."]), ""]
+    lines += ["### In two processes", "", "Whole against `DTensor.full_tensor()` over gloo, cut in dim 1:", ""]
+    lines += [*(f"- {line}" for line in confirmed()), ""]
     lines += [
         "## All rows",
         "",
@@ -80,6 +83,40 @@ def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: floa
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+CLAIMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cumsum(x, 2) of x[4, 6, 8]": lambda x: x.cumsum(2),
+    "cumsum(x, 1) of x[4, 6, 8]": lambda x: x.cumsum(1),
+    "cumsum(x, -2) of x[4, 6, 8]": lambda x: x.cumsum(-2),
+    "logsumexp(x, (0, 2), keepdim=True) of x[4, 6, 8]": lambda x: x.logsumexp((0, 2), keepdim=True),
+}
+"""Calls of which DTensor's strategy is asked in real processes."""
+
+
+def confirmed() -> list[str]:
+    """Whether real DTensors give the whole tensor's numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_confirm, (folder,), nprocs=2)
+        return Path(folder, "found").read_text(encoding="utf-8").splitlines()
+
+
+def _confirm(rank: int, folder: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mesh, lines = init_device_mesh("cpu", (2,)), []
+    for name, call in CLAIMS.items():
+        torch.manual_seed(0)
+        x = torch.randn(4, 6, 8)
+        made, expected = call(distribute_tensor(x, mesh, [Shard(1)])), call(x)
+        found = made.full_tensor()
+        same = found.shape == expected.shape and torch.allclose(found, expected)
+        lines.append(f"`{name}`: {'right' if same else 'WRONG'}, as {made.placements[0]}")
+    if rank == 0:
+        Path(folder, "found").write_text("\n".join(lines), encoding="utf-8")
+    dist.destroy_process_group()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,6 +112,48 @@ def make(
     with torch.device("meta"):
         model = cls._from_config(config, dtype=dtype)
     return model.train(training), _inputs(family, model, dtype)
+
+
+USUAL = (
+    "big_bird", "codegen", "ernie4_5", "exaone4", "gpt_bigcode", "granitemoe", "lfm2", "mbart", "minimax", "mpt", "olmo3", "pegasus",
+    "persimmon", "phimoe", "roformer", "smollm3", "xlm-roberta", "xlnet", "zamba2", "deberta", "fnet", "funnel", "mpnet", "nystromformer",
+    "squeezebert", "yoso", "beit", "bit", "data2vec-vision", "deit", "dinov2_with_registers", "efficientnet", "focalnet", "levit",
+    "mobilenet_v2", "mobilevit", "poolformer", "pvt", "regnet", "resnet", "segformer", "jetmoe", "longformer",
+)  # fmt: skip
+"""Model types that are tried at the sizes of their default config, with two layers."""
+
+
+def usual(kind: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The model of a type's default config with the usual head, in training."""
+    import transformers
+
+    for auto in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageClassification", "AutoModelForSeq2SeqLM"):
+        for config_class, cls in getattr(transformers, auto)._model_mapping.items():
+            if config_class.model_type == kind:
+                return _usual(config_class(), cls)
+    raise ValueError(f"transformers has no model of type {kind!r} with one of the usual heads")
+
+
+def _usual(config: Any, cls: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
+        if isinstance(getattr(config, name, None), int):
+            with contextlib.suppress(NotImplementedError, AttributeError):  # some count their layers in another way
+                setattr(config, name, 2)
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, 4)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    config.use_cache = False
+    with torch.device("meta"):
+        model = (cls[0] if isinstance(cls, list | tuple) else cls)._from_config(config)
+        if model.main_input_name == "pixel_values":
+            size = getattr(config, "image_size", 224)
+            size = size if isinstance(size, int) else size[0]
+            pixels = torch.empty(BATCH, getattr(config, "num_channels", 3), size, size)
+            return model.train(), {"pixel_values": pixels, "labels": torch.empty(BATCH, dtype=torch.long)}
+        tokens = torch.empty(BATCH, 64, dtype=torch.long)
+        return model.train(), {"input_ids": tokens, "labels": tokens}
 
 
 def _inputs(family: str, model: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:

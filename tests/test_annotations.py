@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from solver_shard.annotations import (
@@ -135,6 +135,7 @@ def test_a_mesh_written_in_place_needs_no_symbol() -> None:
     assert mesh_of(TensorSharding(mesh=mesh, dims=()), {}) == mesh
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from(["a", "b", "c"]), unique=True), st.booleans(), st.none() | st.integers(0, 9)), max_size=4)
 )

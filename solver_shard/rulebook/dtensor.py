@@ -176,13 +176,20 @@ def _combinations(operands: Sequence[torch.Tensor], first: Sequence[Placements])
         [
             R,
             *(S(d) for d, size in enumerate(t.shape) if size % DEVICES == 0 and size),
-            *(P(r) for r in REDUCTIONS if r in ("max", "min") or (t.dtype != torch.bool and (r == "sum" or t.is_floating_point()))),
+            *(P(r) for r in REDUCTIONS if _reduces(t, r)),
         ]
         for t in operands
     ]
     rest = itertools.islice(itertools.product(*options), 200_000)
     ordered = sorted(rest, key=lambda ins: sum(p != R for p in ins))[:MOST]
     return iter(dict.fromkeys([*first, *ordered]))
+
+
+def _reduces(tensor: torch.Tensor, reduction: str) -> bool:
+    """Whether such numbers can be pending: truth values are no sums, integers no averages, complex numbers have no order."""
+    if reduction in ("max", "min"):
+        return not tensor.is_complex()
+    return tensor.dtype != torch.bool and (reduction == "sum" or tensor.is_floating_point() or tensor.is_complex())
 
 
 def _propagated(

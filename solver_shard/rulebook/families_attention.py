@@ -2,9 +2,12 @@
 
 ``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
 one key-value head (``h`` is a multiple of ``kv``). Where every device has a single key-value head, further axes can cut
-the queries of its group (keys and values whole, their gradients pending sums). Keys and head dims stay whole.
+the queries of its group (keys and values whole, their gradients pending sums).
+Head dims stay whole, and so do keys, but for the backward pass without
+a causal mask: it has the statistics of all keys, so that keys, values and their gradients can be cut, which leaves the
+gradient of the queries a pending sum.
 
-``cut-queries``, an implementation of the flash variants, cuts the query's sequence and gathers keys and values (their
+``cut-queries``, an implementation of the kernel that runs here, cuts the query's sequence and gathers keys and values (their
 gradients are pending sums): every device attends from its own queries, with its offset in the causal mask. Contiguous
 queries are not balanced under a causal mask, and the busiest device, the last, is what is priced.
 """

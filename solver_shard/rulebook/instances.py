@@ -26,7 +26,7 @@ from __future__ import annotations
 import ast
 import tomllib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -304,8 +304,3 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "distinct": (1, _distinct),
     "ends": (1, _ends),
 }
-
-
-def covers(instances: Mapping[str, Sequence[Instance]], ops: Sequence[str]) -> tuple[str, ...]:
-    """The ops that have no instance."""
-    return tuple(op for op in ops if not instances.get(op))
