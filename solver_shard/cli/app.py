@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import show, solve
+from solver_shard.cli import expand, show, solve
 
 app = typer.Typer(
     name="solver-shard",
@@ -34,3 +34,4 @@ def _common(
 
 app.command("solve")(solve.solve)
 app.command("show")(show.show)
+app.command("expand")(expand.expand)

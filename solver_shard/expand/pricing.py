@@ -29,7 +29,7 @@ from solver_shard.costs.transitions import TransitionTable, build_table
 from solver_shard.expand.call import Kind, Kinds, Operand, Pending, Strided, kinds_of, show
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, strided
 from solver_shard.mesh import Mesh
-from solver_shard.units import format_bytes
+from solver_shard.units import format_bytes, format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,8 @@ class Move:
 
     def __str__(self) -> str:
         text = f"{self.kind} {','.join(self.names)}: {show(self.before)} -> {show(self.after)}"
-        return f"{text}, {format_bytes(self.nbytes)}, {self.cost:.4g} {self.unit}" if self.nbytes or self.cost else text
+        price = format_ns(round(self.cost)) if self.unit == "ns" else f"{self.cost:.4g} {self.unit}"
+        return f"{text}, {format_bytes(self.nbytes)}, {price}" if self.nbytes or self.cost else text
 
 
 class Pricing(Protocol):
