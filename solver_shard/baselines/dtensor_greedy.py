@@ -26,10 +26,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
 from solver_shard.expand.aten import kinds_of_spec, overload
 from solver_shard.expand.call import Kinds, Operand
-from solver_shard.expand.pricing import impossible, kind_of_move, step_bytes
+from solver_shard.expand.pricing import impossible, kind_of_move, local_sizes, step_bytes
 from solver_shard.frontends.raw import RawGraph, RawNode, Use, uses
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
@@ -99,6 +100,10 @@ class Walk:
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Collectives by kind and name of the axis."""
         return Counter((c.kind, self.mesh.names[c.axis]) for c in self.collectives)
+
+    def nanoseconds(self, times: Collectives) -> int:
+        """What the collectives take under our costs, one after the other."""
+        return sum(times.nanoseconds(c.kind, (c.axis,), c.nbytes) for c in self.collectives)
 
     @property
     def unsupported(self) -> tuple[WalkedOp, ...]:
@@ -198,19 +203,17 @@ class _Walker:
         placements = Layout.replicated(len(self._mesh.axes)).to_dtensor(self._mesh.shape)
         return None if result is None else self._spec(*result, placements)
 
-    def _whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: RawNode) -> tuple[Any, ...]:
-        """Replicated results, with the strides that the op gives them where it can be run on tensors without data."""
-        from torch.distributed.tensor._op_schema import OpSchema
+    def _laid_out(self, specs: tuple[Any, ...], node: RawNode) -> tuple[Any, ...]:
+        """The specs with the strides that the results have in the trace: whether a view is possible depends on them."""
+        import torch
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
 
-        specs = tuple(self._replicated(result) for result in node.results)
-        with contextlib.suppress(Exception):
-            made = self._propagator._propagate_tensor_meta_non_cached(OpSchema(op, args, kwargs))
-            metas = made if isinstance(made, list | tuple) and len(made) == len(specs) > 1 else (made,)
-            return tuple(
-                spec if spec is None or meta is None else spec.shallow_copy_with_tensor_meta(meta)
-                for spec, meta in zip(specs, metas, strict=True)
-            )
-        return specs
+        found = []
+        for spec, result, strides in zip(specs, node.results, node.strides, strict=True):
+            if spec is not None and result is not None and strides is not None:
+                spec = spec.shallow_copy_with_tensor_meta(TensorMeta(torch.Size(result[0]), strides, self._dtypes[result[1]]))
+            found.append(spec)
+        return tuple(found)
 
     def _op(self, node: RawNode) -> WalkedOp:
         from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -229,6 +232,7 @@ class _Walker:
             sharding = self._propagate(op, args, kwargs)
             if sharding.needs_redistribute:
                 after = [leaf for leaf in tree_leaves(sharding.redistribute_schema.args_schema) if isinstance(leaf, DTensorSpec)]
+            self._check_view(op, sharding.redistribute_schema.args_schema if sharding.redistribute_schema is not None else args, after)
             for src, dst in zip(before, after, strict=True):
                 collectives += self._redistribute(src, dst)
             made = sharding.output_spec
@@ -236,8 +240,8 @@ class _Walker:
         except Exception as error:  # whatever its rules raise, DTensor raises as well
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             collectives, after = [], before
-            specs = self._whole(op, args, kwargs, node)
-        self._specs.append(specs)
+            specs = tuple(self._replicated(result) for result in node.results)
+        self._specs.append(self._laid_out(specs, node))
         used = [kinds_of_spec(spec.placements) for spec in after] if not reason else [(R,) * len(self._mesh.axes)] * len(before)
         return WalkedOp(
             node=node.name,
@@ -250,6 +254,17 @@ class _Walker:
             collectives=tuple(collectives),
             unsupported=reason,
         )
+
+    def _check_view(self, op: Any, args: Any, used: list[Any]) -> None:
+        """DTensor accepts some views whose shape then does not fit the local shard; they raise when they run."""
+        place = self._propagator.op_to_shape_and_stride_idx.get(op)
+        if op._schema.name not in ("aten::view", "aten::_unsafe_view", "aten::reshape") or not isinstance(place, int):
+            return
+        meta, size = used[0].tensor_meta, [int(n) for n in args[place]]
+        operand = Operand(shape=tuple(meta.shape), dtype=self._names[meta.dtype], layout=kinds_of_spec(used[0].placements))
+        held = local_sizes(operand, operand.layout, self._mesh.shape)
+        if -1 not in size and math.prod(held) != math.prod(size):
+            raise RuntimeError(f"shape {size} is invalid for a shard of {math.prod(held)} elements")
 
     def _propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """DTensor's decision, once for every signature."""

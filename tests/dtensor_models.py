@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.baselines.dtensor_greedy import Collective
+from solver_shard.frontends.raw import RawGraph
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 
@@ -150,5 +152,15 @@ def really(
 def seen_on_cpu(collectives: tuple[Collective, ...], mesh: Mesh) -> Counter[Collective]:
     """The same as the CPU backend runs them: an all-to-all is an all-gather, from which each device keeps its part."""
     return Counter(
-        Collective(kind="all_gather", axis=c.axis, nbytes=c.nbytes * mesh.shape[c.axis]) if c.kind == "all_to_all" else c for c in collectives
+        Collective(kind="all_gather", axis=c.axis, nbytes=c.nbytes * mesh.shape[c.axis]) if c.kind == "all_to_all" else c
+        for c in collectives
     )
+
+
+def random_pins(raw: RawGraph, mesh: Mesh, rng: random.Random) -> dict[str, Layout]:
+    """Every source is cut or replicated at random."""
+    sources = [node.source for node in raw.nodes if node.source is not None]
+    return {
+        source.name: Layout.parse("".join(rng.choice(["R", "R", *(f"S({d})" for d in range(len(source.shape)))]) for _ in mesh.axes))
+        for source in sources
+    }
