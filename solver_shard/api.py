@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -28,8 +29,10 @@ from solver_shard.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
+    from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
+    from solver_shard.costs.model import CostModel
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Event, Solution
@@ -67,6 +70,9 @@ def optimize(
     pins: Sequence[str] = (),
     split: Mapping[str, Sequence[int]] | str | bool = True,
     template: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    conservative: bool = False,
+    propagation: Propagation | None = None,
     overlap: float = 0.0,
     fusion: bool = False,
     objective: Literal["time", "memory"] = "time",
@@ -109,6 +115,10 @@ def optimize(
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
             where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
         template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
+        rules: rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's
+            (see :mod:`solver_shard.rulebook.table`).
+        conservative: allow only equal shards, and no cut inside a dim that a view merges or splits.
+        propagation: plan what a greedy pass makes of the pins (see :mod:`solver_shard.baselines.propagated`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
         objective: time, or memory for the smallest peak.
@@ -124,9 +134,11 @@ def optimize(
     Raises:
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
+        RuleError: a rules file is not legal, or a row does not fit its op; the message names file, row and fix.
         InfeasibleError: no plan fits the limit or the pins.
     """
     from solver_shard.plan.plan import Options
+    from solver_shard.rulebook.table import load_table, read_rules
 
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
@@ -147,6 +159,10 @@ def optimize(
         from solver_shard.baselines.restrict import parse_template
 
         parse_template(template, axes)
+    if isinstance(rules, str | os.PathLike):
+        rules = (rules,)
+    files = tuple(map(read_rules, rules))
+    load_table(files)  # what is wrong with them is said before the model is traced
     options = Options(
         batch=batch,
         seq=seq,
@@ -168,6 +184,9 @@ def optimize(
         pins=tuple(pins),
         split=splitting,
         template=template,
+        rules=files,
+        conservative=bool(conservative),
+        propagation=None if propagation is None else str(propagation),
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
@@ -187,7 +206,9 @@ def optimize(
             checkpoint=checkpoint,
         )
         source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
-    return plan_program(program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock)
+    return plan_program(
+        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+    )
 
 
 def plan_program(
@@ -199,8 +220,10 @@ def plan_program(
     source: str = "",
     command: str | None = None,
     clock: _Clock | None = None,
+    propagation: Propagation | None = None,
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan."""
+    from solver_shard.baselines.propagated import narrow_to
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -208,12 +231,13 @@ def plan_program(
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
-    from solver_shard.rulebook.build import Rulebook
-    from solver_shard.rulebook.table import load_table
+    from solver_shard.propagation.program import propagate_program
+    from solver_shard.rulebook.table import check_ops
 
     clock = clock or _Clock()
     state = options.optimizer_state()
-    rulebook = Rulebook(load_table())
+    rulebook = options.rulebook()
+    check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
     program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
     templates = parse_template(options.template, mesh) if options.template else None
@@ -231,8 +255,13 @@ def plan_program(
             fusion=options.fusion,
             microbatches=options.microbatches,
         )
+    if propagation is not None:
+        with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
+            made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
+            lowering = narrow_to(lowering, made.layouts)
+            options = dataclasses.replace(options, propagation=propagation.record(program, made.lost))
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, mesh, options, clock)
+        solution, problem = _solve(lowering, costs, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None)
@@ -279,38 +308,32 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     from solver_shard.baselines.restrict import parse_template, tensor_axes
     from solver_shard.choice.subaxes import split_where_needed
 
-    if options.split != "auto" or mesh.whole != mesh:
+    if options.split != "auto" or options.conservative or mesh.whole != mesh:
         return mesh
     axes = tensor_axes(parse_template(options.template, mesh)) if options.template else None
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    import dataclasses
-
     from solver_shard.baselines.templates import warm_starts
-    from solver_shard.choice.fold import expand, fold
     from solver_shard.choice.structure import node_classes
-    from solver_shard.solve.engine import solve
+    from solver_shard.choice.transients import Transients
+    from solver_shard.solve.rounds import solve_in_rounds
 
-    folded = fold(lowering.graph, node_classes(lowering)) if options.tied else None
-    if folded and folded.graph.size == lowering.graph.size:
-        folded = None  # nothing repeats: what is proven holds for every plan
-    solution = solve(
-        folded.graph if folded else lowering.graph,
+    problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+    solution = solve_in_rounds(
+        problem,
         objective=options.objective,
         memory_weight=options.memory_weight,
         gap=options.gap,
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, folded, mesh),
+        warm_starts=warm_starts(lowering, problem.folded, mesh),
         progress=clock.solver_event,
     )
-    if folded and solution.assignment is not None:
-        solution = dataclasses.replace(solution, assignment=expand(folded, solution.assignment))
-    return solution, "tied" if folded else "free"
+    return solution, "free" if problem.folded is None else "tied"
 
 
 def _infeasible(

@@ -120,3 +120,23 @@ def trained_mlp(tokens: int = 64, width: int = 32, hidden: int = 128, layers: in
         if k:
             grad = b.einsum("ab,bc->ac", inner, up, **back)
     return b.program(loss, gradients=gradients, name="trained mlp")
+
+
+def gated(whole: bool) -> Program:
+    """A product is split into gate and value, the gate turned too: they, and where asked the whole product, are read in backward."""
+    b = Builder()
+    back: dict[str, Any] = {"phase": Phase.BACKWARD}
+    x, w = b.input("x", 8, 12), b.weight("w", 16, 12, trainable=True)
+    h = b.einsum("ac,bc->ab", x, w, result="product")
+    gate = b.call("aten.split.Tensor", (h,), {"self": Ref(0), "split_size": 8, "dim": 1}, (8, 8), (8, 8), result="gate")
+    turned = b.call("aten.permute.default", (gate,), {"self": Ref(0), "dims": (1, 0)}, (8, 8), result="turned")
+    y = b.add(b.relu(gate), gate + 1)
+    y = b.add(y, b.relu(turned))
+    y = b.relu(y) if not whole else b.einsum("ab,ac->bc", b.relu(h), y)
+    attributes = {"self": Ref(0), "dim": (0, 1), "keepdim": False, "dtype": None}
+    loss = b.call("aten.sum.dim_IntList", (y,), attributes, (), role=Role.OUTPUT, result="loss")
+    slope = b.add(b.relu(turned, **back), gate, **back)
+    slope = b.add(slope, b.relu(gate + 1, **back), **back)
+    wide = b.call("aten.cat.default", (slope, gate + 1), {"tensors": (Ref(0), Ref(1)), "dim": 1}, (8, 16), **back)
+    wide = b.add(wide, h, **back) if whole else wide
+    return b.program(loss, gradients={w: b.einsum("ab,ac->bc", wide, x, role=Role.GRADIENT, result="grad(w)", **back)}, name="gated")

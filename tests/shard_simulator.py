@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, P
 
 Array = NDArray[np.float64]
 Coordinate = tuple[int, ...]
@@ -115,7 +115,7 @@ def local_move(shards: Shards, src: Layout, dst: Layout, shape: Sequence[int], m
     for at, x in shards.items():
         for dim in range(len(shape)):
             x = _cut(x, dim, src, dst, shape, mesh_shape, at)
-        new = [a for a in range(len(src)) if src[a] != dst[a] and dst[a].is_partial]
+        new = [a for a in range(len(src)) if src[a] != dst[a] and dst[a] == P("sum")]
         result[at] = np.zeros_like(x) if any(at[a] for a in new) else x
     return result
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import solver_shard
-import solver_shard.solve.engine
+import solver_shard.solve.rounds
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
 from solver_shard.plan.plan import Plan
@@ -121,7 +121,7 @@ def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
 
 def test_a_time_too_short_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Solution(status=Status.UNKNOWN)
-    monkeypatch.setattr(solver_shard.solve.engine, "solve", lambda graph, **options: nothing)
+    monkeypatch.setattr(solver_shard.solve.rounds, "solve", lambda graph, **options: nothing)
     with pytest.raises(SolverShardError, match=r"found within 1e-09 s, .*; give more --time-limit") as caught:
         plan_of(time_limit=1e-9)
     assert not isinstance(caught.value, InfeasibleError)

@@ -18,6 +18,7 @@ Where a step has several microbatches, gradients are accumulated as made and red
 | ``megatron-sp`` | columns, rows | alike | alike | R | activations P to S(sequence) and back |
 | ``vocab-parallel`` | embedding and head by vocabulary | alike | alike | R | activations P to R |
 | ``context-parallel`` | R | R | all-reduced | sequence | keys and values gathered, their gradients reduce-scattered |
+| (mixtures of experts) | | | | | and sequences gathered around the experts |
 | ``expert-parallel`` | experts by expert | alike | all-reduced, of experts kept | batch | tokens exchanged around the experts |
 
 ``megatron+vocab-parallel`` on one axis does both. ``zero3+expert-parallel`` stores what is not an expert as ``zero3`` does; so do
@@ -64,6 +65,7 @@ _EXPERTS = "expert-parallel"
 _JOINT = (*(f"{name}+{_VOCABULARY}" for name in _TENSOR), *(f"{name}+{_EXPERTS}" for name in _DATA))
 """Tensor parallelism of the blocks and of the vocabulary, data and expert parallelism, on one axis."""
 _GROUPED = ("shard.grouped_mm.default", "shard.grouped_mm_weights.default")
+_SPREAD = ("aten.view.default", "aten.expand.default", "aten._to_copy.default")
 _SAME_EXPERTS = ("aten.permute.default", "aten._to_copy.default")
 _WHOLE = ("aten._log_softmax.default", "aten._softmax.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
@@ -139,7 +141,8 @@ class TemplateRestriction:
     special: Mapping[int, str]
     """Activations that a template may treat apart: ``joined`` (gradients of the parts of a fused projection, which are joined
     whole), ``shifted`` (labels that are moved along the sequence), ``keys`` (keys and values, and their gradients), ``vocabulary``
-    (what embedding and head leave partial), ``rows`` (tokens sorted by expert) and ``ends`` (where those of each expert end)."""
+    (what embedding and head leave partial), ``tokens`` (what is sorted by expert), ``rows`` (what is sorted) and ``ends`` (where the
+    rows of each expert end)."""
     vocabulary: Mapping[int, int]
     """Embeddings of tokens and heads: the dim that is the vocabulary."""
     experts: frozenset[int]
@@ -281,8 +284,24 @@ def _sorted_rows(program: Program) -> dict[int, str]:
     return found
 
 
+def _unsorted_tokens(program: Program) -> dict[int, str]:
+    """What is brought into the order of the experts: hidden states, and gradients of what the experts hand back.
+
+    Tokens are sorted over their whole sequence, so that context parallelism gathers it for them.
+    """
+    made = {t: op for op in program.ops for t in op.results}
+    found: dict[int, str] = {}
+    for op in program.ops:
+        t = op.operands[0] if op.name == "shard.take.default" else -1
+        while t >= 0:
+            if len(program.tensors[t].shape) > 2:
+                found[t] = "tokens"
+            t = made[t].operands[0] if t in made and made[t].name in _SPREAD else -1
+    return found
+
+
 def _special(program: Program, vocabulary: Mapping[int, int]) -> dict[int, str]:
-    found = _sorted_rows(program)
+    found = _unsorted_tokens(program) | _sorted_rows(program)
     for op in program.ops:
         backward = op.phase is Phase.BACKWARD and not op.recompute
         if op.name == "aten.cat.default" and backward:
@@ -326,6 +345,7 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         UPDATE: lambda: data in ("zero1", "zero2") and source.is_shard and target == R,
         "parameter": lambda: data == "zero3" and source.is_shard and target == R,
         "activation": lambda: _activation(name, scope[1], scope[2], source, target),
+        "tokens": lambda: _tokens(name, scope[1], source, target),
         "joined": lambda: _blocks(name) is not None and not source.is_replicate,
         "shifted": lambda: name == "context-parallel" and source.is_shard and target == R,
         "keys": lambda: name == "context-parallel" and ((source.is_shard and target == R) or (source.is_partial and target.is_shard)),
@@ -346,6 +366,12 @@ def _gradient(name: str, source: Placement, target: Placement) -> bool:
 def _vocabulary(name: str, dims: int, source: Placement, target: Placement) -> bool:
     """Sums over the vocabulary: what the embedding looks up, and the gradient that the head hands back."""
     return _activation(name, dims, True, source, target) or (name == _VOCABULARY and source.is_partial and target == R)
+
+
+def _tokens(name: str, dims: int, source: Placement, target: Placement) -> bool:
+    """What is sorted by expert: context parallelism gathers the sequence for it."""
+    gathered = name == "context-parallel" and source == _SEQUENCE and target == R
+    return gathered or _activation(name, dims, True, source, target)
 
 
 def _activation(name: str, dims: int, wide: bool, source: Placement, target: Placement) -> bool:

@@ -33,11 +33,11 @@ def fused_tensors(program: Program, rules: Sequence[Rule]) -> frozenset[int]:
     producers = program.producers()
     found = set()
     for t, uses in program.readers().items():
-        if t in needed or t not in producers or len(uses) != 1:
+        reading = [i for i, j in uses if rules[i].needs(j)]
+        if t in needed or t not in producers or len(reading) != 1:
             continue
-        maker, (reader, operand) = producers[t][0], uses[0]
-        read = not rules[reader].reads or rules[reader].reads[operand]
-        if not (pointwise[maker] and pointwise[reader] and read) or program.ops[maker].phase is not program.ops[reader].phase:
+        maker, reader = producers[t][0], reading[0]
+        if not (pointwise[maker] and pointwise[reader]) or program.ops[maker].phase is not program.ops[reader].phase:
             continue
         if program.tensors[t].shape == program.tensors[program.ops[reader].results[0]].shape:
             found.add(t)

@@ -7,11 +7,13 @@ whatever their equation (in backward, the data and the weight gradient of one in
 Times are op positions; T is their number, the optimizer update runs at T, and the step ends at T + 1. A reshard runs
 just before its first reader, so a tensor's own bytes must live up to the last of its groups' first readers. A group that
 reads the tensor as it is (an alias) keeps it alive up to its own last reader; results of view ops carry no bytes and
-prolong the life of what they view.
+prolong the life of what they view. An operand of which an op needs only the shape (``Rule.needs``) is no reader: it is in no
+group, asks for no layout and keeps nothing alive.
 
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
+What is held of a view is the storage that it lies in; a :class:`Storage` lists the held tensors that share one.
 
 With several microbatches a step, all times are those of one microbatch, of any: what lives for the whole step lives through each
 of them. A gradient is then added to its accumulator where it is made, and its own bytes end there.
@@ -20,7 +22,7 @@ of them. A gradient is then added to its accumulator where it is made, and its o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
@@ -58,6 +60,37 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A held tensor of a storage.
+
+    Attributes:
+        tensor: position in the program.
+        path: (tensor, group) of every read by a view op on the way from the owner, in order; empty for the owner.
+        until: when it is no longer needed for any reshard.
+    """
+
+    tensor: int
+    path: tuple[tuple[int, int], ...]
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The held tensors that may lie in what one op made, or nobody; those that are held longest come first.
+
+    Attributes:
+        owner: the tensor that is no view.
+        made: whether an op made it.
+        start: when forward reads no longer keep the storage, so that its members must.
+    """
+
+    owner: int
+    made: bool
+    start: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
     """Groups by tensor, in order of their first reader, and the half-open intervals of every tensor's bytes.
 
@@ -65,12 +98,14 @@ class Lives:
         base: when the producer's own bytes live.
         held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups.
             Only tensors that are held have an entry.
+        storages: those in which several tensors may be held, or a view that is only a part.
     """
 
     groups: dict[int, tuple[Group, ...]]
     base: tuple[tuple[int, int], ...]
     held: dict[int, int]
     end: int
+    storages: tuple[Storage, ...] = ()
 
 
 def either_order(program: Program) -> frozenset[int]:
@@ -119,7 +154,37 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
         if t in made:
             first = 1 + max((g.start for g in groups[t]), default=made[t])
             base[t] = (made[t], max(g.stop for g in groups[t] if not g.late) if late else first)
-    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end)
+    known = Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end)
+    return replace(known, storages=_storages(program, rules, known))
+
+
+def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:
+    """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
+    path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+    made: set[int] = set()
+    for i, op in enumerate(program.ops):
+        made.update(op.results)
+        if not rules[i].view or len(op.operands) != 1:
+            continue
+        x = op.operands[0]
+        owner, before = path.get(x, (x, ()))
+        group = next(k for k, g in enumerate(known.groups[x]) if (i, 0) in g.readers)
+        for t in op.results:
+            if program.tensors[t].numel <= program.tensors[x].numel:  # an expanded one that is merged is written out
+                path[t] = owner, (*before, (x, group))
+    found: dict[int, list[Member]] = {}
+    for t in sorted(known.held, key=lambda t: (-known.held[t], t)):
+        owner, way = path.get(t, (t, ()))
+        if way or t in made:
+            found.setdefault(owner, []).append(Member(tensor=t, path=way, until=known.held[t]))
+    kept = []
+    for owner, members in found.items():
+        if owner not in made or len(members) > 1 or program.tensors[members[0].tensor].numel < program.tensors[owner].numel:
+            # an alias of the owner keeps the storage as long as its group reads, through views too
+            ends = [known.groups[owner][m.path[0][1]].stop if m.path else known.base[owner][1] for m in members]
+            start = known.base[owner][1] if owner in known.held and owner in made else min(ends)
+            kept.append(Storage(owner=owner, made=owner in made, start=start, members=tuple(members)))
+    return tuple(kept)
 
 
 def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:
@@ -132,7 +197,8 @@ def _keyed_readers(program: Program, rules: Sequence[Rule]) -> dict[int, dict[tu
     for t, uses in program.readers().items():
         for i, j in uses:
             op = program.ops[i]
-            keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
+            if rules[i].needs(j):
+                keyed.setdefault(t, {}).setdefault((op.phase.value, family_of(rules[i], op.name)), []).append((i, j))
     for t in program.gradients.values():
         keyed.setdefault(t, {})[OPTIMIZER, "update"] = []
     for t in program.outputs:

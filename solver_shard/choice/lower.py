@@ -8,7 +8,8 @@ outlives its producer's own interval, a tail node carries those bytes.
 
 A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
 bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
-With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3).
+With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3). Tensors that are
+held in one storage, a tensor and its views, own its bytes together (:mod:`solver_shard.choice.storage`).
 
 The optimizer's state of a trained parameter is a node of its own: the reduced gradient is cut to the state's layout for
 free, the update costs time where the state is, and the updated values go from the state's layout to the parameter's. So
@@ -36,6 +37,7 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, repeated
 from solver_shard.choice.groups import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, lives
 from solver_shard.choice.nodes import Kind, Lowering, Node, Pins, Restriction
 from solver_shard.choice.prices import op_nanoseconds, spill_nanoseconds
+from solver_shard.choice.storage import add_storage
 from solver_shard.choice.strategies import OpStrategies, op_strategies
 from solver_shard.choice.tables import (
     Layouts,
@@ -49,7 +51,7 @@ from solver_shard.choice.tables import (
     tail_table,
 )
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves
+from solver_shard.costs.layouts import free_moves, is_even
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -105,12 +107,14 @@ class _Lowerer:
         self.microbatches, self.accumulates = microbatches, microbatches > 1
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
+        self.even = rulebook.conservative
         self.lives = lives(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
         self.made = {t for op in program.ops for t in op.results}
+        self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.either = either_order(program)
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
@@ -131,14 +135,16 @@ class _Lowerer:
             if self.state.clip and self.program.gradients:
                 lower_clipping(self)
         strategies = [self._strategies(i) for i in range(len(self.program.ops))]
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 self._reshard(t, self._group_of(t, i, j))
             self._op(i, strategies[i])
         for t in self.program.gradients.values():
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+        for storage in self.lives.storages:
+            add_storage(self, storage)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -163,6 +169,7 @@ class _Lowerer:
             buckets=self.buckets,
             fused=self.fused,
             microbatches=self.microbatches,
+            reduced={t: self._reduced_dtype(t) for t in self.program.gradients.values()},
         )
 
     def _name(self, node: Node) -> str:
@@ -192,7 +199,12 @@ class _Lowerer:
 
     def _legal(self, t: int) -> Layouts:
         """Layouts without pending reductions that the user allows."""
-        return self._pinned(t, self.costs.layouts(self.program.tensors[t].shape, (), t in self.either))
+        return self._pinned(t, self._stored(self.program.tensors[t].shape, t in self.either))
+
+    def _stored(self, shape: tuple[int, ...], orders: bool) -> Layouts:
+        """Layouts without pending reductions; of conservative rules only those with equal shards."""
+        found = self.costs.layouts(shape, (), orders)
+        return tuple(layout for layout in found if is_even(layout, shape, self.mesh_shape)) if self.even else found
 
     def _pinned(self, t: int, layouts: Layouts) -> Layouts:
         pin = self.pins.get(t)
@@ -227,7 +239,7 @@ class _Lowerer:
     def _state(self, p: int) -> None:
         """The optimizer's state of a parameter: its bytes, the time of the update, and the way of the new values."""
         tensor = self.program.tensors[p]
-        layouts = self.costs.layouts(tensor.shape, (), orders=True)
+        layouts = self._stored(tensor.shape, True)
         if self.restriction is not None:
             layouts = self._restricted(p, layouts, self.restriction.state)
         elements = self._bytes(p, layouts) // DTYPE_BYTES[tensor.dtype]
@@ -268,6 +280,10 @@ class _Lowerer:
             held = self._bytes(t, layouts) if not column.rule.view else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
             self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: result_table(result, layouts))  # type: ignore[misc]
+
+    def _read(self, i: int) -> list[tuple[int, int]]:
+        """Index and tensor of the operands whose bytes an op reads."""
+        return [(j, t) for j, t in enumerate(self.program.ops[i].operands) if self.rules[i].needs(j)]
 
     def _group_of(self, t: int, i: int, j: int) -> int:
         return next(k for k, g in enumerate(self.lives.groups[t]) if (i, j) in g.readers)
@@ -339,7 +355,7 @@ class _Lowerer:
             key = ("hold", given, aliases, k, layouts, origins)
             self._edge(w, v, key, lambda g=given, a=aliases, k=k: hold_table(g, a, k, layouts, origins))  # type: ignore[misc]
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
-        if t in self.made:
+        if t in self.made and t not in self.sharing:
             owners.append((-1, held, self.lives.base[t][1]))
         for k, kept, start in owners:
             if kept and start < until:
@@ -419,8 +435,8 @@ class _Lowerer:
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
 
     def _read_edges(self, strategies: Sequence[OpStrategies]) -> None:
-        for i, op in enumerate(self.program.ops):
-            for j, t in enumerate(op.operands):
+        for i in range(len(self.program.ops)):
+            for j, t in self._read(i):
                 v = self.index[Kind.RESHARD, t, self._group_of(t, i, j)]
                 given, column = self.nodes[v].layouts, strategies[i].operands[j]
                 self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: read_table(g, c))  # type: ignore[misc]

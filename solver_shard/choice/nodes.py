@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from solver_shard.choice.graph import ChoiceGraph
@@ -50,6 +50,7 @@ class Kind(enum.Enum):
     TAIL = "tail"
     HOLD = "hold"
     KEEP = "keep"
+    STORAGE = "storage"
     STATE = "state"
     ACCUMULATE = "accumulate"
     ACCUMULATOR = "accumulator"
@@ -63,8 +64,9 @@ class Node:
     ``layouts`` has the layout of every strategy (not for OP and CLIP). The first ``aliases`` strategies of a RESHARD or
     ACCUMULATE are aliases; of the way from an accumulator to the update, those that stay in the accumulator's bytes. A
     HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
-    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin. The one CLIP belongs to no tensor,
-    ``item`` is -1; its strategies are the ``axes`` over which the gradient norm is summed.
+    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin; its last ``aliases`` strategies keep the tensor in
+    the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.choice.storage``). The one CLIP belongs
+    to no tensor, ``item`` is -1; its strategies are the ``axes`` over which the gradient norm is summed.
     """
 
     kind: Kind
@@ -89,3 +91,5 @@ class Lowering:
     buckets: Mapping[tuple[int, str], int]
     fused: frozenset[int]
     microbatches: int = 1
+    reduced: Mapping[int, str] = field(default_factory=dict)
+    """The dtype in which each gradient is reduced."""

@@ -22,7 +22,7 @@ def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostMo
     nbytes = np.zeros(len(column.work), dtype=np.int64)
     op = program.ops[i]
     for j, operand in enumerate(column.operands):
-        if (not rule.reads or rule.reads[j]) and op.operands[j] not in fused:
+        if rule.needs(j) and op.operands[j] not in fused:
             nbytes += operand.nbytes[operand.chosen]
     for j, result in enumerate(column.results):
         if op.results[j] not in fused:

@@ -166,6 +166,8 @@ def _inside(rule: Rule, way_of: Ints, cuts: Ints) -> tuple[InsideColumn, ...]:
 
 def _reachable(strategy: AxisStrategy, pending: Sequence[frozenset[str]]) -> bool:
     partial = [(j, p.reduction) for j, p in enumerate(strategy.operands) if p.is_partial]
+    if strategy.factor is not None:
+        return True  # what is added to a pending sum becomes pending by a free move
     return not partial or any(reduction in pending[j] for j, reduction in partial)
 
 

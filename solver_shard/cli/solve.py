@@ -116,6 +116,16 @@ def solve(
             show_default=False,
         ),
     ] = None,
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A TOML file with sharding rules of your own, one row per op, repeatable; its rows replace shipped ones.",
+            show_default=False,
+        ),
+    ] = None,
+    conservative: Annotated[
+        bool, typer.Option("--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.")
+    ] = False,
     free: Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).")] = False,
     objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.")] = Objective.TIME,
     memory_weight: Annotated[int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.")] = 0,
@@ -168,6 +178,8 @@ def solve(
             pins=tuple(pin or ()),
             split=split if split is not None else not no_split,
             template=template,
+            rules=tuple(rules or ()),
+            conservative=conservative,
             overlap=overlap,
             fusion=fusion,
             objective="memory" if objective is Objective.MEMORY else "time",

@@ -15,15 +15,22 @@ full; each step is rounded up. k is counted on the program, once and for all, so
 what others decide. Where all k members take the same step, the sum is the time of the one collective that moves them
 together (at most k ns more by rounding, and less where the fastest algorithm for one of them is not the fastest for all).
 
-**Limits.** Where only some members of a bucket move, or on other axes, there are fewer tensors per launch than k says and the
-price is too low, at most by (k - 1)/k of a launch and latency for each that moves: a block that reduce-scatters its matrices
-and all-reduces its norms launches twice and pays once. Reports count the launches that are made. Memory is not bucketed: a gathered
-parameter is counted from its own first reader, not from that of the whole unit.
+**What is launched.** Steps of one bucket with the same collective, the same axes and the same place in their transitions are one
+launch (``launch_of``); all others are launches of their own. So where only some members move, or by other collectives, or on other axes,
+there are fewer tensors per launch than k says and the price is too low: k members that move by m launches pay for one of the m, and a
+block that reduce-scatters its matrices and all-reduces its norms launches twice and pays once. What is left out is known exactly once a
+plan is: ``unshared_ns`` is, over all launches, the time of the collective that moves the launch's bytes together less what its members
+pay, where that is more. Every plan states it beside its time, and price + ``unshared_ns`` is never below the time of its launches. It is
+no part of the objective, because no sum of prices of single tensors can be exact (one member that moves alone needs a whole launch).
+
+**Limits.** The objective, and so the proof, is about the price without ``unshared_ns``; plans whose blocks move alike have none. Memory
+is not bucketed: a gathered parameter is counted from its own first reader, not from that of the whole unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 from solver_shard.program import Program, Role
 
@@ -38,6 +45,36 @@ def unit_of(name: str) -> str:
         if part.isdecimal():
             return ".".join(parts[:depth])
     return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """One step of a transition of a tensor in a bucket: the launch that it is part of, its bytes, and what it pays."""
+
+    launch: Hashable
+    kind: str
+    axes: tuple[int, ...]
+    nbytes: int
+    nanoseconds: int
+    runs: int = 1
+    """How often it is made in a step: once, or for every microbatch; the same for all of a launch."""
+
+
+def launch_of(purpose: str, parameter: str, dtype: str, number: int, kind: str, axes: tuple[Hashable, ...]) -> Hashable:
+    """What steps of one launch have in common; ``number`` counts the steps of a transition."""
+    return purpose, unit_of(parameter), dtype, number, kind, axes
+
+
+def unshared_ns(steps: Iterable[Paid], collective_ns: Callable[[str, tuple[int, ...], int], int]) -> int:
+    """Nanoseconds that launches take beyond what the members of their buckets pay for them (see the module)."""
+    launches: dict[Hashable, list[Paid]] = {}
+    for step in steps:
+        launches.setdefault(step.launch, []).append(step)
+    missing = 0
+    for members in launches.values():
+        whole = collective_ns(members[0].kind, members[0].axes, sum(step.nbytes for step in members))
+        missing += members[0].runs * max(0, whole - sum(step.nanoseconds for step in members))
+    return missing
 
 
 def bucket_sizes(program: Program, moves: Iterable[tuple[int, str]]) -> Mapping[tuple[int, str], int]:

@@ -13,6 +13,7 @@ True
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -113,11 +114,22 @@ def is_legal(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int], wh
     return all(length >= count or count == 1 for length, count in zip(shape, shards, strict=True))
 
 
+def is_even(layout: Layout, shape: Sequence[int], mesh_shape: Sequence[int]) -> bool:
+    """Whether all devices hold shards of one size.
+
+    >>> is_even(Layout.parse("S(0)"), (8,), (4,)), is_even(Layout.parse("S(0)"), (6,), (4,))
+    (True, False)
+    """
+    shards = [math.prod(n for p, n in zip(layout, mesh_shape, strict=True) if p.is_shard and p.dim == d) for d in range(len(shape))]
+    return all(size % n == 0 for size, n in zip(shape, shards, strict=True))
+
+
 def free_move(src: Layout, dst: Layout) -> bool:
     """Whether every device can make its ``dst`` shard from its own ``src`` shard.
 
     Per axis: equal; R → S(d) or _S(d), a slice, which needs every axis that is minor to it in the order of d in ``dst`` to be
-    newly cut too; R → P(sum), where coordinate 0 keeps its value and the others take zeros.
+    newly cut too; R → P(sum), where coordinate 0 keeps its value and the others take zeros; R → P(avg), P(max) or P(min), where
+    all keep theirs.
     """
     for axis, (a, b) in enumerate(zip(src, dst, strict=True)):
         if a == b:
@@ -128,7 +140,7 @@ def free_move(src: Layout, dst: Layout) -> bool:
             order = dst.order(b.dim)
             if any(src[minor] != R for minor in order[order.index(axis) + 1 :]):
                 return False
-        elif b != _SUM or not _commute(b, dst):
+        elif not _commute(b, dst):
             return False
     return True
 
@@ -154,7 +166,7 @@ def free_moves_of(src: Ints, dst: Ints) -> Bools:
             if other != axis:
                 kept = is_minor(dst, other, axis)[None, :] & (src[:, other] != R)[:, None]
                 new_slice = new_slice & ~kept
-        free &= (a == b) | ((a == R) & (new_slice | ((b == _SUM) & commuting[None, :])))
+        free &= (a == b) | ((a == R) & (new_slice | ((b <= _SUM) & commuting[None, :])))
     return free
 
 

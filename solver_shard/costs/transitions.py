@@ -16,7 +16,7 @@ all_gather (1,) S(0)S(0) -> S(0)R 8388608
     S(d) → S(e)   all_to_all           P(op) → S(d)   reduce_scatter
     R → S(d)      slice (local, free)
 
-S(d) stands for _S(d) as well. All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P(sum), see
+S(d) stands for _S(d) as well. All else is impossible in one step; S → P and R → P in any number (a consumer may take R as P, see
 ``layouts.free_move``).
 
 **Order.** A step may cut or join dim d along its axes only if no axis outside the step is minor to one of them in the order of d
@@ -29,6 +29,10 @@ the largest piece that one device sends to another (all_reduce: the local buffer
 **Costs.** Each step is rounded up to whole nanoseconds first; the table then holds exact shortest paths (Floyd 1962,
 Warshall 1962) and obeys the triangle inequality exactly. Among paths of equal cost the one with the fewest steps is
 taken, then the one through the earliest layouts of the table.
+
+**Memory.** Before the first step a device holds the source, after the last one the destination; both are counted with their
+tensors. In between it holds **intermediates**: what the first step has made, then, in every step in the middle, what it reads
+and what it makes. ``intermediates`` has the bytes of the fullest moment.
 """
 
 from __future__ import annotations
@@ -88,7 +92,7 @@ class TransitionTable:
         nbytes: int64[n], what the fullest device holds.
     """
 
-    __slots__ = ("_ranked", "_steps", "costs", "index", "layouts", "nbytes")
+    __slots__ = ("_intermediates", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
     def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _Steps) -> None:
         self.layouts = layouts
@@ -97,6 +101,7 @@ class TransitionTable:
         self._steps = steps
         partials = (codes_of(layouts) <= _SUM).sum(axis=1)
         self._ranked = _shortest(partials, steps)
+        self._intermediates: tuple[Ints, Ints] | None = None
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
 
     def costs_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
@@ -110,6 +115,15 @@ class TransitionTable:
             return np.fromiter((self.index[layout] for layout in layouts), dtype=np.int64, count=len(layouts))
         except KeyError as error:
             raise InternalError(f"layout {error.args[0]} is not among the {len(self.layouts)} legal ones of this tensor") from None
+
+    def intermediates(self, converted: bool = False) -> Ints:
+        """Largest bytes of intermediates on each path, int64[n, n]: 0 for one step, none, and where there is no path.
+
+        Where the source is ``converted`` to another dtype before the first step, it is an intermediate too.
+        """
+        if self._intermediates is None:
+            self._intermediates = _fullest(self._ranked, self._steps, self.nbytes)
+        return self._intermediates[int(converted)]
 
     def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
         """The steps of the cheapest way, () when equal; InternalError where there is none."""
@@ -255,6 +269,27 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
                     fixed[:, dim] |= dense[:, other] == dim
                     fixed[:, dims + dim] |= late
     return fixed
+
+
+def _fullest(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Ints]:
+    """Bytes of the fullest moment between the first and the last step of every path; and with its first layout as well."""
+    count = len(ranked)
+    onward = np.zeros((count, count), dtype=np.int64)  # where the first step of each path leads
+    for at in range(count):
+        first, last = steps.rows[at], steps.rows[at + 1]
+        if first < last:
+            ways = steps.weights[first:last, None] + ranked[steps.after[first:last]]
+            onward[at] = steps.after[first + np.argmax(ways == ranked[at], axis=0)]
+    lengths = np.where(ranked < _FAR, ranked % _STEP, 0)
+    # what a path holds from its layout `at` on, if that is an intermediate of a longer one
+    held = np.where(lengths == 1, nbytes[:, None], 0)
+    found = np.zeros((count, count), dtype=np.int64)
+    for length in range(2, int(lengths.max(initial=0)) + 1):
+        rows, goals = np.nonzero(lengths == length)
+        after = onward[rows, goals]
+        found[rows, goals] = held[after, goals]
+        held[rows, goals] = np.maximum(nbytes[rows] + nbytes[after], held[after, goals])
+    return found, held
 
 
 def _shortest(partials: Ints, steps: _Steps) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -19,13 +19,14 @@ _AGREE = 1e-5
 
 
 class Gradients:
-    """The gradients of one step of a plan, on all devices.
+    """The gradients of one step of a plan, on all devices; ``tell`` hears of every tensor that a reshard makes, and what it is.
 
     Attributes:
         stepped: positions of the parameters that have an optimizer, with the reshards of their new values.
     """
 
-    def __init__(self, plan: Plan, program: Program, world: World) -> None:
+    def __init__(self, plan: Plan, program: Program, world: World, tell: Callable[[Parts, str], Parts]) -> None:
+        self.tell = tell
         self.plan, self.program, self.world, self.mesh = plan, program, world, plan.mesh
         self.stepped = {reshard.tensor: reshard for reshard in plan.reshards if reshard.purpose == "update"}
         self.found: dict[int, tuple[Parts, Layout]] = {}
@@ -33,13 +34,17 @@ class Gradients:
     def reshard(self, reshard: Reshard, parts: Parts, layout: Layout) -> Parts:
         """Run the collectives of a reshard; those of gradients in the dtype that they are reduced in."""
         tensor = self.program.tensors[reshard.tensor]
+        what = "copies"
         if reshard.purpose in ("accumulate", "optimizer"):
             dtype = DTYPES[self.plan.options.reduce_dtype or tensor.dtype]
-            parts = tuple(part.to(dtype) for part in parts)
+            parts, what = self.tell(tuple(part.to(dtype) for part in parts), "gradients"), "gradients"
         for step in reshard.steps:
             if step.before != layout:
                 raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
-            parts, layout = self.world.run(parts, step, tensor.shape), step.after
+            made = self.world.run(parts, step, tensor.shape)
+            if reshard.purpose != "update":  # which is written where the parameter is
+                self.tell(made, what if step is reshard.steps[-1] else "intermediates")
+            parts, layout = made, step.after  # a step's operand is there until its result is
         if layout != reshard.layout:
             raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
         return parts

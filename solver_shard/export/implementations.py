@@ -20,6 +20,7 @@ and values is the context parallelism of Llama 3 (arXiv:2407.21783, section 3.3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InternalError
-from solver_shard.export import experts
+from solver_shard.export import experts, statistics
 from solver_shard.export.interpret import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
 
@@ -80,7 +81,9 @@ class Way:
 
     def cut(self, op: Op, ranks: Sequence[int], rank: int) -> tuple[int | None, int]:
         """The operand (None: the first result) and its dim that is cut; from the ranks of operands and first result."""
-        dim = op.attributes[self.dim] if isinstance(self.dim, str) else self.dim
+        dim = op.attributes.get(self.dim) if isinstance(self.dim, str) else self.dim
+        if not isinstance(dim, int):
+            dim = dim[0] if dim else 0  # reductions over several dims do not ask for their part
         if self.argument is None:
             return None, dim % rank
         operand = op.attributes[self.argument].operand
@@ -89,7 +92,7 @@ class Way:
 
 def way_of(name: str, op: Op) -> Way:
     """What runs under this name; InternalError where an op has no such implementation."""
-    found = WAYS.get((name, op.name))
+    found = WAYS.get((name.partition(":")[0], op.name))
     if found is None:
         raise InternalError(f"{op.name} has no implementation {name!r} that runs here")
     return found
@@ -305,6 +308,46 @@ def _norm_backward(op: Op, a: dict[str, Any], part: Part) -> Running:
     return tuple(made)
 
 
+# Batch norms of a cut batch.
+
+
+def _batch_norm(_op: Op, a: dict[str, Any], _part: Part) -> Running:
+    """Sum, sum of squares and count of every channel; running statistics move as the unsharded op moves them."""
+    x = a["input"]
+    wide, dims = x.to(_statistics(x)), [d for d in range(x.ndim) if d != 1]
+    count = torch.full((x.shape[1],), math.prod(x.shape[d] for d in dims), dtype=wide.dtype)
+    total, squares, number = (yield "sum", torch.stack([wide.sum(dims), (wide * wide).sum(dims), count])).unbind(0)
+    mean = total / number
+    variance = squares / number - mean * mean
+    inverse = (variance + a["eps"]).rsqrt()
+    normal = (wide - _wide(mean, x)) * _wide(inverse, x)
+    for name, function in (("weight", torch.mul), ("bias", torch.add)):
+        normal = normal if a[name] is None else function(normal, _wide(a[name], x))
+    made = [normal.to(x.dtype), mean, inverse]
+    if a.get("running_mean") is not None:
+        unbiased = variance * number / (number - 1)
+        made += [old + a["momentum"] * (new - old) for old, new in ((a["running_mean"], mean), (a["running_var"], unbiased))]
+    return tuple(made)
+
+
+def _batch_norm_backward(_op: Op, a: dict[str, Any], part: Part) -> Running:
+    """Sums of the gradient and of its product with the normalised input."""
+    x, gradient = a["input"], a["grad_out"]
+    wide, dims = gradient.to(_statistics(x)), [d for d in range(x.ndim) if d != 1]
+    normal = (x - _wide(a["save_mean"], x)) * _wide(a["save_invstd"], x)
+    plain, along = (yield "sum", torch.stack([wide.sum(dims), (wide * normal).sum(dims)])).unbind(0)
+    number = part.size * math.prod(x.shape[2:])
+    scale = a["save_invstd"] if a["weight"] is None else a["save_invstd"] * a["weight"]
+    data = (wide - _wide(plain, x) / number - normal * _wide(along, x) / number) * _wide(scale, x)
+    made = (data.to(x.dtype), along.to(scale.dtype), plain.to(scale.dtype))
+    return tuple(value for value, on in zip(made, a["output_mask"], strict=True) if on)
+
+
+def _wide(channels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    """A vector over channels, to be broadcast over an image."""
+    return channels.reshape(-1, *(1,) * (image.ndim - 2))
+
+
 # Attention from cut queries.
 
 
@@ -337,6 +380,9 @@ def _statistics(tensor: torch.Tensor) -> torch.dtype:
 
 _SOFTMAX = ("aten._softmax.default", "aten._safe_softmax.default", "aten._log_softmax.default")
 _SOFTMAX_BACKWARD = ("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
+_EXTREMES = ("max.dim", "min.dim", "argmax.default", "argmin.default")
+_MOMENTS = ("var.dim", "var.correction", "std.dim", "std.correction", "var_mean.dim", "var_mean.correction")
+_BATCH_NORMS = ("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.no_stats")
 _NORMS = ("native_layer_norm", "_fused_rms_norm")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
@@ -349,10 +395,16 @@ WAYS: Mapping[tuple[str, str], Way] = {
     ("own-rows", "aten.embedding_dense_backward.default"): Way(run=_own_rows, argument=None, dim=0),
     **{("class-statistics", name): Way(run=_softmax, argument="self", dim="dim") for name in _SOFTMAX},
     **{("class-statistics", name): Way(run=_softmax_backward, argument="output", dim="dim") for name in _SOFTMAX_BACKWARD},
+    ("class-statistics", "aten.logsumexp.default"): Way(run=statistics.log_sum_exp, argument="self", dim="dim"),
+    **{("moment-statistics", f"aten.{name}"): Way(run=statistics.moments, argument="self", dim="dim") for name in _MOMENTS},
+    **{("extreme-statistics", f"aten.{name}"): Way(run=statistics.extreme, argument="self", dim="dim") for name in _EXTREMES},
+    ("square-statistics", "aten.linalg_vector_norm.default"): Way(run=statistics.root_of_squares, argument="self", dim="dim"),
     ("own-classes", "shard.nll_loss_forward"): Way(run=_own_losses, argument="self", dim=-1),
     ("own-classes", "shard.nll_loss_backward"): Way(run=_own_loss_gradients, argument="self", dim=-1),
     **{("norm-statistics", f"aten.{name}.default"): Way(run=_norm, argument="input", dim=-1) for name in _NORMS},
     **{("norm-statistics", f"aten.{name}_backward.default"): Way(run=_norm_backward, argument="input", dim=-1) for name in _NORMS},
+    **{("batch-statistics", name): Way(run=_batch_norm, argument="input", dim=0) for name in _BATCH_NORMS},
+    ("batch-statistics", "aten.native_batch_norm_backward.default"): Way(run=_batch_norm_backward, argument="input", dim=0),
     ("cut-queries", f"{_FLASH}.default"): Way(run=_cut_queries, argument="query", dim=2),
     ("cut-queries", f"{_FLASH}_backward.default"): Way(run=_cut_queries, argument="query", dim=2),
 }

@@ -12,7 +12,8 @@ they are taken from the shapes that the results must have there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,13 +55,27 @@ def arguments_of(op: Op, args: Sequence[torch.Tensor]) -> dict[str, Any]:
 
 def call_with(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
     """``call`` with arguments by name, which need not be those of the program."""
-    special = _SPECIAL.get(op.name)
-    found = special(arguments, result_shapes) if special is not None else _registered(op.name, arguments)
-    results = tuple(r for r in (found if isinstance(found, tuple | list) else (found,)) if r is not None)
+    results = results_of(op, arguments, result_shapes)
     shapes = tuple(tuple(r.shape) for r in results)
     if shapes != tuple(tuple(shape) for shape in result_shapes):
         raise InternalError(f"{op.name} gave results of shapes {shapes}, expected {tuple(tuple(s) for s in result_shapes)}")
     return results
+
+
+def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """``call_with``, whatever shapes the results turn out to have."""
+    special = _SPECIAL.get(op.name)
+    found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
+    return tuple(_tensors(found))
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Results in order, those of list ops one after the other."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, tuple | list):
+        for item in found:
+            yield from _tensors(item)
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -106,7 +121,7 @@ def _dtype(value: str | None) -> torch.dtype | None:
     return None if value is None else DTYPES[value]
 
 
-def _registered(name: str, arguments: dict[str, Any]) -> Any:
+def registered(name: str, arguments: dict[str, Any]) -> Any:
     """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
     namespace, base, overload = name.split(".")
     try:
@@ -166,12 +181,23 @@ def _split(a: dict[str, Any], shapes: Shapes) -> Any:
     return torch.split(a["self"], [shape[a["dim"]] for shape in shapes], a["dim"])
 
 
-def _slice_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _registered("aten.slice_backward.default", a | {"input_sizes": list(shapes[0])})
+def _sized(name: str, argument: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """An op whose result is as large as this argument says."""
+    return lambda a, shapes: registered(name, a | {argument: list(shapes[0])})
+
+
+def _empty(a: dict[str, Any], shapes: Shapes) -> Any:
+    """Without strides of its own: what is cut is contiguous."""
+    return torch.empty(tuple(shapes[0]), dtype=_dtype(a.get("dtype")) or (a["self"].dtype if "self" in a else None))
+
+
+def _repeat(a: dict[str, Any], shapes: Shapes) -> Any:
+    own = (1,) * (len(shapes[0]) - a["self"].ndim) + tuple(a["self"].shape)
+    return a["self"].repeat([full // size if size else 1 for size, full in zip(own, shapes[0], strict=True)])
 
 
 def _embedding_backward(a: dict[str, Any], shapes: Shapes) -> Any:
-    return _registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
+    return registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
 
 
 def _nll_forward(a: dict[str, Any], _shapes: Shapes) -> Any:
@@ -204,31 +230,97 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
                 f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
                 "attention dropout to 0 to run its plan here"
             )
-        return _registered(name, a)
+        return registered(name, a)
 
     return run_attention
+
+
+def groups_of(a: Mapping[str, Any]) -> int:
+    """Groups of a convolution on local channels, of which a shard may hold some: a kernel reads the inputs of one group."""
+    return int(a["groups"]) if a["transposed"] else int(a["input"].shape[1]) // int(a["weight"].shape[1])
 
 
 def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     """CPU convolutions refuse some strides that a permuted operand has."""
 
     def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
-        return _registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()})
+        plain = {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()}
+        return registered(name, plain | {"groups": groups_of(a)})
 
     return run_convolution
 
 
-def _gelu_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Sizes and groups are those of the shard."""
+
+    def run_group_norm(a: dict[str, Any], _shapes: Shapes) -> Any:
+        image = a["input"].shape
+        sizes = {"N": image[0], "C": image[1], "HxW": math.prod(image[2:]), "group": a["group"] * image[1] // a["C"]}
+        return registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()} | sizes)
+
+    return run_group_norm
+
+
+def _resized_backward(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Batch and channels are those of the shard."""
+    return lambda a, _: registered(name, a | {"input_size": [*a["grad_output"].shape[:2], *a["input_size"][2:]]})
+
+
+def _as_complex(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.view_as_complex(a["self"].contiguous())
+
+
+def _gelu_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
     """The CPU kernel does not broadcast; a program's pointwise ops may."""
-    shape = tuple(shapes[0])
-    return _registered("aten.gelu_backward.default", a | {"grad_output": a["grad_output"].expand(shape), "self": a["self"].expand(shape)})
+    gradient, x = torch.broadcast_tensors(a["grad_output"], a["self"])
+    return registered("aten.gelu_backward.default", a | {"grad_output": gradient, "self": x})
 
 
+_RESIZED = tuple(
+    f"aten.{name}_backward.default"
+    for name in (
+        *(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+        *(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)),
+        *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic")),
+    )
+)
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+_SIZE_ARGUMENTS = {
+    **{f"aten.{name}": "size" for name in ("zeros.default", "ones.default", "empty.memory_format", "rand.default", "randn.default")},
+    **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
+    **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
+}
+_RESHAPES: tuple[str, ...] = (
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "unflatten.int",
+    "flatten.using_ints",
+    "unsqueeze.default",
+)
+_RESHAPES += ("squeeze.default", "squeeze.dim", "squeeze.dims")  # a dim that is 1 long on a shard only is kept
+SIZED = frozenset(
+    {f"aten.{name}" for name in _RESHAPES}
+    | {
+        "aten.expand.default",
+        "aten.repeat.default",
+        "aten.full.default",
+        "aten.split.Tensor",
+        "aten.split_with_sizes.default",
+        *_SIZE_ARGUMENTS,
+    }
+    | {"aten.empty_strided.default", "aten.new_empty_strided.default"}
+)
+"""Ops that are told the sizes of their results: on a shard, the local ones."""
+
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
-    "aten.view.default": _view,
+    **{name: _sized(name, argument) for name, argument in _SIZE_ARGUMENTS.items()},
+    **{f"aten.{name}": _view for name in _RESHAPES},
     "aten.expand.default": _expand,
+    "aten.repeat.default": _repeat,
+    "aten.empty_strided.default": _empty,
+    "aten.new_empty_strided.default": _empty,
     "aten.permute.default": _permute,
     "aten.einsum.default": _einsum,
     "aten.full.default": _full,
@@ -237,10 +329,13 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "aten.clone.default": _clone,
     "aten.split.Tensor": _split,
     "aten.split_with_sizes.default": _split,
-    "aten.slice_backward.default": _slice_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten.convolution.default": _convolution("aten.convolution.default"),
     "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
+    "aten.native_group_norm.default": _group_norm("aten.native_group_norm.default"),
+    "aten.native_group_norm_backward.default": _group_norm("aten.native_group_norm_backward.default"),
+    **{name: _resized_backward(name) for name in _RESIZED},
+    "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
     "shard.take.default": lambda a, _: experts.take(a["self"], a["index"]),
     "shard.count.default": lambda a, _: experts.count(a["self"], a["bins"]),

@@ -20,7 +20,7 @@ import torch
 
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InternalError
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, P
 from solver_shard.mesh import Mesh
 
 Shape = tuple[int, ...]
@@ -110,7 +110,8 @@ def reduce(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
 
 
 def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh: Mesh) -> Parts:
-    """Change the layout without communication: R → S(d) takes a slice; R → P(sum) keeps the value at coordinate 0.
+    """Change the layout without communication: R → S(d) takes a slice, in a storage of its own; R → P(sum) keeps the value at
+    coordinate 0, R → P(avg | max | min) everywhere.
 
     Raises:
         InternalError: some device would need what another holds.
@@ -120,13 +121,16 @@ def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh
     if not free_move(before, after):
         raise InternalError(f"{before} cannot become {after} without communication")
     held, wanted = boxes(before, tuple(shape), mesh), boxes(after, tuple(shape), mesh)
-    zeroed = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b.is_partial]
+    zeroed = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b == P("sum")]
     moved = []
     for device, at in enumerate(coordinates(mesh)):
         part = parts[device][wanted[device].inside(held[device])]
         if tuple(part.shape) != wanted[device].length:
             raise InternalError(f"device {device} would have to take {wanted[device]} from {held[device]}: {before} → {after} is not local")
-        moved.append(torch.zeros_like(part) if any(at[axis] for axis in zeroed) else part.contiguous())
+        if any(at[axis] for axis in zeroed):
+            moved.append(torch.zeros_like(part))
+        else:
+            moved.append(parts[device] if wanted[device] == held[device] else part.clone())
     return tuple(moved)
 
 

@@ -13,6 +13,9 @@ What is kept of a tensor between its forward and its later readers is what the p
 any more. A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new
 values then go to the parameter's layout.
 
+An operand that is in no group of readers is one of which the op needs only the shape: it gets a local tensor of that shape without
+its values.
+
 A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
 count 1/N, and what the step compares with is the mean of the unsharded gradients.
 
@@ -23,8 +26,10 @@ Random ops are not seeded per shard, so that a step with dropout is only reprodu
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -36,11 +41,12 @@ from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, groups, join, move, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Op, Program
+from solver_shard.program import Op, Program, Role
 
 Values = Mapping[int, torch.Tensor]
 """Whole tensors by position in the program."""
 
+_STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -75,6 +81,7 @@ def simulate(
     absolute: float = 1e-6,
     rate: float = 0.25,
     max_norm: float = 1.0,
+    meter: MeterLike | None = None,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -88,6 +95,7 @@ def simulate(
         absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
         rate: of the gradient step.
         max_norm: to which gradients are clipped, where the plan clips them.
+        meter: is told of every tensor that comes to be on device 0.
 
     Raises:
         InputError: a source has no value or one of another shape, there are not as many mappings as the plan has microbatches, or this
@@ -109,12 +117,24 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, tolerance, absolute).run(batches, references, rate, max_norm)
+        return _Simulation(plan, program, world, tolerance, absolute, meter).run(batches, references, rate, max_norm)
+
+
+class MeterLike(Protocol):
+    """What wants to know when tensors come to be; see ``solver_shard.export.measure``."""
+
+    def tick(self) -> None:
+        """The next op begins, or the update."""
+
+    def made(self, tensor: torch.Tensor, category: str) -> None:
+        """A tensor is there on device 0."""
 
 
 class _Simulation:
-    def __init__(self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float) -> None:
-        self.plan, self.program, self.world = plan, program, world
+    def __init__(
+        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None = None
+    ) -> None:
+        self.plan, self.program, self.world, self.meter = plan, program, world, meter
         self.tolerance, self.absolute = tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
@@ -123,7 +143,7 @@ class _Simulation:
         self.last: dict[int, int] = {}
         self.reduction: dict[int, int] = {}
         leaving = "accumulate" if plan.options.microbatches > 1 else "optimizer"
-        self.sums = Gradients(plan, program, world)
+        self.sums = Gradients(plan, program, world, self._tell)
         self.keeps = {hold.reshard: hold.tensor for hold in plan.holds if hold.reshard is not None}
         copied = set(self.keeps.values())
         for position, reshard in enumerate(plan.reshards):
@@ -166,11 +186,13 @@ class _Simulation:
         self.produced: dict[int, tuple[Parts, Layout]] = {}
         self.kept: dict[int, tuple[Parts, Layout]] = {}
         self.held: dict[int, Parts] = {}
-        for t in self.program.sources():
-            layout = self.plan.tensors[t].layout
-            self.produced[t] = split(values[t], layout, self.mesh), layout
+        self._tick()
+        self.stay = [self._source(t, values[t]) for t in self.program.sources()]
         for i in range(len(self.program.ops)):
+            if i:
+                self._tick()
             self._op(i)
+        self._tick()
         made: dict[int, torch.Tensor] = {}
         for position, reshard in enumerate(self.plan.reshards):
             if reshard.purpose == "output":
@@ -180,6 +202,32 @@ class _Simulation:
             if t not in made:
                 raise InternalError(f"the plan brings {self.program.tensors[t].name!r} nowhere at the end of the step")
         return [made[t] for t in self.program.outputs]
+
+    def _tick(self) -> None:
+        if self.meter is not None:
+            self.meter.tick()
+
+    def _tell(self, parts: Parts, category: str) -> Parts:
+        if self.meter is not None:
+            self.meter.made(parts[0], category)
+        return parts
+
+    def _source(self, t: int, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Distribute a source; what stays on device 0 for the whole step, the optimizer's state included."""
+        tensor, planned = self.program.tensors[t], self.plan.tensors[t]
+        parts = self._tell(self._cut(whole, planned.layout), _STORED[tensor.role])
+        self.produced[t] = parts, planned.layout
+        if self.meter is None or planned.state is None:
+            return parts[:1]
+        elements = math.prod(planned.state.local_shape(tensor.shape, self.mesh.shape))
+        state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+        self.meter.made(state, "optimizer")
+        return parts[0], state
+
+    def _cut(self, whole: torch.Tensor, layout: Layout) -> Parts:
+        """A whole tensor on all devices; with a meter, device 0 has its part in a storage of its own."""
+        parts = split(whole, layout, self.mesh)
+        return parts if self.meter is None else (parts[0].clone(), *parts[1:])
 
     def _read(self, position: int) -> Parts:
         """The buffer of a group of readers; the first of them brings it about."""
@@ -202,7 +250,10 @@ class _Simulation:
         op, planned = self.program.ops[i], self.plan.ops[i]
         operands = []
         for j, t in enumerate(op.operands):
-            position = self.of_reader[i, j]
+            position = self.of_reader.get((i, j))
+            if position is None:
+                operands.append(self._unread(t, planned.operand_layouts[j]))
+                continue
             parts = self._read(position)
             operands.append(
                 move(parts, self.plan.reshards[position].layout, planned.operand_layouts[j], self.program.tensors[t].shape, self.mesh)
@@ -210,6 +261,7 @@ class _Simulation:
         results = self._call(i, op, operands)
         for j, t in enumerate(op.results):
             layout = planned.result_layouts[j]
+            self._tell(results[j], "gradients" if self.program.tensors[t].role is Role.GRADIENT else "activations")
             if t in self.reference and self.waiting.get(t):
                 self._compare(i, t, results[j], layout)
             if self.waiting.get(t):
@@ -217,9 +269,15 @@ class _Simulation:
             if t in self.reduction:  # a gradient is reduced, or added up, as soon as it is made
                 self._read(self.reduction[t])
                 self.sums.add(self.plan.reshards[self.reduction[t]], self.held.pop(self.reduction[t]))
-        for position in {self.of_reader[i, j] for j in range(len(op.operands))}:
-            if self.last[position] == i:
+        for position in {self.of_reader.get((i, j)) for j in range(len(op.operands))}:
+            if position is not None and self.last[position] == i:
                 del self.held[position]
+
+    def _unread(self, t: int, layout: Layout) -> Parts:
+        """What stands for an operand that no group of readers serves: its local shapes, filled with what spoils whatever reads it."""
+        tensor, dtype = self.program.tensors[t], DTYPES[self.program.tensors[t].dtype]
+        fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
+        return tuple(torch.full(box.length, fill, dtype=dtype) for box in boxes(layout, tensor.shape, self.mesh))
 
     def _call(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
         """Results of an op, by result and device."""
@@ -227,7 +285,7 @@ class _Simulation:
         shapes = [self.program.tensors[t].shape for t in op.results]
         if not operands:
             whole = call(op, [], tuple(shapes))
-            return [split(value, layout, self.mesh) for value, layout in zip(whole, layouts, strict=True)]
+            return [self._cut(value, layout) for value, layout in zip(whole, layouts, strict=True)]
         if self.plan.ops[i].implementation:
             return self._implementation(i, op, operands)
         wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
@@ -235,7 +293,8 @@ class _Simulation:
         for device in range(self.mesh.size):
             local = [parts[device] for parts in operands]
             lengths = tuple(box[device].length for box in wanted)
-            idle = any(part.numel() == 0 and self.program.tensors[t].numel for part, t in zip(local, op.operands, strict=True))
+            read = [j for j in range(len(local)) if (i, j) in self.of_reader]
+            idle = any(local[j].numel() == 0 and self.program.tensors[op.operands[j]].numel for j in read)
             try:
                 by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
             except InternalError as error:
@@ -275,7 +334,7 @@ class _Simulation:
         )
         if pending:
             raise InternalError(f"{self._where(i)}: the plan lists collectives that do not run, {pending}")
-        return [tuple(results[j] for results in made) for j in range(len(op.results))]
+        return [tuple(_whole_storage(results[j]) for results in made) for j in range(len(op.results))]
 
     def _idle(self, i: int, lengths: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, ...]:
         """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
@@ -308,3 +367,8 @@ class _Simulation:
     def _where(self, i: int) -> str:
         op = self.program.ops[i]
         return f"op {i} ({op.name}, {op.module or 'model'}), with strategies {', '.join(self.plan.ops[i].strategy)}"
+
+
+def _whole_storage(part: torch.Tensor) -> torch.Tensor:
+    """What an implementation cuts from its scratch does not keep the scratch."""
+    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part

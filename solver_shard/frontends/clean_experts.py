@@ -171,6 +171,8 @@ class Experts:
         """Tokens picked in sorted order, or rows put back."""
         source, mark = node.arguments["self"], self._indexed(node)
         known = self._mark(source)
+        if mark.what == "sorted" and known is None and len(ctx.value(source).dims) == 2:
+            return self._bias(ctx, node, block, ctx.value(source)), _Mark("rows", block)
         if mark.what in ("order", "token") and known is None:
             index = self._apart(ctx, node, block, ctx.value(node.arguments["indices"][0]))
             return self._take(ctx, node, block, ctx.value(source), index, mark.share), _Mark("rows", block)
@@ -188,6 +190,8 @@ class Experts:
             return Value(self._inverse(ctx, block), (block.group,)), _Mark("inverse", block)
         if value.shape[:1] != (block.size,) or not self._is_zero(a["self"]):
             self._unfit(node)
+        if mark.what == "sorted" and known is not None and known.what == "rows" and a["accumulate"] and len(value.dims) == 2:
+            return self._bias_gradient(ctx, node, block, value), None
         if mark.what == "inverse" and known is None:
             return self._take(ctx, node, block, value, block.order), _Mark("rows", block)
         if known is not None and known.what == "rows" and (mark.what == "order" or (mark.what == "token" and a["accumulate"])):
@@ -204,6 +208,23 @@ class Experts:
             "shard.take.default", (source, index), attributes, [((*shape[:1], block.rows, *shape[2:]), dtype)], raws=value.raws
         )
         return self._flat(ctx, block, made[0])
+
+    def _bias(self, ctx: Context, node: RawNode, block: _Block, value: Value) -> Value:
+        """The bias of every row's expert: a row of a table, like an embedding."""
+        table = ctx.draft.plain(value)
+        index = self._apart(ctx, node, block, ctx.value(node.arguments["indices"][0]))
+        attributes = {"weight": Ref(0), "indices": Ref(1), "padding_idx": -1, "scale_grad_by_freq": False, "sparse": False}
+        result = ((block.batch, block.rows, value.shape[1]), ctx.draft.dtype(value))
+        return self._flat(ctx, block, ctx.draft.emit("aten.embedding.default", (table, index), attributes, [result], raws=value.raws)[0])
+
+    def _bias_gradient(self, ctx: Context, node: RawNode, block: _Block, value: Value) -> Value:
+        """The rows of every expert summed."""
+        index = self._apart(ctx, node, block, ctx.value(node.arguments["indices"][0]))
+        source = self._apart(ctx, node, block, value)
+        shape, dtype = ctx.result(node)
+        attributes = {"grad_output": Ref(0), "indices": Ref(1), "num_weights": shape[0], "padding_idx": -1, "scale_grad_by_freq": False}
+        made = ctx.draft.emit("aten.embedding_dense_backward.default", (source, index), attributes, [(shape, dtype)], raws=value.raws)
+        return ctx.draft.whole(made[0])
 
     def _sum(self, ctx: Context, node: RawNode, block: _Block, value: Value, share: int) -> Value:
         """Sum of the choices of every token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -140,9 +141,10 @@ class _Reader:
         results = tuple(map(_result, values))
         arguments = self._arguments(node)
         phase = Phase.BACKWARD if self._backward else Phase.FORWARD
+        op, arguments = _restrided(node, str(target), arguments, results)
         raw = RawNode(
             name=node.name,
-            op=str(target),
+            op=op,
             arguments=arguments,
             results=results,
             strides=tuple(tuple(map(int, v.stride())) if isinstance(v, torch.Tensor) else None for v in values),
@@ -227,6 +229,19 @@ class _Reader:
                 "depends on the parameters and that the model does not run under no_grad or detach its output, or use --forward-only"
             )
         return RawGraph(name=name, nodes=tuple(self._nodes), outputs=tuple(outputs), gradients=tuple(gradients))
+
+
+def _restrided(node: Any, op: str, arguments: dict[str, Any], results: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    """as_strided over a whole contiguous tensor is a view of it, and as_strided_scatter one of what is written."""
+    scatter = op == "aten.as_strided_scatter.default"
+    if not scatter and op != "aten.as_strided.default":
+        return op, arguments
+    tensor, size = node.args[0].meta["val"], arguments["size"]
+    plain = [math.prod(size[d + 1 :]) for d in range(len(size))]
+    same = all(n == 1 or a == b for n, a, b in zip(size, arguments["stride"], plain, strict=True))
+    if not same or not tensor.is_contiguous() or math.prod(size) != tensor.numel() or arguments["storage_offset"] not in (None, 0):
+        return op, arguments
+    return "aten.view.default", {"self": arguments["src" if scatter else "self"], "size": results[0][0]}
 
 
 def _meta(value: torch.Tensor) -> tuple[tuple[int, ...], str]:

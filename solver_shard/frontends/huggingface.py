@@ -71,6 +71,12 @@ def load(
     return model, _inputs(model, name, batch, seq, _DTYPES[dtype], labels), name
 
 
+def reads_text(source: str | Path) -> bool:
+    """Whether a preset or config is of a model that reads tokens: one without an image size."""
+    raw, _ = _read(source)
+    return "image_size" not in raw
+
+
 def _checkpoint(model: Any, name: str) -> None:
     """Every layer a checkpointed region."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # renamed between releases

@@ -14,6 +14,7 @@ from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_n
 from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
+from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -66,7 +67,7 @@ def decode(
     ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
     reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE, Kind.ACCUMULATE))
     clip = reader.clip()
-    memory = reader.memory(ops, limit, reader.transients(reshards))
+    memory = reader.memory(ops, limit, reader.intermediates(reshards))
     count = lowering.microbatches
     runs = [runs_of(r.purpose, count) for r in reshards]
     compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
@@ -91,6 +92,7 @@ def decode(
             communication_ns=communication,
             hidden_ns=sum(by_kind.values()) - communication,
             total_ns=total,
+            unshared_ns=reader.unshared(reshards),
             objective=objective_value(objective, memory_weight, total, memory.peak),
             by_kind_ns=dict(sorted(by_kind.items())),
         ),
@@ -180,14 +182,32 @@ class _Reader:
         else:
             start, reshard = self.lowering.lives.base[t][1], None
         owns = start < until and (origin >= 0 or t in self.made)
+        nbytes = _local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0
+        if (shared := self.in_storage(t)) is not None:
+            start, nbytes = shared
+            owns = start < until and nbytes > 0
         return Hold(
             tensor=t,
             reshard=reshard,
             layout=layout,
             start=start if owns else until,
             stop=until,
-            nbytes=_local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0,
+            nbytes=nbytes if owns else 0,
         )
+
+    def in_storage(self, t: int) -> tuple[int, int] | None:
+        """If a tensor is held in the storage of what it views: since when, and bytes if no other member of it is held longer."""
+        for storage in self.lowering.lives.storages:
+            longest = True
+            for member in storage.members:
+                keep, choice = self.chosen(Kind.KEEP, member.tensor)
+                inside = choice >= len(keep.layouts) - keep.aliases
+                if member.tensor == t:
+                    owned = inside and longest and storage.made
+                    whole = _local_bytes(self.program.tensors[storage.owner], self.produced(storage.owner), self.mesh.shape)
+                    return (storage.start, whole if owned else 0) if inside else None
+                longest = longest and not inside
+        return None
 
     def start_of(self, t: int, late: bool) -> Layout:
         """The layout from which a group of readers starts."""
@@ -310,9 +330,26 @@ class _Reader:
             total += int(addition_ns(1 - copy, size(layout, tensor.dtype), size(layout, dtype), tensor.dtype, self.costs)[0])
         return total
 
-    def transients(self, reshards: Sequence[Reshard]) -> dict[int, int]:
-        """Time to the fullest intermediates of the transitions that run there, one after the other."""
-        found: dict[int, int] = {}
+    def unshared(self, reshards: Sequence[Reshard]) -> int:
+        """What the launches of buckets take beyond what their members pay."""
+        names = {g: self.program.tensors[p].name for p, g in self.program.gradients.items()}
+        steps = []
+        for reshard in (reshard for reshard in reshards if reshard.bucket > 1):
+            tensor = self.program.tensors[reshard.tensor]
+            name = names[reshard.tensor] if reshard.purpose in REDUCED else tensor.name
+            runs = runs_of(reshard.purpose, self.lowering.microbatches)
+            for k, step in enumerate(reshard.steps):
+                if step.nbytes:
+                    axes = tuple(self.mesh.names.index(axis) for axis in step.axes)
+                    launch = launch_of(reshard.purpose, name, tensor.dtype, k, step.kind, axes)
+                    steps.append(
+                        Paid(launch=launch, kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=step.nanoseconds, runs=runs)
+                    )
+        return exposed(unshared_ns(steps, self.costs.collective_ns), self.costs.overlap)
+
+    def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
+        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other."""
+        found: dict[int, tuple[int, int]] = {}
         for reshard in reshards:
             tensor, dtype = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose)
             converted = bool(reshard.steps) and self.converts(reshard.tensor, reshard.purpose, reshard.copy)
@@ -321,29 +358,29 @@ class _Reader:
                 between = [first, *(_local_bytes(tensor, step.after, self.mesh.shape, dtype) for step in reshard.steps[:-1]), 0]
                 fullest = max(a + b for a, b in itertools.pairwise(between))
                 time = min(reshard.start, self.lowering.lives.end - 1)
-                found[time] = max(found.get(time, 0), fullest)
+                found[time] = max(found.get(time, (0, 0)), (fullest, -reshard.tensor))
         return found
 
-    def memory(self, ops: Sequence[PlannedOp], limit: int, transients: Mapping[int, int]) -> MemoryTimeline:
+    def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
         end = self.lowering.lives.end
         change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
         held: list[tuple[int, int, int, str, str]] = []
         for v, node in enumerate(self.lowering.nodes):
             nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
-            if not nbytes:
-                continue
-            category = self._category(node)
-            for start, stop in self.graph.node_intervals(v).tolist():
-                if start < stop:
-                    change[category][start] += nbytes
-                    change[category][stop] -= nbytes
-                    held.append((start, stop, nbytes, self.program.tensors[node.item].name, category))
+            for start, stop in self.graph.node_intervals(v).tolist() if nbytes else ():
+                held.append((start, stop, nbytes, self.program.tensors[node.item].name, self._category(node)))
+        for start, (nbytes, minus_t) in intermediates.items():
+            held.append((start, start + 1, nbytes, self.program.tensors[-minus_t].name, "intermediates"))
+        held = [life for life in held if life[0] < life[1]]
+        for start, stop, nbytes, _, category in held:
+            change[category][start] += nbytes
+            change[category][stop] -= nbytes
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
         holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
         named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
-        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named, transients=transients)
+        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 
     def _category(self, node: Node) -> str:
         t, tensor = node.item, self.program.tensors[node.item]

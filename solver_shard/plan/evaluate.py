@@ -21,14 +21,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from solver_shard.costs.buckets import bucket_sizes
+from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
-from solver_shard.plan.evaluate_ops import OpCheck, check_question, illegal
+from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
 from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, find_lives
 from solver_shard.plan.plan import Plan, Reshard, runs_of
 from solver_shard.program import Program, Role
@@ -47,9 +47,9 @@ class Evaluation:
         compute_ns, update_ns, communication_ns: nanoseconds of ops (and of the traffic of reshards), optimizer and all collectives
             (those of reshards after the overlap discount), of all microbatches.
         total_ns: their sum, the time of a step.
+        unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.buckets`.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
-        peak: bytes per device at the fullest time.
-        transient_peak: the same with the intermediates of transitions of several steps.
+        peak: bytes per device at the fullest time, the intermediates of transitions of several steps included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
         inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
@@ -64,9 +64,9 @@ class Evaluation:
     update_ns: int
     communication_ns: int
     total_ns: int
+    unshared_ns: int
     objective: int
     peak: int
-    transient_peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
     inside_ns: tuple[int, ...]
@@ -102,6 +102,7 @@ class _Walk:
         self.plan, self.program, self.costs, self.state = plan, program, costs, state
         self.mesh_shape = costs.mesh.shape
         self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
+        check_rules(plan, self.rules)
         self.ops = OpCheck(plan, program, self.rules, costs)
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}
@@ -111,6 +112,7 @@ class _Walk:
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
         self.transients: dict[int, int] = {}
+        self.shared: list[Paid] = []
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
@@ -127,12 +129,15 @@ class _Walk:
         for t, i in self.made.items():
             if not self.rules[i].view:
                 self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t]))
+        self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
             self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
         hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
+        for start, nbytes in self.transients.items():
+            self.profile.add("intermediates", start, start + 1, nbytes)
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
@@ -149,9 +154,9 @@ class _Walk:
             update_ns=update_ns,
             communication_ns=communication_ns,
             total_ns=total,
+            unshared_ns=exposed(unshared_ns(self.shared, self.costs.collective_ns), self.costs.overlap),
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
-            transient_peak=max([peak, *(sum(row[t] for row in profile.values()) + size for t, size in self.transients.items())]),
             profile=profile,
             op_ns=tuple(op_ns),
             inside_ns=tuple(inside_ns),
@@ -237,6 +242,19 @@ class _Walk:
         for fullest in map(sum, zip(read, [*between, 0], strict=True)):
             time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
             self.transients[time] = max(self.transients.get(time, 0), fullest)
+        parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
+        for k, step in enumerate(path) if bucket > 1 else ():
+            if step.nbytes:
+                launch = launch_of(purpose, parameter.name, tensor.dtype, k, step.kind, step.axes)
+                paid = Paid(
+                    launch=launch,
+                    kind=step.kind,
+                    axes=step.axes,
+                    nbytes=step.nbytes,
+                    nanoseconds=step.nanoseconds,
+                    runs=self.plan.runs(reshard),
+                )
+                self.shared.append(paid)
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
@@ -309,6 +327,25 @@ class _Walk:
                 illegal(f"{self.program.tensors[t].name!r} is read in the forward pass and again later, but no hold says what is kept")
         return found
 
+    def _lent(self, reshards: Mapping[Key, int]) -> dict[int, tuple[int, int, int]]:
+        """What is held in a storage: its owner, since when, and how many bytes; the member that is held longest has them all."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for owner, members in self.lives.storages.items():
+            whole, held = self.ops.local_bytes(owner, self.produced[owner]), self.lives.held_stop
+            start = min(self.lives.stop[way[-1]] if way else self.lives.base_stop[owner] for way in members.values())
+            start = self.lives.base_stop[owner] if owner in members else start
+            inside = [
+                t
+                for t, way in members.items()
+                if self.plan.holds[self.kept[t]].reshard is None
+                and not any(self.plan.reshards[reshards[key]].copy for key in way)
+                and self.ops.local_bytes(t, self.produced[t]) * self.program.tensors[owner].numel == whole * self.program.tensors[t].numel
+            ]
+            longest = min(inside, key=lambda t: (-held[t], t), default=None)
+            for t in inside:
+                found[t] = owner, start, whole if t == longest and owner in self.made else 0
+        return found
+
     # Memory over time
 
     def _source(self, t: int) -> int:
@@ -326,6 +363,9 @@ class _Walk:
         """Own what is kept, from where its forward life ends; a source stays anyway."""
         hold = self.plan.holds[position]
         t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
+        if t in self.lent:
+            owner, start, nbytes = self.lent[t]
+            return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
         if hold.reshard is None:
             return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
         kept = self.plan.reshards[hold.reshard]

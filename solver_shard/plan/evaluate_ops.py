@@ -39,7 +39,7 @@ class OpCheck:
         share = self._share(where, rule, axes)
         if rule.view:
             return 0
-        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if not rule.reads or rule.reads[j]]
+        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
         written = list(zip(op.results, planned.result_layouts, strict=True))
         moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), kernel_of(rule)))
@@ -115,12 +115,12 @@ class OpCheck:
         kept = {*self.program.outputs, *self.program.gradients.values()}
         found = set()
         for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
-            if t in kept or len(readers.get(t, ())) != 1:
+            reading = [i for i, j in readers.get(t, ()) if self.rules[i].needs(j)]
+            if t in kept or len(reading) != 1:
                 continue
-            ((i, j),) = readers[t]
-            op, reads = self.program.ops[i], self.rules[i].reads
+            i, op = reading[0], self.program.ops[reading[0]]
             alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
-            if i in chained and alike and (not reads or reads[j]) and op.phase is self.program.ops[made[t]].phase:
+            if i in chained and alike and op.phase is self.program.ops[made[t]].phase:
                 found.add(t)
         return found
 
@@ -151,6 +151,27 @@ def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
     gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
     if plan.outputs != program.outputs or dict(plan.gradients) != gradients:
         raise InputError(f"{other}its outputs or gradients are others")
+
+
+def check_rules(plan: Plan, rules: list[Rule]) -> None:
+    """Check that every op's rule comes from where it came from when the plan was made."""
+    files = ", ".join(file.name for file in plan.options.rules)
+    for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
+        if op.source == rule.source:
+            continue
+        what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
+        if op.source == "dtensor":
+            raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
+        raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
+
+
+_SOURCES = {
+    "table": "its shipped row",
+    "user": "a row of the user's",
+    "family": "the row of the op that it follows",
+    "dtensor": "a strategy registered with DTensor",
+    "fallback": "no rule",
+}
 
 
 def illegal(problem: str) -> NoReturn:

@@ -3,9 +3,12 @@
 Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
 
 - The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
-  just before the first of them. A use by a view op lasts as long as the bytes that the view's result borrows.
+  just before the first of them. An op that needs only the shape of an operand is none of its readers. A use by a view op lasts as
+  long as the bytes that the view's result borrows.
 - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
+- What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
+  the end of its owner's own bytes (of the first member's, where the owner is not held) until none of them is needed.
 - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
 - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
   with the addition, and the update's group starts from the accumulator, after the last microbatch.
@@ -44,6 +47,8 @@ class Lives:
         first, stop: when the reshard of a group runs; one past the group's last use.
         base_stop: when a tensor's own bytes end.
         held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held.
+        storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
+            are several, or one that is a part, or the owner is a source.
     """
 
     end: int
@@ -52,6 +57,7 @@ class Lives:
     stop: Mapping[Key, int]
     base_stop: Mapping[int, int]
     held_stop: Mapping[int, int]
+    storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
 
     def later(self, key: Key) -> bool:
         """Whether a group starts from what is held."""
@@ -98,7 +104,31 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
             base_stop[t] = max(stop[key] for key in early)
         else:
             base_stop[t] = 1 + max((first[key] for key in keys), default=made[t])
-    return Lives(end=end, readers=readers, first=first, stop=stop, base_stop=base_stop, held_stop=held_stop)
+    together: dict[int, dict[int, tuple[Key, ...]]] = {}
+    for t in held_stop:
+        owner, way = _viewed(program, rules, made, readers, t)
+        if owner != t or t in made:
+            together.setdefault(owner, {})[t] = way
+    storages = {
+        owner: members
+        for owner, members in together.items()
+        if owner not in made or len(members) > 1 or any(program.tensors[t].numel != program.tensors[owner].numel for t in members)
+    }
+    return Lives(end=end, readers=readers, first=first, stop=stop, base_stop=base_stop, held_stop=held_stop, storages=storages)
+
+
+def _viewed(
+    program: Program, rules: Sequence[Rule], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
+) -> tuple[int, tuple[Key, ...]]:
+    """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
+    way: list[Key] = []
+    while t in made and rules[made[t]].view and len(program.ops[made[t]].operands) == 1:
+        (x,) = program.ops[made[t]].operands
+        if program.tensors[t].numel > program.tensors[x].numel:  # an expanded tensor that is merged is written out
+            break
+        way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
+        t = x
+    return t, tuple(way)
 
 
 class Profile:
@@ -127,6 +157,8 @@ def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[i
     for i, op in enumerate(program.ops):
         matmul = rules[i].matmul and op.name == "aten.einsum.default"
         for j, t in enumerate(op.operands):
+            if not rules[i].needs(j):
+                continue
             found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
     for t in program.gradients.values():
         found[t, "optimizer", "update"] = []

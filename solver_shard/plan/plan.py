@@ -19,12 +19,15 @@ from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.rulebook.build import Rulebook
+from solver_shard.rulebook.table import RulesFile, load_table
 
 SCHEMA_VERSION = 1
 
-CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies")
+CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies", "intermediates")
 """What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
-results of ops; copies of tensors in another layout."""
+results of ops; copies of tensors in another layout; and what transitions of several steps hold in between, at each time of the one
+that holds most, because those that run before one op run one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,9 @@ class Options:
         pins: as the user wrote them.
         split: auto (one axis into sub-axes where counts of heads ask for it), off, or the split that the user gave, ``tp=8x2``.
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
+        rules: the user's own rules files, whole, so that a plan can be evaluated without them.
+        conservative: whether only equal shards were allowed, and none that cut a dim inside.
+        propagation: the greedy pass whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """
@@ -74,6 +80,9 @@ class Options:
     pins: tuple[str, ...] = ()
     split: str = "auto"
     template: str | None = None
+    rules: tuple[RulesFile, ...] = ()
+    conservative: bool = False
+    propagation: str | None = None
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0
@@ -84,6 +93,10 @@ class Options:
     def usable_memory(self) -> int:
         """Bytes per device that tensors may have: the limit less the reserve."""
         return self.memory_limit - self.reserve
+
+    def rulebook(self) -> Rulebook:
+        """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
+        return Rulebook(load_table(self.rules), conservative=self.conservative)
 
     def optimizer_state(self) -> OptimizerState:
         """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
@@ -148,7 +161,8 @@ class PlannedOp:
         operand_layouts: the layouts that the op reads, after resharding.
         result_layouts: the layouts that it produces.
         nanoseconds: time on the slowest device, without collectives; of one microbatch, as the collectives' is.
-        source: where its rule comes from: table, family, or fallback (no rule: everything replicated).
+        source: where its rule comes from: table, user (a row of a rules file of the user's), family (an op that follows another op's
+            row), dtensor (strategies registered with DTensor), or fallback (no rule: everything replicated).
         implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
         collectives: those inside the implementation, in order.
         recompute: it executes a forward op again, for the backward pass (activation checkpointing).
@@ -163,7 +177,7 @@ class PlannedOp:
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     nanoseconds: int
-    source: Literal["table", "family", "fallback"] = "table"
+    source: Literal["table", "user", "family", "dtensor", "fallback"] = "table"
     implementation: str = ""
     collectives: tuple[Inside, ...] = ()
     recompute: bool = False
@@ -244,7 +258,8 @@ class Hold:
         tensor: position in ``Plan.tensors``.
         reshard: position in ``Plan.reshards`` of the forward copy that is kept; None where the producer's bytes are.
         layout: of what is kept.
-        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are.
+        start, stop: op positions between which it owns bytes, half-open; empty for stored tensors that are kept as they are, and for
+            what lies in a storage (a tensor and its views) that another hold needs longer: that one owns the whole storage.
         nbytes: bytes per device during that time.
     """
 
@@ -272,8 +287,6 @@ class MemoryTimeline:
     Attributes:
         limit: bytes that tensors may have: what the options leave after the reserve.
         peak: largest total, at ``peak_time``, while ``peak_op`` runs (``optimizer`` after the last op).
-        transient_peak: largest total with what transitions of several steps hold in between, which neither ``peak`` nor the limit
-            counts: at the time of each, the intermediates of its fullest step.
         at_peak: bytes by category there.
         holders: the largest tensors and copies there, largest first.
         times: positions at which some category changes.
@@ -284,7 +297,6 @@ class MemoryTimeline:
     peak: int
     peak_time: int
     peak_op: str
-    transient_peak: int
     at_peak: Mapping[str, int]
     holders: tuple[Holder, ...] = ()
     times: tuple[int, ...] = ()
@@ -298,7 +310,6 @@ class MemoryTimeline:
         limit: int,
         ops: Sequence[PlannedOp],
         holders: Sequence[Holder] = (),
-        transients: Mapping[int, int] | None = None,
     ) -> MemoryTimeline:
         """From one total per category and time: finds the peak and keeps only the times at which something changes.
 
@@ -307,7 +318,6 @@ class MemoryTimeline:
             limit: bytes.
             ops: the plan's ops, to name the one that runs at the peak.
             holders: what fills the memory at the first peak, in any order.
-            transients: time to bytes of the fullest intermediates of the transitions that run there.
         """
         names = tuple(name for name in (*CATEGORIES, *series) if name in series)
         names = tuple(dict.fromkeys(names))
@@ -322,7 +332,6 @@ class MemoryTimeline:
             peak=peak,
             peak_time=time,
             peak_op=f"{op.module or 'model'}: {op.name} ({op.phase})" if op else "optimizer",
-            transient_peak=max([peak, *(totals[t] + size for t, size in (transients or {}).items())]),
             at_peak=dict(zip(names, rows[time], strict=True)),
             holders=tuple(sorted(holders, key=lambda h: (-h.nbytes, h.name))),
             times=times,
@@ -340,6 +349,7 @@ class Costs:
         communication_ns: all reshards, after the overlap discount, the collectives inside ops and that of clipping.
         hidden_ns: what the overlap discount took off.
         total_ns: compute + update + communication: the step time.
+        unshared_ns: what launches take beyond that (after the overlap discount), where tensors of one block move by different collectives.
         objective: what the solver minimised: nanoseconds plus weight times peak, or bytes.
         by_kind_ns: collective kind to its time before the overlap discount.
     """
@@ -349,6 +359,7 @@ class Costs:
     communication_ns: int
     hidden_ns: int
     total_ns: int
+    unshared_ns: int = 0
     objective: int
     by_kind_ns: Mapping[str, int] = field(default_factory=dict)
 

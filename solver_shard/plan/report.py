@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from solver_shard.costs.buckets import unit_of
+from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
@@ -46,6 +47,7 @@ def report(plan: Plan) -> str:
         _time(plan),
         _memory(plan),
         _fallbacks(plan),
+        _fallbacks(plan, "dtensor"),
         _origin(plan),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines))
@@ -68,6 +70,7 @@ def problem_text(plan: Plan) -> str:
     """What is proven, as one sentence."""
     certificate = plan.certificate
     kind = "tied plan (repeated layers alike)" if certificate.problem == "tied" else "plan"
+    kind = "plan that keeps what propagation decided" if plan.options.propagation else kind
     show = format_bytes if plan.options.objective == "memory" else format_ns
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
@@ -88,6 +91,7 @@ def _headline(plan: Plan) -> list[str]:
     asked = [*sizes, *([options.dtype] if options.dtype else []), _optimizer(plan)]
     asked += ["every layer checkpointed"] if options.checkpoint else []
     asked += ["pointwise chains fused"] if options.fusion else []
+    asked += ["conservative rules"] if options.conservative else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
         *((("sub-axes", sub_axes(plan)),) if plan.mesh.splits else ()),
@@ -96,12 +100,21 @@ def _headline(plan: Plan) -> list[str]:
         ("limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
-        ("pins", "; ".join(options.pins) or "none: the solver chose every layout"),
+        ("pins", "; ".join(options.pins) or f"none: {'nothing to propagate' if options.propagation else 'the solver chose every layout'}"),
+        *((("layouts", f"by propagation: {options.propagation}"),) if options.propagation else ()),
+        *((("rules", _rules(plan)),) if options.rules else ()),
     ]
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
     title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh.whole} ({devices}), {plan.cluster.title}"
     return [title, "", *table(rows)]
+
+
+def _rules(plan: Plan) -> str:
+    """The user's rules files, and which ops run by their rows."""
+    counts = Counter(op.name for op in plan.ops if op.source == "user")
+    used = ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
+    return f"{', '.join(file.name for file in plan.options.rules)} for {used or 'no op of this model'}"
 
 
 def sub_axes(plan: Plan) -> str:
@@ -232,8 +245,8 @@ def _collectives(plan: Plan) -> list[str]:
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((plan.runs(reshard), step.nanoseconds, step.nbytes, where))
-                shared = (reshard.purpose, unit_of(where), tensor.dtype, k) if reshard.bucket > 1 else (position, k)
-                launches.setdefault(row, {})[shared] = plan.runs(reshard)
+                shared = launch_of(reshard.purpose, where, tensor.dtype, k, step.kind, step.axes)
+                launches.setdefault(row, {})[shared if reshard.bucket > 1 else (position, k)] = plan.runs(reshard)
     for op in plan.ops:
         for inside in op.collectives:
             found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
@@ -296,7 +309,8 @@ def _time(plan: Plan) -> list[str]:
     costs = plan.costs
     overlap = f"overlap {plan.options.overlap:g}: {format_ns(costs.hidden_ns)} of gathers and reductions hidden"
     if not plan.options.overlap:
-        overlap = "overlap 0: every collective counts in full, so the step time is an upper bound of the model"
+        overlap = "overlap 0: all communication counts as exposed, so the step time is an upper bound of the model"
+        overlap = "overlap 0: no collective is hidden behind compute" if costs.unshared_ns else overlap
     total = max(costs.total_ns, 1)
     again = plan.options.microbatches * sum(op.nanoseconds for op in plan.ops if op.recompute)
     parts = [("compute", costs.compute_ns), ("update", costs.update_ns), ("communication", costs.communication_ns)]
@@ -305,23 +319,25 @@ def _time(plan: Plan) -> list[str]:
     rows = [(name, format_ns(ns), f"{ns / total:.1%}") for name, ns in parts]
     lines = table(rows, right=(1, 2))
     lines[-1] += f"   {overlap}"
+    if costs.unshared_ns:
+        lines.append(
+            f"  not counted: {format_ns(costs.unshared_ns)} of launches, as parameters of one block move by different collectives; "
+            f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
+        )
     return ["Time", *lines]
 
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     rows = [(name, format_bytes(size), f"{size / memory.limit:.1%}") for name, size in memory.at_peak.items() if size]
-    rows.append(("peak", format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
+    whole = "peak with intermediates" if memory.at_peak.get("intermediates") else "peak"
+    rows.append((whole, format_bytes(memory.peak), f"{memory.peak / memory.limit:.1%}"))
     largest, kept = largest_holders(memory, 4), kept_for_backward(plan)
     lines = [
         f"Memory at the peak: time {memory.peak_time} of {len(plan.ops)}, {memory.peak_op}; share of the limit",
         *table(rows, right=(1, 2)),
     ]
     lines += [f"  largest: {'; '.join(largest)}"] if largest else []
-    if memory.transient_peak > memory.peak:
-        over = memory.transient_peak - memory.limit
-        advice = f"; that is {format_bytes(over)} above the limit: --reserve as much more" if over > 0 else ""
-        lines.append(f"  with the intermediates of transitions of several steps, at most {format_bytes(memory.transient_peak)}{advice}")
     return [*lines, f"  kept from forward to backward readers: {'; '.join(kept)}"] if kept else lines
 
 
@@ -347,15 +363,15 @@ def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:
     return [text for _, text in sorted(folded, key=lambda item: -item[0])[:count]]
 
 
-def _fallbacks(plan: Plan) -> list[str]:
-    """Ops without a rule, all replicated, with the price of computing them and of gathering what they read."""
+def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
+    """Ops without a rule, all replicated, or with one of DTensor's; with the price of computing them and of gathering what they read."""
     gathers: dict[int, int] = {}
     for reshard in plan.reshards:
         for reader, _ in reshard.readers[:1]:
             gathers[reader] = gathers.get(reader, 0) + plan.runs(reshard) * reshard.nanoseconds
     found: dict[str, list[int]] = {}
     for i, op in enumerate(plan.ops):
-        if op.source == "fallback":
+        if op.source == source:
             found.setdefault(op.name, []).append(i)
     if not found:
         return []
@@ -367,6 +383,8 @@ def _fallbacks(plan: Plan) -> list[str]:
         compute, gather = count * sum(plan.ops[i].nanoseconds for i in positions), sum(gathers.get(i, 0) for i in positions)
         rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, PLACE_WIDTH)))
     title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
+    if source == "dtensor":
+        title = "Ops without a rule here, by the strategies that are registered for them with DTensor"
     return [title, *table(rows, right=(1, 2, 3), header=True), *_more(ranked, MAX_FALLBACKS, "less time")]
 
 

@@ -10,27 +10,46 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
-from solver_shard.rulebook.draft import Call, Draft
+from solver_shard.rulebook.conservative import conservative as conservative_rule
+from solver_shard.rulebook.derive import derive
+from solver_shard.rulebook.draft import FALLBACK, Call, Draft
+from solver_shard.rulebook.lists import is_list_call, list_rule
+from solver_shard.rulebook.registered import dtensor_rule
 from solver_shard.rulebook.rule import Rule
-from solver_shard.rulebook.table import RuleTable, load_table
-
-FALLBACK = "fallback"
-"""``Rule.source`` and ``Rule.family`` of ops without a row."""
+from solver_shard.rulebook.table import Row, RuleTable, load_table
 
 
-def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable) -> Rule:
-    """The rule of one op instance; an op without a row is replicated. RuleError where row and op disagree."""
-    call = Call.of(op, operands, results)
+def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, *, conservative: bool = False) -> Rule:
+    """The rule of one op instance. RuleError where row and op disagree.
+
+    It comes from the op's row (one of the user's replaces a shipped one); for an op on lists, from the rows of its elements; for an
+    in-place or out variant, from the row of the op it follows; else from strategies that are registered with DTensor; else the op is
+    replicated. ``conservative`` leaves out what could carry a sharding to a dim that it does not divide (StableHLO rows only; of the
+    others see ``Rulebook``).
+    """
+    if is_list_call(op):
+        return list_rule(op, operands, results, functools.partial(build_rule, table=table))
     row = table.get(op.name)
-    if row is None:
-        return Draft(call).rule(family=FALLBACK, source=FALLBACK)
+    if row is not None:
+        return _from_row(row, op, operands, results, table, conservative)
+    derived = derive(op, operands, results, functools.partial(build_rule, table=table))
+    if derived is not None:
+        return derived
+    return dtensor_rule(op, operands, results) or Draft(Call.of(op, operands, results)).rule(family=FALLBACK, source=FALLBACK)
+
+
+def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
+    call = Call.of(op, operands, results, conservative=conservative)
     try:
-        return table.family(row).build(call, row).rule(family=row.family, source="table")
+        return table.family(row).build(call, row).rule(family=row.family, source="user" if row.user else "table")
+    except RuleError as error:
+        raise RuleError(f"rules file {row.file}, row {op.name!r}: {error}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         shapes = ", ".join(str(t.shape) for t in operands)
         raise RuleError(
@@ -40,10 +59,16 @@ def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], ta
 
 
 class Rulebook:
-    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once."""
+    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once.
 
-    def __init__(self, table: RuleTable | None = None) -> None:
+    Args:
+        table: rows; default the shipped ones.
+        conservative: drop what could make shards uneven or cut a dim inside (see :mod:`solver_shard.rulebook.conservative`).
+    """
+
+    def __init__(self, table: RuleTable | None = None, *, conservative: bool = False) -> None:
         self.table = load_table() if table is None else table
+        self.conservative = conservative
         self._rules: dict[Hashable, Rule] = {}
 
     def rule(self, program: Program, op_position: int) -> Rule:
@@ -54,14 +79,15 @@ class Rulebook:
         found = self._rules.get(key)
         if found is None:
             operands = [tensors[t] for t in op.operands]
-            found = self._rules[key] = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
+            found = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
+            found = self._rules[key] = conservative_rule(found) if self.conservative else found
         return found
 
     def fallbacks(self, program: Program) -> Mapping[str, tuple[int, ...]]:
-        """Ops without a row: name to their positions in the program."""
+        """Ops without a rule: name to their positions in the program."""
         found: dict[str, tuple[int, ...]] = {}
         for i, op in enumerate(program.ops):
-            if op.name not in self.table:
+            if self.rule(program, i).source == FALLBACK:
                 found[op.name] = (*found.get(op.name, ()), i)
         return found
 

@@ -21,10 +21,13 @@ from typing import Any, Literal
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, Placement, R, S
 from solver_shard.program import Op, Tensor, refs
-from solver_shard.rulebook.rule import Dims, Factor, Implementation, Inside, Linear, Rule
+from solver_shard.rulebook.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule
 
 Held = tuple[int, ...]
 """Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
+
+FALLBACK = "fallback"
+"""``Rule.source`` and ``Rule.family`` of ops without a row."""
 
 FLOATING = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "c64", "c128"})
 
@@ -37,6 +40,7 @@ class Call:
         slots: the operand position of every tensor argument, in the order of the attributes; an operand read by two
             arguments (``x * x``) has two slots.
         names: argument name to the slots it fills: one, several for a list of tensors, none where no tensor was given.
+        conservative: whether rules should leave out what could carry a sharding to a dim that it does not divide.
     """
 
     name: str
@@ -45,9 +49,10 @@ class Call:
     results: tuple[Tensor, ...]
     slots: tuple[int, ...]
     names: Mapping[str, tuple[int, ...]]
+    conservative: bool = False
 
     @classmethod
-    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Call:
+    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, conservative: bool = False) -> Call:
         """The call of an op; RuleError when the attributes name an operand that is not there."""
         slots: list[int] = []
         names: dict[str, tuple[int, ...]] = {}
@@ -58,7 +63,13 @@ class Call:
         if any(not 0 <= slot < len(operands) for slot in slots):
             raise RuleError(f"{op.name}: its arguments refer to operands {sorted(set(slots))}, but it was given {len(operands)} operands")
         return cls(
-            name=op.name, attributes=op.attributes, operands=tuple(operands), results=tuple(results), slots=tuple(slots), names=names
+            name=op.name,
+            attributes=op.attributes,
+            operands=tuple(operands),
+            results=tuple(results),
+            slots=tuple(slots),
+            names=names,
+            conservative=conservative,
         )
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -133,6 +144,15 @@ class _Way:
     share: Literal["even", "triangle", "whole"] = "even"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """Slots that may be partial together: reductions of the operands, to those of the results; results that stay as they are."""
+
+    slots: frozenset[int]
+    reductions: Mapping[str, str]
+    fixed: tuple[int, ...]
+
+
 class Draft:
     """A rule being filled in; every tensor that is left out stays whole."""
 
@@ -141,7 +161,7 @@ class Draft:
         self.factors: list[Factor] = []
         self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
         self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
-        self.sets: list[tuple[frozenset[int], tuple[str, ...]]] = []
+        self.sets: list[_Set] = []
         self.ways: list[_Way] = []
         self.unread: set[int] = set()
         self.alike: list[int] = []
@@ -149,17 +169,19 @@ class Draft:
         self.matmul = False
         self.view = False
 
-    def factor(self, name: str, size: int, *, even: bool = False, cut: bool = True, reduction: str | None = None) -> Held:
+    def factor(
+        self, name: str, size: int, *, even: bool = False, filled: bool = False, cut: bool = True, reduction: str | None = None
+    ) -> Held:
         """A new factor as a dim holds it; nothing for sizes below 2, which no axis can cut."""
         if size < 2:
             return ()
-        self.factors.append(Factor(name=name, size=size, even=even, cut=cut, reduction=reduction))
+        self.factors.append(Factor(name=name, size=size, even=even, filled=filled, cut=cut, reduction=reduction))
         return (len(self.factors) - 1,)
 
-    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), even: bool = False) -> list[Held]:
+    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), filled: bool = False) -> list[Held]:
         """One new factor per dim, named a, b, c, ...; dims in ``whole`` are not cut."""
         kept = set(whole)
-        return [self.factor(self.letter(), size, even=even, cut=d not in kept) for d, size in enumerate(shape)]
+        return [self.factor(self.letter(), size, filled=filled, cut=d not in kept) for d, size in enumerate(shape)]
 
     def letter(self) -> str:
         """The next unused factor name: a to z, then a1, b1, ..."""
@@ -184,7 +206,16 @@ class Draft:
         if index is not None:
             self.results[index] = tuple(dims)
 
-    def restrict(self, held: Held, *, cut: bool | None = None, even: bool | None = None, reduction: str | None = None) -> None:
+    def restrict(
+        self,
+        held: Held,
+        *,
+        cut: bool | None = None,
+        even: bool | None = None,
+        reduction: str | None = None,
+        addends: Iterable[str] = (),
+        apart: Iterable[int | None] = (),
+    ) -> None:
         """Change what is known of factors made earlier."""
         for index in held:
             factor = self.factors[index]
@@ -193,25 +224,51 @@ class Draft:
                 cut=factor.cut if cut is None else cut,
                 even=factor.even if even is None else even,
                 reduction=factor.reduction if reduction is None else reduction,
+                addends=(*factor.addends, *(self.call.slots[slot] for name in addends for slot in self.call.names.get(name, ()))),
+                apart=(*factor.apart, *(result for result in apart if result is not None)),
             )
 
-    def linear(self, arguments: Iterable[str], reductions: Iterable[str]) -> None:
-        """Tensor arguments that may be partial together; dropped when one of them is not a tensor here."""
-        slots = [self.call.known(name) for name in arguments]
-        if slots and all(slots):
-            self.linear_slots((s for found in slots for s in found), reductions)
+    def linear(self, arguments: Iterable[str], reductions: Iterable[str], *, fixed: Iterable[int | None] = ()) -> None:
+        """Tensor arguments that may be partial together, and the results with them, but for those that are ``fixed``.
 
-    def linear_slots(self, slots: Iterable[int], reductions: Iterable[str]) -> None:
+        A number among them is the same on every device: an average passes beside it, a sum would count it many times. The set
+        is dropped where an argument is None, or none is a tensor.
+        """
+        names = tuple(arguments)
+        slots = [self.call.known(name) for name in names]
+        numbers = [name for name, found in zip(names, slots, strict=True) if not found]
+        if any(self.call.attributes[name] is None for name in numbers):
+            return
+        kept = [r for r in reductions if r != "sum"] if numbers else list(reductions)
+        self.linear_slots((s for found in slots for s in found), kept, fixed=fixed)
+
+    def linear_slots(self, slots: Iterable[int], reductions: Iterable[str], *, fixed: Iterable[int | None] = ()) -> None:
         """The same for slots; sums and averages pass only where dtypes add up: see ``_adds``."""
-        chosen = frozenset(slots)
-        kept = tuple(r for r in reductions if r in ("max", "min") or self._adds(chosen, r))
+        chosen, still = frozenset(slots), tuple(sorted(index for index in fixed if index is not None))
+        kept = {r: r for r in reductions if r in ("max", "min") or self._adds(chosen, still, r)}
         if chosen and kept:
-            self.sets.append((chosen, kept))
+            self.sets.append(_Set(slots=chosen, reductions=kept, fixed=still))
 
-    def _adds(self, slots: frozenset[int], reduction: str) -> bool:
+    def monotone(self, argument: str, *, increasing: bool, only: str | None = None, fixed: Iterable[int | None] = ()) -> None:
+        """A maximum and a minimum of this tensor pass (or ``only`` one); through a decreasing function one becomes the other."""
+        if any(tensor.dtype in ("c64", "c128") for tensor in (*self.call.operands, *self.call.results)):
+            return
+        becomes = {"max": "max", "min": "min"} if increasing else {"max": "min", "min": "max"}
+        kept = {r: made for r, made in becomes.items() if only in (None, r)}
+        still = tuple(sorted(i for i in fixed if i is not None))
+        for slot in self.call.known(argument):
+            # an operand read twice has to be so in both places
+            twin = next(
+                (s for s in self.sets if s.reductions == kept and {self.call.slots[t] for t in s.slots} == {self.call.slots[slot]}), None
+            )
+            if twin is not None:
+                self.sets.remove(twin)
+            self.sets.append(_Set(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))
+
+    def _adds(self, slots: frozenset[int], fixed: tuple[int, ...], reduction: str) -> bool:
         """Truth values are no sums, integers no averages, and parts of a sum must not be rounded to integers."""
         sources = {self.call.at(slot).dtype for slot in slots}
-        made = {result.dtype for result in self.call.results}
+        made = {result.dtype for index, result in enumerate(self.call.results) if index not in (*fixed, *self.alike)}
         if reduction == "avg":
             return sources | made <= FLOATING
         return "bool" not in sources | made and (made <= FLOATING or not sources & FLOATING)
@@ -241,7 +298,7 @@ class Draft:
         )
 
     def ignore(self, argument: str) -> None:
-        """The argument's bytes are not read: only its shape or dtype matters."""
+        """The argument's bytes are not read: only its shape or dtype matters, so that it may have any layout."""
         self.unread.update(self.call.known(argument))
 
     def rule(self, *, family: str, source: str) -> Rule:
@@ -254,7 +311,7 @@ class Draft:
             self._check(dims, self.call.results[i], f"result {i}", family)
         operands = self._merge(slots)
         return Rule(
-            factors=tuple(self.factors),
+            factors=tuple(replace(factor, kind=_kind(factor)) for factor in self.factors),
             operands=operands,
             results=tuple(results),
             linear=self._linear(),
@@ -267,6 +324,7 @@ class Draft:
                 for operand in range(len(self.call.operands))
             ),
             alike=tuple(self.alike),
+            propagates=source != FALLBACK,
             source=source,
             family=family,
         )
@@ -305,10 +363,19 @@ class Draft:
 
     def _linear(self) -> tuple[Linear, ...]:
         found = []
-        for slots, reductions in self.sets:
-            operands = {self.call.slots[slot] for slot in slots}
-            if all((slot in slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
-                found.append(Linear(operands=tuple(sorted(operands)), reductions=tuple(r for r in REDUCTIONS if r in reductions)))
+        for held in self.sets:
+            operands = {self.call.slots[slot] for slot in held.slots}
+            if all((slot in held.slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
+                reductions = tuple(r for r in REDUCTIONS if r in held.reductions)
+                becomes = tuple(held.reductions[r] for r in reductions)
+                found.append(
+                    Linear(
+                        operands=tuple(sorted(operands)),
+                        reductions=reductions,
+                        becomes=() if becomes == reductions else becomes,
+                        fixed=held.fixed,
+                    )
+                )
         return tuple(dict.fromkeys(found))
 
     def _implementations(self, operands: Sequence[Dims], results: Sequence[Dims]) -> tuple[Implementation, ...]:
@@ -331,6 +398,13 @@ class Draft:
                 )
             )
         return tuple(found)
+
+
+def _kind(factor: Factor) -> Kind:
+    """What a factor is to propagation: gathered where an op must see it whole, summed where a result lacks it."""
+    if not factor.cut:
+        return "need_replication"
+    return "pass_through" if factor.reduction is None else "reduction"
 
 
 def _place(dims: Dims, factor: int) -> Placement:

@@ -2,9 +2,12 @@
 
 ``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
 one key-value head (``h`` is a multiple of ``kv``). Where every device has a single key-value head, further axes can cut
-the queries of its group (keys and values whole, their gradients pending sums). Keys and head dims stay whole.
+the queries of its group (keys and values whole, their gradients pending sums).
+Head dims stay whole, and so do keys, but for the backward pass without
+a causal mask: it has the statistics of all keys, so that keys, values and their gradients can be cut, which leaves the
+gradient of the queries a pending sum.
 
-``cut-queries``, an implementation of the flash variants, cuts the query's sequence and gathers keys and values (their
+``cut-queries``, an implementation of the kernel that runs here, cuts the query's sequence and gathers keys and values (their
 gradients are pending sums): every device attends from its own queries, with its offset in the causal mask. Contiguous
 queries are not balanced under a causal mask, and the busiest device, the last, is what is priced.
 """
@@ -17,10 +20,11 @@ from typing import Literal
 from solver_shard.errors import RuleError
 from solver_shard.layout import P
 from solver_shard.rulebook.draft import Call, Draft, Held
-from solver_shard.rulebook.table import Family, Row
+from solver_shard.rulebook.table import Exclusion, Family, Row
 
 _MASKS = ("attn_mask", "attn_bias")
 _GRADIENTS = ("grad_out", "grad_out_")
+_UNREAD = ("cum_seq_q", "cum_seq_k", "philox_seed", "philox_offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ def sdpa(call: Call, row: Row) -> Draft:
     draft = Draft(call)
     parts = _parts(draft)
     _operands(draft, parts)
+    draft.linear(("value",), ("sum", "avg"), fixed=range(1, len(call.results)))
     for index, result in enumerate(call.results):
         _result(draft, parts, index, result.shape)
     draft.flops = _flops(call)
@@ -74,6 +79,12 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
         else:
             draft.alike.append(made[3])
     draft.linear((name for name in _GRADIENTS if name in call.names), ("sum", "avg"))
+    draft.linear(("value", "out"), ("sum", "avg"), fixed=(made[2],))
+    for name in _UNREAD:
+        if name in call.names:
+            draft.ignore(name)
+    if not call.attribute("is_causal", False):
+        draft.restrict(parts.keys, cut=True, reduction="sum")
     draft.flops = 5 * _flops(call) // 2
     draft.matmul = True
     if len(call.results) == 3:
@@ -92,7 +103,7 @@ def _cuttable(call: Call) -> bool:
     query, keys = call.shape("query"), call.shape("key")[2]
     square = query[2] == keys or not call.attribute("is_causal", False)
     found = [call.shape("logsumexp")] if call.slot("logsumexp") is not None else [r.shape for r in call.results if len(r.shape) == 3]
-    return "flash_attention" in call.name and square and found == [query[:3]]
+    return "flash_attention_for_cpu" in call.name and square and found == [query[:3]]
 
 
 def _parts(draft: Draft) -> _Parts:
@@ -132,7 +143,8 @@ def _operands(draft: Draft, parts: _Parts) -> None:
 def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
     """A mask broadcast to ``[b, h, q, s]``."""
     batch, heads, query, _ = draft.call.shape("query")
-    leads = {-4: (batch, parts.batch), -3: (heads, parts.queries), -2: (query, parts.query)}
+    keys = draft.call.shape("key")[2]
+    leads = {-4: (batch, parts.batch), -3: (heads, parts.queries), -2: (query, parts.query), -1: (keys, parts.keys)}
     held: list[Held] = []
     for d, size in enumerate(shape, start=-len(shape)):
         full, factor = leads.get(d, (0, ()))
@@ -165,4 +177,11 @@ def _flops(call: Call) -> int:
     return total // 2 if call.attribute("is_causal", False) else total
 
 
-FAMILIES = (Family(name="sdpa", build=sdpa, keys={}), Family(name="sdpa_backward", build=sdpa_backward, keys={}))
+_EXCLUDED = (
+    Exclusion(what="value=S(3)", reason="head dims stay whole: fused kernels ask that those of queries and values be equal"),
+    Exclusion(what="query=S(2)", reason="queries are cut by cut-queries, of the kernel that it can run; others pad their statistics"),
+)
+FAMILIES = (
+    Family(name="sdpa", build=sdpa, keys={}, excludes=_EXCLUDED),
+    Family(name="sdpa_backward", build=sdpa_backward, keys={}, excludes=_EXCLUDED),
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.draft import FLOATING, Call, Draft, Held
+from solver_shard.rulebook.rule import Inside
 from solver_shard.rulebook.table import (
     LINEAR,
     Family,
@@ -23,12 +25,31 @@ from solver_shard.rulebook.table import (
 
 
 def apply_linear(draft: Draft, row: Row) -> Draft:
-    """Add the row's linear sets; sums do not pass where the argument ``sum_if_zero`` is a number other than 0."""
+    """Add the row's linear sets and monotone arguments; sums do not pass where ``sum_if_zero`` is a number other than 0.
+
+    ``only = "min"``: of a root, whose argument's maximum has parts for which there is none. ``truth``: of operands that are
+    truth values, and no others.
+    """
     zero = row.get("sum_if_zero")
     constant = zero is not None and draft.call.attributes.get(zero, 0) != 0
-    for arguments in row.linear():
-        draft.linear(arguments, [r for r in row.passes() if r != "sum" or not constant])
+    if row.get("truth", False) and any(tensor.dtype != "bool" for tensor in draft.call.operands):
+        return draft
+    for arguments, reductions in row.linear():
+        draft.linear(arguments, [r for r in reductions if r != "sum" or not constant])
+    for term in row.get("monotone", "").split():
+        scale, _, name = term.removeprefix("-").rpartition("*")
+        sign = _sign(draft, scale) if scale else 1
+        if isinstance(sign, int | float) and sign and draft.call.slot(name) is not None:
+            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"), only=row.get("only"))
     return draft
+
+
+def _sign(draft: Draft, name: str) -> Any:
+    """A number, or that of truth values, which are not negative; 0 for other tensors."""
+    slot = draft.call.slot(name)
+    if slot is None:
+        return draft.call.attribute(name, 1)
+    return int(draft.call.at(slot).dtype == "bool")
 
 
 def einsum(call: Call, row: Row) -> Draft:
@@ -70,15 +91,66 @@ def einsum_terms(call: Call) -> tuple[list[str], str]:
     return inputs, output
 
 
-def pointwise(call: Call, row: Row) -> Draft:
-    """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype."""
+def add_product(call: Call, row: Row) -> Draft:
+    """``self`` plus the product of the two operands that ``factors`` names: a batch dim where they have three dims.
+
+    ``self`` is broadcast to the result and added once: where the contracted dim is cut, it is partial too.
+    """
     draft = Draft(call)
-    shape = call.results[0].shape
-    letters = draft.letters(shape, even=row.get("even", False))
+    one, two = row.names("factors")
+    left, right, shape = call.shape(one), call.shape(two), call.results[0].shape
+    batch = [draft.factor("b", left[0])] if len(left) == 3 else []
+    rows, inner = draft.factor("m", left[-2]), draft.factor("k", left[-1])
+    draft.restrict(inner, reduction="sum", addends=("self",))
+    columns = [draft.factor("n", right[-1])] if len(right) > 1 else []
+    placed = [*batch, rows, *columns]
+    draft.put(one, [*batch, rows, inner])
+    draft.put(two, [*(batch if len(right) == 3 else []), inner, *columns])
+    draft.put("self", broadcast(call, call.shape("self"), shape, placed))
+    draft.result(0, placed)
+    for name in (one, two):
+        draft.linear(("self", name), ("sum", "avg"))
+    beta = call.attribute("beta", 1)
+    if isinstance(beta, int | float) and beta:
+        draft.monotone("self", increasing=beta > 0)
+    draft.flops = 2 * math.prod(left) * (right[-1] if columns else 1)
+    draft.matmul = True
+    return draft
+
+
+def unscale(call: Call, row: Row) -> Draft:
+    """A gradient by the inverse of the loss scale, and whether it overflowed: a pending maximum where the gradient is cut."""
+    del row
+    draft = Draft(call)
+    held = draft.letters(call.shape("self"))
+    for factor in held:
+        draft.restrict(factor, reduction="max", addends=("found_inf",))
+    draft.put("self", held)
+    draft.result(0, held)
+    draft.flops = 2 * call.tensor("self").numel
+    return draft
+
+
+def replicated(call: Call, row: Row) -> Draft:
+    """Nothing can be cut, for the ``reason`` that the row gives; what is linear may be partial."""
+    return apply_linear(Draft(call), row)
+
+
+def pointwise(call: Call, row: Row) -> Draft:
+    """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype.
+
+    Further results of another shape (a step count, an empty buffer) are alike on every device.
+    """
+    draft = Draft(call)
+    shape = call.results[0].shape if call.results else call.at(0).shape
+    letters = draft.letters(shape, filled=row.get("filled", False))
     for slot in range(len(call.slots)):
         draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
     for index, result in enumerate(call.results):
-        draft.result(index, broadcast(call, result.shape, shape, letters))
+        if result.shape == shape:
+            draft.result(index, letters)
+        else:
+            draft.alike.append(index)
     for name in row.names("unread"):
         draft.ignore(name)
     draft.flops = row.get("flops", 1) * math.prod(shape)
@@ -156,9 +228,9 @@ def reduce(call: Call, row: Row) -> Draft:
     shape = call.at(0).shape
     reduced = set(call.dims("dim", len(shape)))
     reduction = row.get("reduction")
-    even = row.get("even", False)
+    even, filled = row.get("even", False), row.get("filled", False)
     held = [
-        draft.factor(draft.letter(), size, even=even, cut=reduction is not None, reduction=reduction)
+        draft.factor(draft.letter(), size, even=even, filled=filled, cut=reduction is not None, reduction=reduction)
         if d in reduced
         else draft.factor(draft.letter(), size)
         for d, size in enumerate(shape)
@@ -169,6 +241,55 @@ def reduce(call: Call, row: Row) -> Draft:
         draft.result(index, [() if d in reduced else h for d, h in enumerate(held) if keep or d not in reduced])
     draft.flops = math.prod(shape)
     return apply_linear(draft, row)
+
+
+def statistics(call: Call, row: Row) -> Draft:
+    """As ``along``; where one dim is whole, an implementation cuts it and all-reduces what the row asks of every row of the tensor.
+
+    ``class-statistics``: a maximum and a sum. ``moment-statistics``: a sum, and a sum of squares around the mean.
+    ``extreme-statistics``: a maximum, and the first position that has it.
+    """
+    draft = along(call, row)
+    way, tensor = str(row.get("way")), call.tensor("self")
+    dims = call.dims("dim", len(tensor.shape)) if call.attributes.get("dim") is not None else ()
+    if len(dims) != 1 or not tensor.shape or (way != "extreme-statistics" and tensor.dtype not in FLOATING):
+        return draft
+    held = draft.slots[call.names["self"][0]] or ()
+    rows = [h for d, h in enumerate(held) if d != dims[0]]
+    if way == "extreme-statistics":
+        flat = tuple(f for h in rows for f in h)
+        inside = [Inside(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
+    else:
+        inside = [draft.all_reduce(rows, 1, tensor.dtype) for _ in range(2)]
+    draft.restrict(held[dims[0]], cut=tensor.dtype != "bool")
+    draft.implement(way, held[dims[0]], *inside)
+    return draft
+
+
+def vector_norm(call: Call, row: Row) -> Draft:
+    """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole.
+
+    ``square-statistics`` cuts a dim of a norm of order 2: the sums of squares are all-reduced. Of several dims, each has its own, as
+    in ``square-statistics:b``.
+    """
+    order = call.attribute("ord", 2)
+    kinds: Mapping[float, Mapping[str, Any]] = {
+        0: {"reduction": "sum"},
+        1: {"reduction": "sum"},
+        math.inf: {"reduction": "max", "filled": True},
+        -math.inf: {"reduction": "min", "filled": True},
+    }
+    draft = reduce(call, replace(row, settings=kinds.get(order, {})))
+    shape = call.shape("self")
+    if order == 2 and shape and call.attribute("dtype") is None:
+        dims, held = call.dims("dim", len(shape)), draft.slots[call.names["self"][0]] or ()
+        rows = [h for d, h in enumerate(held) if d not in dims]
+        several = sum(bool(held[d]) for d in dims) > 1
+        for factor in (f for d in dims for f in held[d]):
+            draft.restrict((factor,), cut=True)
+            name = "square-statistics" + (f":{draft.factors[factor].name}" if several else "")
+            draft.implement(name, (factor,), draft.all_reduce(rows, 1, call.tensor("self").dtype))
+    return draft
 
 
 def factory(call: Call, row: Row) -> Draft:
@@ -198,22 +319,21 @@ def notation(call: Call, row: Row) -> Draft:
     tensors = [call.at(slot) for slot in range(len(call.slots))]
     if len(inputs) != len(tensors) or len(outputs) != len(call.results):
         raise RuleError(
-            f"{call.name}: rules file {row.file} describes {len(inputs)} operands and {len(outputs)} results, "
+            f"{call.name}: dims describes {len(inputs)} operands and {len(outputs)} results, "
             f"the op has {len(tensors)} and {len(call.results)}; write one comma-separated term per tensor"
         )
     reductions: Mapping[str, str] = row.get("reduce", {})
     held: dict[str, Held] = {}
     sizes: dict[str, int] = {}
     made = []
+    shapes = ", ".join(str(tensor.shape) for tensor in (*tensors, *call.results))
     for term, tensor in zip((*inputs, *outputs), (*tensors, *call.results), strict=True):
         names = term
         if names[:1] == ["..."]:
             lead = len(tensor.shape) - len(names) + 1
             names = [f"...{lead - i}" for i in range(max(lead, 0))] + names[1:]
         if len(names) != len(tensor.shape):
-            raise RuleError(
-                f"{call.name}: rules file {row.file} gives {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim"
-            )
+            raise RuleError(f"{call.name}: dims has {' '.join(term)!r} for a tensor of shape {tensor.shape}; write one name per dim")
         for name, size in zip(names, tensor.shape, strict=True):
             if name == "1":
                 held[name], sizes[name] = (), 1
@@ -223,7 +343,7 @@ def notation(call: Call, row: Row) -> Draft:
                     name, size, even=name in row.names("even"), cut=name not in row.names("whole"), reduction=reductions.get(name)
                 )
             if sizes[name] != size:
-                raise RuleError(f"{call.name}: rules file {row.file}: factor {name!r} has sizes {sizes[name]} and {size}; use two names")
+                raise RuleError(f"{call.name}: factor {name!r} has sizes {sizes[name]} and {size} in shapes {shapes}; use two names")
         made.append([held[name] for name in names])
     for slot in range(len(tensors)):
         draft.put_slot(slot, made[slot])
@@ -264,6 +384,14 @@ def is_reduce_map(value: Any) -> str | None:
 def check_notation(settings: Mapping[str, Any]) -> str | None:
     """``reduce``, ``whole`` and ``even`` name factors of ``dims``; a summed factor is missing in some result."""
     inputs, outputs = notation_terms(settings["dims"])
+    for term in (*inputs, *outputs):
+        twice = next((name for name in term if name != "1" and term.count(name) > 1), None)
+        if twice is not None:
+            return f"dims has factor {twice!r} twice in {' '.join(term)!r}; a factor is one dim of a tensor: use two names"
+    given = {name for term in inputs for name in term} | set(settings.get("whole", "").split()) | {"1"}
+    made = next((name for term in outputs for name in term if inputs and name not in given), None)
+    if made is not None:
+        return f"dims has factor {made!r} in a result and in no operand, so nothing says how to cut it; name it under whole"
     known = {name for term in (*inputs, *outputs) for name in term} - {"...", "1"}
     for key in ("reduce", "whole", "even"):
         value = settings.get(key, ())
@@ -275,15 +403,20 @@ def check_notation(settings: Mapping[str, Any]) -> str | None:
 
 FAMILIES = (
     Family(name="einsum", build=einsum, keys={}),
-    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "even": is_flag}),
+    Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "filled": is_flag}),
     Family(name="cast", build=cast, keys={}),
+    Family(name="add_product", build=add_product, keys={"factors": is_text}, required=("factors",)),
+    Family(name="unscale", build=unscale, keys={}),
+    Family(name="replicated", build=replicated, keys={**LINEAR, "reason": is_text}, required=("reason",)),
     Family(
         name="along",
         build=along,
         keys={**LINEAR, "whole": is_dims, "unread": is_text, "view": is_flag, "flops": is_number},
         required=("whole",),
     ),
-    Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag}),
+    Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),
+    Family(name="vector_norm", build=vector_norm, keys={}),
+    Family(name="statistics", build=statistics, keys={"whole": is_dims, "way": is_text}, required=("whole", "way")),
     Family(name="factory", build=factory, keys={"ordered": is_flag}),
     Family(
         name="dims",

@@ -14,7 +14,7 @@ import math
 from solver_shard.layout import REDUCTIONS, P, R, S
 from solver_shard.program import DTYPE_BYTES
 from solver_shard.rulebook.draft import Call, Draft, Held
-from solver_shard.rulebook.table import Family, Row
+from solver_shard.rulebook.table import Exclusion, Family, Row
 
 
 def grouped_mm(call: Call, row: Row) -> Draft:
@@ -141,14 +141,18 @@ def _lanes(draft: Draft, name: str, size: int, *, cut: bool) -> Held:
     return draft.factor(name, size // unit if fits else size, even=True, cut=cut and fits)
 
 
+def _in_lanes(what: str) -> Exclusion:
+    return Exclusion(what=what, reason="columns are cut in units of 16 bytes, which the kernels ask of their strides")
+
+
 def _experts(*shapes: tuple[int, ...]) -> int:
     return next((shape[0] for shape in shapes if len(shape) == 3), 1)
 
 
 FAMILIES = (
     Family(name="grouped_mm", build=grouped_mm, keys={}),
-    Family(name="sequence_mm", build=sequence_mm, keys={}),
-    Family(name="sequence_mm_weights", build=sequence_mm_weights, keys={}),
+    Family(name="sequence_mm", build=sequence_mm, keys={}, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
+    Family(name="sequence_mm_weights", build=sequence_mm_weights, keys={}, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
     Family(name="take", build=take, keys={}),
     Family(name="count", build=count, keys={}),
 )

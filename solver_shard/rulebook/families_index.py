@@ -9,7 +9,7 @@ from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rulebook.draft import Call, Draft, Held
 from solver_shard.rulebook.families_dims import apply_linear, broadcast
-from solver_shard.rulebook.table import LINEAR, Family, Row
+from solver_shard.rulebook.table import LINEAR, Exclusion, Family, Row, is_flag
 
 
 def embedding(call: Call, row: Row) -> Draft:
@@ -71,7 +71,10 @@ def gather(call: Call, row: Row) -> Draft:
 
 
 def scatter(call: Call, row: Row) -> Draft:
-    """Along ``dim`` everything stays whole; other dims pass where operand, index and source agree in size."""
+    """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
+
+    What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
+    """
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
@@ -81,6 +84,12 @@ def scatter(call: Call, row: Row) -> Draft:
         if call.slot(name) is not None:
             sizes = call.shape(name)
             draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if row.get("adds", False) and index[dim] == source[dim]:
+        added = draft.factor(draft.letter(), index[dim])
+        draft.restrict(added, reduction="sum", addends=("self",))
+        for name in ("index", "src"):
+            held = list(draft.slots[call.names[name][0]] or ())
+            draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
     return apply_linear(draft, row)
@@ -103,17 +112,24 @@ def index(call: Call, row: Row) -> Draft:
 
 
 def index_put(call: Call, row: Row) -> Draft:
-    """``self[indices] = values``: dims without an index pass, everything else stays whole; operand and values are linear."""
+    """``self[indices] = values``: dims without an index pass; operand and values are linear.
+
+    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
+    """
     del row
     draft = Draft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
     free, picked, position, shape = layout
-    operand, placed = _addressed(draft, free, picked, position, whole=True)
+    adds = bool(call.attribute("accumulate", False))
+    operand, placed = _addressed(draft, free, picked, position, whole=not adds)
+    if adds:
+        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum", addends=("self",))
+        draft.monotone("self", increasing=True)
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
-    draft.linear(("self", "values"), ("sum", "avg") if call.attribute("accumulate", False) else REDUCTIONS)
+    draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
     return draft
 
 
@@ -151,6 +167,39 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     position = dims[0] if adjacent else 0
     sizes = [shape[d] for d in free]
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
+
+
+def index_select(call: Call, row: Row) -> Draft:
+    """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
+    draft = Draft(call)
+    shape = call.shape("self")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
+    return apply_linear(draft, row)
+
+
+def index_add(call: Call, row: Row) -> Draft:
+    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
+
+    The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
+    """
+    draft = Draft(call)
+    shape, source = call.shape("self"), call.shape("source")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.restrict(rows, reduction="sum", addends=("self",))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
+    draft.result(0, held)
+    draft.monotone("self", increasing=True)
+    draft.flops = math.prod(source)
+    return apply_linear(draft, row)
 
 
 def concat(call: Call, row: Row) -> Draft:
@@ -192,13 +241,21 @@ def histogram(call: Call, row: Row) -> Draft:
     return draft
 
 
+_SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
 FAMILIES = (
     Family(name="embedding", build=embedding, keys={}),
     Family(name="embedding_backward", build=embedding_backward, keys={}),
-    Family(name="gather", build=gather, keys={**LINEAR}),
-    Family(name="scatter", build=scatter, keys={**LINEAR}),
+    Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
+    Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
+    Family(name="index_select", build=index_select, keys={**LINEAR}),
+    Family(name="index_add", build=index_add, keys={**LINEAR}),
     Family(name="index", build=index, keys={}),
-    Family(name="index_put", build=index_put, keys={}),
+    Family(
+        name="index_put",
+        build=index_put,
+        keys={},
+        excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
+    ),
     Family(name="concat", build=concat, keys={}),
     Family(name="pad", build=pad, keys={**LINEAR}),
     Family(name="histogram", build=histogram, keys={}),

@@ -7,8 +7,9 @@ import math
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rulebook.draft import Call, Draft, Held
+from solver_shard.rulebook.families_dims import apply_linear
 from solver_shard.rulebook.rule import Inside
-from solver_shard.rulebook.table import Family, Row, is_text
+from solver_shard.rulebook.table import LINEAR, Exclusion, Family, Row, is_text
 
 
 def layer_norm(call: Call, row: Row) -> Draft:
@@ -26,6 +27,9 @@ def layer_norm(call: Call, row: Row) -> Draft:
     draft.result(0, [*rows, *normal])
     for index in range(1, len(call.results)):
         draft.result(index, [*rows, *(() for _ in normal)])
+    draft.linear([name for name in ("weight", "bias") if call.slot(name) is not None], ("sum", "avg"), fixed=range(1, len(call.results)))
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=range(1, len(call.results)))
     draft.flops = 8 * call.tensor("input").numel
     for held in normal:
         draft.implement("norm-statistics", held, _statistics(draft, rows))
@@ -55,6 +59,7 @@ def layer_norm_backward(call: Call, row: Row) -> Draft:
     for index in made[1:]:
         draft.result(index, normal)
     draft.linear(("grad_out",), ("sum", "avg"))
+    draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
     draft.flops = 16 * call.tensor("input").numel
     wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * count))
     if sum(wanted) == len(call.results):
@@ -78,35 +83,64 @@ def _statistics(draft: Draft, rows: list[Held]) -> Inside:
 
 
 def batch_norm(call: Call, row: Row) -> Draft:
-    """Channels (dim 1) can be cut; batch and space stay whole, for the statistics run over them."""
+    """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them.
+
+    In training, ``batch-statistics`` cuts the batch: sum, sum of squares and count of every channel are all-reduced.
+    """
     del row
     draft = Draft(call)
-    channels, dims = _channels(draft, "input")
+    known = "no_training" in call.name or not call.attribute("training", True)
+    channels, dims = _channels(draft, "input", cut=known)
     draft.put("input", dims)
     draft.result(0, dims)
     _per_channel(draft, channels)
+    others = range(1, len(call.results))
+    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
+    draft.linear(affine, ("sum", "avg"), fixed=others)
+    if known:
+        draft.linear(["input", "running_mean", *affine[1:]], ("sum", "avg"), fixed=others)
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=others)
     draft.flops = 8 * call.tensor("input").numel
+    if not known:
+        draft.restrict(dims[0], cut=True)
+        draft.implement("batch-statistics", dims[0], draft.all_reduce([channels], 3, call.tensor("input").dtype))
     return draft
 
 
 def batch_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``batch_norm``; linear in the incoming gradient."""
+    """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient.
+
+    ``batch-statistics`` all-reduces two sums per channel: the gradients of weight and bias, which every device then has.
+    """
     del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
-    channels, dims = _channels(draft, "input")
+    channels, dims = _channels(draft, "input", cut=not call.attribute("train", False))
+    draft.restrict(tuple(f for d, held in enumerate(dims) if d != 1 for f in held), reduction="sum")
     draft.put("grad_out", dims)
     draft.put("input", dims)
     draft.result(made[0], dims)
     _per_channel(draft, channels)
     draft.linear(("grad_out",), ("sum", "avg"))
+    draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
+    if not call.attribute("train", False) and call.slot("running_mean") is not None:
+        draft.linear(("input", "running_mean"), ("sum", "avg"), fixed=(made[0], made[2]))
+        draft.linear(("input", "running_mean", "weight"), ("sum", "avg"), fixed=(made[2],))
+    for name in ("running_mean", "running_var") if call.attribute("train", False) else ("save_mean", "save_invstd"):
+        if name in call.names:
+            draft.ignore(name)
     draft.flops = 16 * call.tensor("input").numel
+    if call.attribute("train", False) and len(call.results) == sum(map(bool, call.attribute("output_mask", (True,) * 3))):
+        draft.restrict(dims[0], cut=True)
+        draft.implement("batch-statistics", dims[0], draft.all_reduce([channels], 2, call.tensor("input").dtype))
     return draft
 
 
-def _channels(draft: Draft, name: str) -> tuple[Held, list[Held]]:
+def _channels(draft: Draft, name: str, *, cut: bool) -> tuple[Held, list[Held]]:
+    """The channels, and all dims: the others are ``cut`` or whole."""
     shape = draft.call.shape(name)
-    dims = [draft.factor("channels" if d == 1 else f"whole{d}", size, even=True, cut=d == 1) for d, size in enumerate(shape)]
+    dims = [draft.factor("channels" if d == 1 else f"dim{d}", size, filled=True, cut=cut or d == 1) for d, size in enumerate(shape)]
     return dims[1], dims
 
 
@@ -137,6 +171,9 @@ def nll_sums(call: Call, row: Row) -> Draft:
     draft.put("weight", [classes])
     for index in range(len(call.results)):
         draft.result(index, ())
+    draft.linear(("self",), ("sum", "avg"), fixed=(1,))
+    if call.slot("weight") is not None:
+        draft.linear(("weight",), ("sum", "avg"))
     draft.flops = 2 * call.tensor("target").numel
     draft.restrict(classes, cut=True)
     draft.implement("own-classes", classes, arguments={"weight": R}, results={0: P("sum")}, share="whole")
@@ -159,6 +196,7 @@ def nll_loss(call: Call, row: Row) -> Draft:
         draft.result(1, ())
         if kind == "none":
             draft.alike.append(1)
+    draft.linear(("self",), ("sum", "avg"), fixed=(1,))
     draft.flops = 2 * call.tensor("target").numel
     return draft
 
@@ -178,6 +216,11 @@ def nll_loss_backward(call: Call, row: Row) -> Draft:
         draft.put("grad_output", rows if call.shape("grad_output") else ())
     draft.put("total_weight", ())
     draft.ignore("self")
+    draft.linear([name for name in ("grad_output",) if name in call.names], ("sum", "avg"))
+    if call.slot("weight") is not None:
+        draft.linear(("weight",), ("sum", "avg"))
+    if "total_weight" in call.names and _reduction(call) != "mean":
+        draft.ignore("total_weight")
     draft.result(0, [*rows, classes])
     if call.name.startswith("shard."):
         draft.restrict(classes, cut=True)
@@ -234,14 +277,17 @@ def _softmax_dims(call: Call, name: str) -> tuple[Draft, list[Held], Held]:
 def convolution(call: Call, row: Row) -> Draft:
     """``input[n, c, *space]`` by ``weight[o, c, *kernel]``: batch and output channels can be cut, input channels are summed.
 
-    Input channels are cut only without a bias (every device would add it), and channels only in one group.
+    A bias is added to the pending sum of cut input channels once. Where there are groups, whole groups are cut.
     """
     del row
     draft = Draft(call)
     batch, outputs, inputs = _convolution(draft, "input")
     joined = call.slot("bias") is not None
-    draft.restrict(inputs, reduction="sum", cut=False if joined or not _plain(call) else None)
+    if _plain(call):
+        draft.restrict(inputs, reduction="sum", addends=("bias",))
     draft.put("bias", [outputs])
+    if joined:
+        draft.monotone("bias", increasing=True)
     draft.result(0, [batch, outputs, *draft.whole(call.results[0].shape[2:])])
     for name in ("input", "weight"):
         draft.linear((name, "bias") if joined else (name,), ("sum", "avg"))
@@ -251,16 +297,19 @@ def convolution(call: Call, row: Row) -> Draft:
 
 
 def convolution_backward(call: Call, row: Row) -> Draft:
-    """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first."""
+    """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first.
+
+    Linear in the incoming gradient; each of the first two also in what the other is the gradient of.
+    """
     del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
     wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * 3))
     batch, outputs, inputs = _convolution(draft, "input")
     draft.restrict(batch, reduction="sum")
-    draft.restrict(outputs, reduction="sum")
-    if wanted[2]:
-        draft.restrict(inputs, cut=False)
+    if _plain(call):
+        draft.restrict(outputs, reduction="sum")
+        draft.restrict(inputs, apart=(made[2],) if wanted[2] else ())
     shape = call.shape("grad_output")
     draft.put("grad_output", [batch, outputs, *draft.whole(shape[2:])])
     for index, argument in ((0, "input"), (1, "weight")):
@@ -271,6 +320,8 @@ def convolution_backward(call: Call, row: Row) -> Draft:
         draft.result(made[2], [outputs])
     draft.alike.extend(index for index, on in zip(made, wanted, strict=True) if index is not None and not on)
     draft.linear(("grad_output",), ("sum", "avg"))
+    for names, still in ((("input",), (0, 2)), (("weight",), (1, 2)), (("input", "weight"), (2,))):
+        draft.linear(names, ("sum", "avg"), fixed=(made[i] for i in still))
     draft.flops = sum(wanted[:2]) * _convolution_flops(call, shape)
     draft.matmul = True
     return draft
@@ -288,19 +339,21 @@ def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
     if len(shape) != len(kernel):
         raise RuleError(f"{call.name}: its rule expects a batch dim, got input {shape} and weight {kernel}")
     batch = draft.factor("batch", shape[0])
-    cut = _plain(call)
-    if cut:
-        outputs = draft.factor("outputs", kernel[1 if transposed else 0], even=True)
-        inputs = draft.factor("inputs", shape[1], even=True)
+    if _plain(call):
+        outputs = draft.factor("outputs", kernel[1 if transposed else 0], filled=True)
+        inputs = draft.factor("inputs", shape[1], filled=True)
         pair = [inputs, outputs] if transposed else [outputs, inputs]
         draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
         draft.put("weight", [*pair, *draft.whole(kernel[2:])])
         return batch, outputs, inputs
     result = call.shape("grad_output") if call.slot("grad_output") is not None else call.results[0].shape
-    outputs = draft.factor("outputs", result[1], cut=False)
-    inputs = draft.factor("inputs", shape[1], cut=False)
+    count = int(call.attribute("groups", 1))
+    groups = draft.factor("groups", count, even=True, cut=not transposed)
+    outputs = (*groups, *draft.factor("outputs", result[1] // count, cut=False))
+    inner = draft.factor("inputs", shape[1] // count, cut=False)
+    inputs = (*groups, *inner)
     draft.put(name, [batch, inputs, *draft.whole(shape[2:])])
-    draft.put("weight", draft.whole(kernel))
+    draft.put("weight", draft.whole(kernel) if transposed else [outputs, inner, *draft.whole(kernel[2:])])
     return batch, outputs, inputs
 
 
@@ -322,23 +375,35 @@ def leading(call: Call, row: Row) -> Draft:
         draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
     for name in row.names("unread"):
         draft.ignore(name)
-    if row.get("linear"):
-        draft.linear(row.names("linear"), ("sum", "avg"))
     draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return draft
+    return apply_linear(draft, row)
 
+
+_BUFFERS = tuple(
+    Exclusion(what=f"{name}=P", reason="running statistics are buffers, which are never pending")
+    for name in ("running_mean", "running_var")
+)
+
+_SIGNS = tuple(
+    Exclusion(what=what, reason="weights are positive by custom only, so that a loss or a gradient need not fall with this")
+    for what in ("self=P(max)", "self=P(min)", "grad_output=P(max)", "grad_output=P(min)", "total_weight=P")
+)
+_SPACE = tuple(
+    Exclusion(what=f"input=S({d})", reason="space is cut where kernels do not overlap, for some sizes; programs write those as products")
+    for d in (2, 3)
+)
 
 FAMILIES = (
     Family(name="layer_norm", build=layer_norm, keys={}),
     Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
-    Family(name="batch_norm", build=batch_norm, keys={}),
-    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}),
+    Family(name="batch_norm", build=batch_norm, keys={}, excludes=_BUFFERS),
+    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}, excludes=_BUFFERS),
     Family(name="softmax", build=softmax, keys={}),
     Family(name="softmax_backward", build=softmax_backward, keys={}),
     Family(name="nll_sums", build=nll_sums, keys={}),
-    Family(name="nll_loss", build=nll_loss, keys={}),
-    Family(name="nll_loss_backward", build=nll_loss_backward, keys={}),
-    Family(name="convolution", build=convolution, keys={}),
+    Family(name="nll_loss", build=nll_loss, keys={}, excludes=_SIGNS),
+    Family(name="nll_loss_backward", build=nll_loss_backward, keys={}, excludes=_SIGNS),
+    Family(name="convolution", build=convolution, keys={}, excludes=_SPACE),
     Family(name="convolution_backward", build=convolution_backward, keys={}),
-    Family(name="leading", build=leading, keys={"linear": is_text, "unread": is_text}),
+    Family(name="leading", build=leading, keys={**LINEAR, "unread": is_text}),
 )

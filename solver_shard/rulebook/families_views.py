@@ -110,7 +110,9 @@ def permute(call: Call, row: Row) -> Draft:
     letters = draft.letters(shape)
     draft.put("self", letters)
     order = call.attributes.get("dims")
-    if order is not None:
+    if "numpy_T" in call.name:
+        chosen = list(reversed(range(len(shape))))
+    elif order is not None:
         chosen = [call.dim(d, len(shape)) for d in order]
     else:
         chosen = list(range(len(shape)))

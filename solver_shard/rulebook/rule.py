@@ -17,7 +17,10 @@ from solver_shard.layout import P, Placement, R, S
 from solver_shard.program import DTYPE_BYTES
 
 Dims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; () for a dim of size 1."""
+"""Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; may be () for a dim of size 1."""
+
+Kind = Literal["pass_through", "reduction", "need_replication", "permutation"]
+"""What becomes of shards of a factor: kept, partial results, gathered first, or exchanged with neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,30 +30,51 @@ class Factor:
     Attributes:
         size: how many units can be told apart; a dim may hold several elements per unit (whole attention heads).
         even: only shard counts that divide ``size`` are legal; otherwise any count up to ``size``.
+        filled: no device may be left without a part (a maximum of nothing does not exist).
         cut: whether a mesh axis may cut it at all (False: the op must see it whole).
         reduction: what a result that lacks this factor becomes when it is cut (sum, avg, max, min); None when every
             result holds it, or when a result lacking it makes the cut illegal.
+        addends: operands that are added to the pending sum once (a bias): they must be pending too, which is a free move from
+            a replicated one.
+        apart: results that do not depend on this factor: they are the same on every device when it is cut.
+        kind: what it is to propagation, which carries shardings along factors of every kind.
+        blocked: propagation carries no sharding along it.
     """
 
     name: str
     size: int
     even: bool = False
+    filled: bool = False
     cut: bool = True
     reduction: str | None = None
+    addends: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    kind: Kind = "pass_through"
+    blocked: bool = False
 
     def legal(self, shards: int) -> bool:
         """Whether the factor can be cut into this many shards."""
         if shards == 1:
             return True
-        return self.cut and (self.size % shards == 0 if self.even else self.size >= shards)
+        if self.even and self.size % shards:
+            return False
+        return self.cut and self.size >= shards and (not self.filled or -(-self.size // -(-self.size // shards)) == shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """Operands that may be partial together: the results are then partial too, in the same reduction."""
+    """Operands that may be partial together: the results are then partial too.
+
+    Attributes:
+        reductions: in which the operands may be partial.
+        becomes: for each of them, that of the results, where it is another: a decreasing function makes a maximum a minimum.
+        fixed: results that do not depend on these operands, and stay as they are.
+    """
 
     operands: tuple[int, ...]
     reductions: tuple[str, ...] = ("sum",)
+    becomes: tuple[str, ...] = ()
+    fixed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +149,11 @@ class Rule:
         view: results share operand 0's storage: no bytes, no time.
         reads: per operand, whether its bytes are read (False: only its shape or dtype is used).
         alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
-        source: ``table`` (row in rules/), ``family``, or ``fallback`` (no rule: everything replicated).
+        explicit: all strategies, where they are not read off the factors (DTensor's own, those of in-place and list ops). Each may
+            name a factor that no dim holds: it says how often the strategy can cut, and how the work divides.
+        propagates: whether the op has a rule at all to propagation (constants, loops, unknown calls have none).
+        source: ``table`` (row in rules/), ``user`` (row in a file of the user's), ``family`` (in-place, out and list ops, by the row
+            of the op they follow), ``dtensor`` (strategies registered with DTensor), or ``fallback`` (no rule: all replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
     """
 
@@ -139,22 +167,31 @@ class Rule:
     view: bool = False
     reads: tuple[bool, ...] = field(default=())
     alike: tuple[int, ...] = ()
+    explicit: tuple[AxisStrategy, ...] | None = None
+    propagates: bool = True
     source: str = "table"
     family: str = ""
+
+    def needs(self, operand: int) -> bool:
+        """Whether the op reads the bytes of an operand; where it does not, nothing must be there but its local shape."""
+        return not self.reads or self.reads[operand]
 
     def strategies(self) -> tuple[AxisStrategy, ...]:
         """All single-axis strategies, replicate first, then factors in order, then linear sets, then implementations.
 
         A factor is cut only where it is the major one (factors of size 1 aside) of every dim that holds it.
         """
+        if self.explicit is not None:
+            return tuple(strategy for strategy in self.explicit if not strategy.after)
         operands, results = self.operands, self.results
         found = [AxisStrategy(name="R", operands=(R,) * len(operands), results=(R,) * len(results))]
         found += [strategy for strategy in self._cuts() if not strategy.after]
         for linear in self.linear:
-            for reduction in linear.reductions:
+            for reduction, made in zip(linear.reductions, linear.becomes or linear.reductions, strict=True):
                 ins = tuple(P(reduction) if i in linear.operands else R for i in range(len(operands)))
+                outs = tuple(R if i in linear.fixed or i in self.alike else P(made) for i in range(len(results)))
                 name = f"P({reduction}):{','.join(map(str, linear.operands))}"
-                found.append(AxisStrategy(name=name, operands=ins, results=(P(reduction),) * len(results)))
+                found.append(AxisStrategy(name=name, operands=ins, results=outs))
         for way in self.implementations:
             found.append(AxisStrategy(name=way.name, operands=way.operands, results=way.results, factor=way.factor, implementation=way))
         return tuple(found)
@@ -165,7 +202,7 @@ class Rule:
         Attention whose 8 key-value heads serve 8 queries each: cut by 8 along ``heads`` first, then along ``group``, where
         keys and values stay whole. Meant for sub-axes: a part of an axis cuts the heads, the rest of it the groups.
         """
-        return tuple(strategy for strategy in self._cuts() if strategy.after)
+        return tuple(strategy for strategy in (self._cuts() if self.explicit is None else self.explicit) if strategy.after)
 
     def complete(self, axes: Sequence[AxisStrategy], sizes: Sequence[int]) -> bool:
         """Whether the axes, left to right, cut whatever lies above a minor cut into single units before it."""
@@ -185,11 +222,12 @@ class Rule:
             above = self._above(index)
             if any(f in special or not self.factors[f].cut for f in above):
                 continue
-            ins = tuple(_place(dims, index) for dims in self.operands)
+            pending = R if factor.reduction is None else P(factor.reduction)
+            ins = tuple(pending if i in factor.addends else _place(dims, index) for i, dims in enumerate(self.operands))
             outs = []
             for position, dims in enumerate(self.results):
                 place = _place(dims, index)
-                if place == R and position not in self.alike:
+                if place == R and position not in self.alike and position not in factor.apart:
                     if factor.reduction is None:
                         break
                     place = P(factor.reduction)

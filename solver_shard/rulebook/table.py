@@ -5,7 +5,8 @@ A row names a rule family and its settings, or writes the factors of every dim i
     "aten.mul.Tensor" = { family = "pointwise", linear = ["self", "other"] }
     "my.scaled_mm.default" = { dims = "... m k, k n -> ... m n", reduce = { k = "sum" }, linear = ["x", "w"], matmul = true }
 
-Rows of later files replace rows of earlier ones, so that a user's file can correct a shipped row.
+Rows of later files replace rows of earlier ones, so that a user's file can correct a shipped row. Everything in a file is checked
+when it is read; that the ops exist, when the model is known (``check_ops``), for a model's module brings its custom ops.
 
 >>> table = load_table()
 >>> table["aten.mul.Tensor"].family
@@ -14,9 +15,11 @@ Rows of later files replace rows of earlier ones, so that a user's file can corr
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,9 +32,31 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from solver_shard.rulebook.draft import Call, Draft
+    from solver_shard.rulebook.sheet import Sheet
 
-_OP = re.compile(r"[A-Za-z_]\w*(::|\.)\w+(\.\w+)?\Z")
-_TABLE_FILE = "aten.toml"
+_OP = re.compile(r"[A-Za-z_]\w*(::|\.)[\w-]+(\.\w+)?(@\S+)?\Z")
+_WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
+_KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w.-]+)\s*=""")
+ATEN, STABLEHLO = "aten.toml", "stablehlo.toml"
+"""The shipped files."""
+_FOREIGN = ("shard", "stablehlo", "sdy")
+"""Namespaces of ops that are not torch's."""
+MAX_RULES_BYTES = 1 << 18
+"""Plans keep the files whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """True combinations that a row or a family leaves out, and why.
+
+    Attributes:
+        what: tensors and placements, as in ``"bias=P(max)"``, ``"self=P"`` (any reduction), ``"input=S mat2=S"``, ``"*=P(avg)"``
+            (any operand), ``"result=P(sum)"``; several must hold together.
+        reason: for the reader of the report.
+    """
+
+    what: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +68,36 @@ class Row:
         family: the family that builds the rule.
         settings: the other keys of the row.
         file: the file it was read from, for messages.
+        user: the file is one of the user's own.
+        excludes: what ``rules check`` does not ask of it.
+        instances: calls on small tensors that ``rules check`` runs, beside the shipped ones.
     """
 
     op: str
     family: str
     settings: Mapping[str, Any]
     file: str
+    user: bool = False
+    excludes: tuple[Exclusion, ...] = ()
+    instances: tuple[str, ...] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting, or the default."""
         return self.settings.get(key, default)
 
-    def linear(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of argument names that may be partial together: ``"self other"`` is one set, a list has several."""
-        value = self.settings.get("linear", ())
-        return tuple(tuple(text.split()) for text in ((value,) if isinstance(value, str) else value))
+    def linear(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Sets of argument names that may be partial together, and in which reductions.
 
-    def passes(self, default: Sequence[str] = ("sum", "avg")) -> tuple[str, ...]:
-        """The reductions that pass through the linear sets."""
-        value = self.settings.get("passes")
-        if value is None:
-            return tuple(default)
-        return REDUCTIONS if value == "any" else tuple(value.split())
+        ``"self other"`` is one set, a list has several; ``"self other: max"`` has reductions of its own, others pass what the
+        row says for all: sums and averages by default.
+        """
+        value = self.settings.get("linear", ())
+        found = []
+        for text in (value,) if isinstance(value, str) else value:
+            names, _, own = text.partition(":")
+            reductions = own.strip() or self.settings.get("passes", "sum avg")
+            found.append((tuple(names.split()), REDUCTIONS if reductions == "any" else tuple(reductions.split())))
+        return tuple(found)
 
     def names(self, key: str) -> tuple[str, ...]:
         """A setting that is a list of names, written as one string."""
@@ -79,14 +112,15 @@ Check = Callable[[Any], str | None]
 class Family:
     """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have.
 
-    ``check`` says what is wrong with settings that are fine each alone, or None.
+    ``check`` says what is wrong with settings that are fine each alone, or None; ``excludes`` holds for all rows.
     """
 
     name: str
-    build: Callable[[Call, Row], Draft]
+    build: Callable[[Call, Row], Draft | Sheet]
     keys: Mapping[str, Check]
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
+    excludes: tuple[Exclusion, ...] = ()
 
 
 def is_text(value: Any) -> str | None:
@@ -102,14 +136,21 @@ def is_flag(value: Any) -> str | None:
 def is_sets(value: Any) -> str | None:
     """Linear sets: a string of argument names, or a list of such strings."""
     texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    return 'must name arguments: "self other" for one set that is partial together, or a list of such sets'
+    for text in texts if isinstance(texts, list) else ():
+        names = text.partition(":")[0].split() if isinstance(text, str) else []
+        if len(set(names)) < len(names):
+            return f"names an argument twice in {text!r}; name each once in a set"
+    if isinstance(texts, list) and texts and all(isinstance(text, str) and text.partition(":")[0].strip() for text in texts):
+        own = [text.partition(":")[2] for text in texts if ":" in text]
+        return next((wrong for wrong in map(is_reductions, own) if wrong), None)
+    return 'must name arguments: "self other" for one set that is partial together, "self other: max" in one reduction, or a list of these'
 
 
 def is_reductions(value: Any) -> str | None:
     """``any`` or some of the reductions in one string."""
-    if value == "any" or (isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS)):
+    if isinstance(value, str) and value.strip() == "any":
+        return None
+    if isinstance(value, str) and value.strip() and set(value.split()) <= set(REDUCTIONS):
         return None
     return f'must be "any" or some of: {" ".join(REDUCTIONS)}'
 
@@ -129,20 +170,51 @@ def is_dims(value: Any) -> str | None:
     if isinstance(value, str) and value.strip():
         return None
     if isinstance(value, list) and value and all(isinstance(d, int) and not isinstance(d, bool) for d in value):
-        return None
+        return None if len(set(value)) == len(value) else "names a dim twice; name each once"
     return "must be the name of the argument that holds the dims, or a list of dims such as [-2, -1]"
 
 
-LINEAR: Mapping[str, Check] = {"linear": is_sets, "passes": is_reductions, "sum_if_zero": is_text}
+_TERM = re.compile(r"-?([A-Za-z_]\w*\*)?[A-Za-z_]\w*\Z")
+
+
+def is_monotone(value: Any) -> str | None:
+    """Arguments, each alone: ``"self -other"``, or ``"alpha*other"`` with the sign of a number."""
+    if isinstance(value, str) and value.strip() and all(_TERM.match(term) for term in value.split()):
+        return None
+    return 'must name arguments, a minus before those that the result falls with: "self -other", or with a number\'s sign "alpha*other"'
+
+
+def is_bound(value: Any) -> str | None:
+    """The reduction whose parts stay where the op is defined."""
+    return None if value in ("max", "min") else "must be max or min"
+
+
+LINEAR: Mapping[str, Check] = {
+    "linear": is_sets,
+    "passes": is_reductions,
+    "sum_if_zero": is_text,
+    "monotone": is_monotone,
+    "only": is_bound,
+    "truth": is_flag,
+}
 """The settings of families whose rows say what is linear."""
 
 
-class RuleTable(Mapping[str, Row]):
-    """Rows by op name; read-only."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesFile:
+    """A rules file of the user's: its name, for messages, and its whole text, which plans keep."""
 
-    def __init__(self, rows: Mapping[str, Row], families: Mapping[str, Family]) -> None:
+    name: str
+    text: str
+
+
+class RuleTable(Mapping[str, Row]):
+    """Rows by op name; read-only. ``replaced`` has the rows that a later file's row replaced, oldest first."""
+
+    def __init__(self, rows: Mapping[str, Row], families: Mapping[str, Family], replaced: Sequence[Row] = ()) -> None:
         self._rows = dict(rows)
         self._families = dict(families)
+        self.replaced = tuple(replaced)
 
     def __getitem__(self, op: str) -> Row:
         return self._rows[op]
@@ -158,52 +230,136 @@ class RuleTable(Mapping[str, Row]):
         return self._families[row.family]
 
 
-def load_table(extra: Sequence[Path] = ()) -> RuleTable:
-    """The shipped rows and those of the user's own files, later files first in line.
+def load_table(extra: Sequence[str | os.PathLike[str] | RulesFile] = (), *, shipped: str = ATEN) -> RuleTable:
+    """The rows of a shipped file and those of the user's own files; a row of a later file replaces one of an earlier file.
 
     RuleError names the file, the row, what is wrong and what is legal.
     """
     from solver_shard.rulebook.families import FAMILIES
 
-    rows: dict[str, Row] = {}
-    rows.update(parse_rows(_shipped().read_text(encoding="utf-8"), _TABLE_FILE, FAMILIES))
-    for path in extra:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RuleError(f"cannot read rules file {str(path)!r}: {error}; give a TOML file with one row per op") from error
-        rows.update(parse_rows(text, str(path), FAMILIES))
-    return RuleTable(rows, FAMILIES)
+    rows = parse_rows(shipped_file(shipped).read_text(encoding="utf-8"), shipped, FAMILIES)
+    replaced = []
+    for item in extra:
+        file = item if isinstance(item, RulesFile) else read_rules(item)
+        found = parse_rows(file.text, file.name, FAMILIES, user=True)
+        replaced += [rows[op] for op in found if op in rows]
+        rows.update(found)
+    return RuleTable(rows, FAMILIES, replaced)
 
 
-def parse_rows(text: str, file: str, families: Mapping[str, Family]) -> dict[str, Row]:
+def read_rules(path: str | os.PathLike[str]) -> RulesFile:
+    """A rules file as text, at most ``MAX_RULES_BYTES`` of it; RuleError where it cannot be read."""
+    name = os.fspath(path)
+    how = 'give a TOML file with one row per op, as in "my.op.default" = { dims = "m k, k n -> m n", reduce = { k = "sum" } }'
+    try:
+        with open(name, "rb") as file:
+            data = file.read(MAX_RULES_BYTES + 1)
+        if len(data) > MAX_RULES_BYTES:
+            raise RuleError(f"rules file {name} is larger than {MAX_RULES_BYTES} bytes, which is all that is read; {how}")
+        return RulesFile(name=name, text=data.decode("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RuleError(f"cannot read rules file {name!r}: {reason}; {how}") from None
+
+
+def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bool = False) -> dict[str, Row]:
     """Rows of one TOML text; RuleError as in ``load_table``."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RuleError(f"rules file {file}: not valid TOML: {error}") from error
-    return {op: _row(op, value, file, families) for op, value in data.items()}
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RuleError(f"rules file {file}: {_not_toml(text, error)}") from None
+    rows: dict[str, Row] = {}
+    for key, value in data.items():
+        row = _row(key, value, file, families, user)
+        if row.op in rows:
+            raise RuleError(f"rules file {file}, row {key!r}: {row.op} has two rows; keep one of them")
+        rows[row.op] = row
+    return rows
 
 
-def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
+def _not_toml(text: str, error: Exception) -> str:
+    """What is wrong with a text that is no TOML; a row that is there twice is named."""
+    message = str(error) or "nested too deep"
+    at = re.search(r"line (\d+)", message)
+    line = text.splitlines()[int(at[1]) - 1] if at is not None and int(at[1]) <= len(text.splitlines()) else ""
+    seen: set[str] = set()
+    for number, key in ((n, found[1]) for n, entry in enumerate(text.splitlines(), start=1) if (found := _KEY.match(entry))):
+        if key in seen and "overwrite" in message:
+            return f"row {key} is there twice (line {number}); keep one of them"
+        seen.add(key)
+    return f"not valid TOML: {message}{f': {line.strip()[:80]!r}' if line.strip() else ''}; write one row per line, the op's name in quotes"
+
+
+def check_ops(table: RuleTable, known: Collection[str] = ()) -> None:
+    """Check that the ops and arguments that the user's rows name exist, in ``known`` ops of a program or in torch.
+
+    RuleError names file and row, and similar ops.
+    """
+    for op, row in table.items():
+        if row.user and op.split(".")[0] not in _FOREIGN:
+            _check_op(op, row, op in known)
+
+
+def _check_op(op: str, row: Row, known: bool) -> None:
+    import torch
+
+    from solver_shard.rulebook.derive import overload_of
+
+    overload = overload_of(op)
+    if overload is None and known:
+        return
+    if overload is None:
+        names = [name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names()]
+        names = sorted(name if name.count(".") > 1 else f"{name}.default" for name in names)
+        close = difflib.get_close_matches(op, names, n=3, cutoff=0.75)
+        raise RuleError(
+            f"rules file {row.file}, row {op!r}: no op of this name exists in torch {torch.__version__} or in a library that is imported"
+            f"{'; similar ones: ' + ', '.join(close) if close else ''}; correct the name (namespace.name.overload), or import the "
+            "library that defines it where the model is built"
+        )
+    arguments = [argument.name for argument in overload._schema.arguments]
+    whole = row.get("whole") if row.family == "along" else None
+    named = [name for names, _ in row.linear() for name in names] + list(row.names("unread"))
+    named += [part for term in row.names("monotone") for part in term.removeprefix("-").split("*")]
+    named += [name for name in (row.get("sum_if_zero"), whole) if isinstance(name, str)]
+    for name in named:
+        if name not in arguments:
+            raise RuleError(
+                f"rules file {row.file}, row {op!r}: the op has no argument {name!r}; legal: {', '.join(arguments) or 'none'}; "
+                "correct the row"
+            )
+
+
+def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user: bool) -> Row:
     def fault(what: str) -> RuleError:
-        return RuleError(f"rules file {file}, row {op!r}: {what}")
+        return RuleError(f"rules file {file}, row {name!r}: {what}; correct the row")
 
-    if not _OP.match(op):
+    if not _OP.match(name):
         raise fault('an op name is namespace.name.overload in quotes, as in "aten.mm.default"')
+    op = name.replace("::", ".")
+    if op.count(".") == 1 and op.split(".")[0] not in _FOREIGN:
+        op += ".default"
     if not isinstance(value, dict):
         raise fault(f'a row is {{ family = "NAME", ... }} or {{ dims = "m k, k n -> m n", ... }}, got {value!r}')
-    settings = {key: item for key, item in value.items() if key != "family"}
-    name = value.get("family", "dims" if "dims" in value else None)
-    family = families.get(name) if isinstance(name, str) else None
+    settings = {key: item for key, item in value.items() if key not in ("family", "excludes", "instances")}
+    excludes = value.get("excludes", [])
+    if not isinstance(excludes, list) or not all(isinstance(e, dict) and set(e) == {"what", "reason"} for e in excludes):
+        raise fault('excludes must be a list such as [{ what = "bias=P(max)", reason = "parameters are never pending" }]')
+    if any(is_text(text) for e in excludes for text in e.values()) or any(not _WHAT.match(e["what"]) for e in excludes):
+        raise fault('what must name tensors and placements such as "bias=P(max)", "self=P", "*=S(0)", with a reason')
+    instances = value.get("instances", [])
+    if not isinstance(instances, list) or not all(isinstance(call, str) for call in instances):
+        raise fault('instances must be a list of calls such as ["self=f64[8, 6]"]')
+    asked = value.get("family", "dims" if "dims" in value else None)
+    family = families.get(asked) if isinstance(asked, str) else None
     if family is None:
-        raise fault(f"unknown family {name!r}; legal: {', '.join(sorted(families))}")
+        raise fault(f"unknown family {asked!r}; legal: {', '.join(sorted(families))}")
     unknown = sorted(set(settings) - set(family.keys))
     if unknown:
-        raise fault(f"family {name!r} has no setting {unknown[0]!r}; legal: {', '.join(sorted(family.keys)) or 'none'}")
+        raise fault(f"family {asked!r} has no setting {unknown[0]!r}; legal: {', '.join(sorted(family.keys)) or 'none'}")
     for key in family.required:
         if key not in settings:
-            raise fault(f"family {name!r} needs the setting {key!r}")
+            raise fault(f"family {asked!r} needs the setting {key!r}")
     for key, item in settings.items():
         wrong = family.keys[key](item)
         if wrong is not None:
@@ -211,20 +367,28 @@ def _row(op: str, value: Any, file: str, families: Mapping[str, Family]) -> Row:
     wrong = family.check(settings) if family.check else None
     if wrong is not None:
         raise fault(wrong)
-    return Row(op=op, family=family.name, settings=settings, file=file)
+    return Row(
+        op=op,
+        family=family.name,
+        settings=settings,
+        file=file,
+        user=user,
+        excludes=tuple(Exclusion(what=e["what"], reason=e["reason"]) for e in excludes),
+        instances=tuple(instances),
+    )
 
 
-def _shipped() -> Traversable:
-    """The shipped rows: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
+def shipped_file(name: str) -> Traversable:
+    """A shipped file: in the installed package ``solver_shard.rules``, or beside the package in a source checkout."""
     try:
-        found = resources.files("solver_shard.rules").joinpath(_TABLE_FILE)
+        found = resources.files("solver_shard.rules").joinpath(name)
         if found.is_file():
             return found
     except ModuleNotFoundError:
         pass
-    beside = Path(__file__).resolve().parents[2] / "rules" / _TABLE_FILE
+    beside = Path(__file__).resolve().parents[2] / "rules" / name
     if not beside.is_file():
         raise RuleError(
-            f"the shipped rules {_TABLE_FILE} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
+            f"the shipped rules {name} are missing: neither in package solver_shard.rules nor at {beside}; reinstall solver-shard"
         )
     return beside

@@ -27,7 +27,14 @@ Execute = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequen
 """Runs an op on given tensors: ``execute(op, operands, result_shapes)``."""
 
 _EXACT = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-4,
+    torch.bfloat16: 6e-2,
+    torch.float16: 1e-2,
+    torch.complex128: 1e-9,
+    torch.complex64: 2e-4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,7 @@ def _difference(
     generator: torch.Generator,
 ) -> str | None:
     parts = [distribute(t, [s.operands[i] for s in combination], sizes, generator) for i, t in enumerate(operands)]
+    parts = [p if not rule.reads or rule.reads[i] else [_spoiled(part) for part in p] for i, p in enumerate(parts)]
     layouts = [Layout(s.results[i] for s in combination) for i in range(len(whole))]
     devices = list(itertools.product(*map(range, sizes)))
     local = [tuple(layout.local_shape(t.shape, sizes, at) for layout, t in zip(layouts, whole, strict=True)) for at in devices]
@@ -143,14 +151,14 @@ def _difference(
             if tuple(out.shape) != shape:
                 return f"result {index} has local shape {tuple(out.shape)} on device {coordinate}, its layout {layouts[index]} says {shape}"
         made.append(outs)
-    least = max(_TOLERANCE.get(t.dtype, 0.0) * _largest(t) for t in (*operands, *whole))
+    least = max(tolerance_of(t) for t in (*operands, *whole))
     for index, (layout, expected) in enumerate(zip(layouts, whole, strict=True)):
         if index in rule.alike:
             continue
         found = assemble([outs[index] for outs in made], list(layout), sizes, least)
         if found is None:
             return f"result {index} is said to be replicated, but devices disagree"
-        if not _close(found, expected, least):
+        if not close(found, expected, least):
             error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
             return f"result {index} as {layout} differs from the unsharded one by up to {error:.3g}"
     return None
@@ -213,24 +221,53 @@ def distribute(
     return [local for part in parts for local in distribute(part, placements[1:], sizes[1:], generator)]
 
 
+def _spoiled(part: torch.Tensor) -> torch.Tensor:
+    """What stands for an operand of which only the shape is used: whatever reads it goes wrong."""
+    dtype = part.dtype
+    fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
+    return torch.full_like(part, fill)
+
+
 def _split(tensor: torch.Tensor, reduction: str, size: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Parts whose reduction is the tensor."""
+    """Parts whose reduction is the tensor, uneven in sign and size, which devices hold differently."""
     if reduction in ("max", "min"):
         owner = torch.randint(size, tensor.shape, generator=generator)
         if tensor.dtype == torch.bool:
             fill = torch.full_like(tensor, reduction == "min")
             return [torch.where(owner == r, tensor, fill) for r in range(size)]
-        noise = torch.randint(1, 5, tensor.shape, generator=generator).to(tensor.dtype)
-        worse = tensor - noise if reduction == "max" else tensor + noise
-        return [torch.where(owner == r, tensor, worse) for r in range(size)]
-    if tensor.is_floating_point():
-        parts = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype) for _ in range(size - 1)]
+        return [torch.where(owner == r, tensor, _worse(tensor, reduction, generator)) for r in range(size)]
+    if tensor.is_floating_point() or tensor.is_complex():
+        kind = torch.complex128 if tensor.is_complex() else torch.float64
+        parts = [(torch.randn(tensor.shape, generator=generator, dtype=kind) * (2 * r - 1)).to(tensor.dtype) for r in range(1, size)]
     else:
         parts = [torch.randint(-3, 4, tensor.shape, generator=generator).to(tensor.dtype) for _ in range(size - 1)]
     last = -sum(parts, torch.zeros_like(tensor))
-    if reduction == "avg":
-        return [tensor + part for part in (*parts, last)]
-    return [*parts, tensor + last]
+    made = [tensor + part for part in (*parts, last)] if reduction == "avg" else [*parts, tensor + last]
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        # an infinity may be the sum of large numbers, and no number that of two infinities
+        most = torch.finfo(tensor.dtype).max
+        coin = torch.randint(2, tensor.shape, generator=generator).bool()
+        made = [torch.where(coin & ~tensor.isfinite(), 0, part) for part in made]
+        for r in (0, -1):
+            made[r] = torch.where(coin & tensor.isinf(), tensor.sign() * most, made[r])
+            made[r] = torch.where(coin & tensor.isnan(), float("inf") * (1 if r else -1), made[r])
+    return made
+
+
+def _worse(tensor: torch.Tensor, reduction: str, generator: torch.Generator) -> torch.Tensor:
+    """What loses against the tensor in a maximum or minimum: sometimes by little, sometimes by more than its range."""
+    sign = -1 if reduction == "max" else 1
+    coin = torch.randint(2, tensor.shape, generator=generator).bool()
+    if not tensor.is_floating_point():
+        little = torch.randint(1, 5, tensor.shape, generator=generator)
+        return tensor + sign * torch.where(coin, little, 5 * little).to(tensor.dtype)
+    little = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 3 + 0.1
+    little = torch.where(torch.randint(2, tensor.shape, generator=generator).bool(), little, little.ceil())
+    worse = tensor + sign * torch.where(coin, little, 6 * little).to(tensor.dtype)
+    if tensor.isfinite().all():
+        return worse
+    worse = torch.where(coin, sign * float("inf"), worse)
+    return torch.where(tensor.isnan() | (tensor == -sign * float("inf")), (little - 2).to(tensor.dtype), worse)
 
 
 def assemble(
@@ -248,21 +285,27 @@ def assemble(
     if first.is_shard:
         return torch.cat(tensors, dim=first.dim)
     if first.is_replicate:
-        return tensors[0] if all(_close(t, tensors[0], tolerance) for t in tensors[1:]) else None
+        return tensors[0] if all(close(t, tensors[0], tolerance) for t in tensors[1:]) else None
     stacked = torch.stack(tensors)
     if first.reduction in ("max", "min"):
         return stacked.amax(0) if first.reduction == "max" else stacked.amin(0)
     return stacked.sum(0).to(tensors[0].dtype) if first.reduction == "sum" else stacked.mean(0)
 
 
+def tolerance_of(tensor: torch.Tensor) -> float:
+    """Largest difference between two ways to compute such numbers."""
+    return _TOLERANCE.get(tensor.dtype, 0.0) * _largest(tensor)
+
+
 def _largest(tensor: torch.Tensor) -> float:
     """Largest magnitude, from 1 to 1000: random parts of a sum are of that size, and so are their rounding errors."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 1.0
-    return float(tensor.abs().nan_to_num(nan=1.0).amax().clamp(1.0, 1e3))
+    return float(tensor.abs().nan_to_num(nan=1.0, posinf=1.0).amax().clamp(1.0, 1e3))
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors are equal but for rounding; other shapes or dtypes are not."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if found.dtype in _EXACT:

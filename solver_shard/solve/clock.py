@@ -7,6 +7,7 @@ the same input, seed and work limit give the same result; the time limit is the 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Clock:
@@ -16,6 +17,8 @@ class Clock:
         self.started = time.monotonic()
         self.time_limit, self.work_limit, self.whole = time_limit, work_limit, whole
         self.work = 0.0
+        self.halt: Callable[[], bool] | None = None
+        """A further reason to be over."""
 
     def part(self, *, time_share: float, work: float | None) -> Clock:
         """A clock for a stage: a share of the time that is left, and some work."""
@@ -46,4 +49,4 @@ class Clock:
             self.whole.spend(work)
 
     def over(self) -> bool:
-        return self.time_left() <= 0.0 or self.work_left() <= 0.0
+        return self.time_left() <= 0.0 or self.work_left() <= 0.0 or (self.halt is not None and self.halt())

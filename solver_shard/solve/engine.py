@@ -20,6 +20,7 @@ from solver_shard.solve.search import Search
 from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
 
 Progress = Callable[[Event], None]
+Watch = Callable[[Ints, int], None]
 
 FREE_SHARE = 0.4
 """Share of time or work that may go into the problem without its limit while its best assignment is above the limit."""
@@ -40,6 +41,9 @@ def solve(
     warm_starts: Sequence[WarmStart] = (),
     workers: int = 2,
     progress: Progress | None = None,
+    clock: Clock | None = None,
+    proven: int | None = None,
+    watch: Watch | None = None,
 ) -> Solution:
     """Choose a strategy for every node: the cheapest within the memory limit, or the one of least peak memory.
 
@@ -58,6 +62,10 @@ def solve(
         warm_starts: restrictions to start from.
         workers: processor cores that may be used; the result does not depend on it. One is used at present.
         progress: called at every improvement.
+        clock: what is left of time and work, where this is a part of something larger; the two limits are then those of the clock.
+        proven: a lower bound that is known, because a relaxation of this graph was solved. The graph without its limit, a
+            relaxation too, is then not tried.
+        watch: called with every better assignment within the limit, and its cost.
 
     Raises:
         InputError: an argument is not legal.
@@ -67,9 +75,14 @@ def solve(
         for v, mask in start.allowed.items():
             if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
-    clock = Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
-    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress)
+    clock = clock or clock_of(time_limit, work_limit)
+    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress, proven, watch)
     return run.solve()
+
+
+def clock_of(time_limit: float | None, work_limit: float | None) -> Clock:
+    """A clock for these limits, of which a little time is kept back."""
+    return Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
 
 
 def _check(objective: str, memory_weight: int, gap: float, time_limit: float | None, work_limit: float | None, workers: int) -> None:
@@ -100,13 +113,15 @@ class _Run:
         clock: Clock,
         warm_starts: tuple[WarmStart, ...],
         progress: Progress | None,
+        proven: int | None,
+        watch: Watch | None,
     ) -> None:
         self.graph, self.objective, self.gap, self.seed, self.clock = graph, objective, gap, seed, clock
-        self.memory_weight, self.warm_starts, self.progress = memory_weight, warm_starts, progress
+        self.memory_weight, self.warm_starts, self.progress, self.watch = memory_weight, warm_starts, progress, watch
         self.weight = MIB if objective == "memory" else memory_weight
         self.assignment: Ints | None = None
         self.value: int | None = None
-        self.bound: int | None = None
+        self.proven = self.bound = proven
         self.least_assignment: Ints | None = None
         self.least_peak: int | None = None
         least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
@@ -130,7 +145,7 @@ class _Run:
 
     def _unlimited(self) -> bool:
         """Solve without the memory limit; true when the result is within it, and so the solution."""
-        if self.weight:
+        if self.weight or self.proven is not None:
             return False
         started = self.clock.seconds()
         free, order = from_graph(self.graph, limit=None, memory_counts=False)
@@ -165,6 +180,8 @@ class _Run:
         search = self._search(small, undo, order)
         self._warm(small, undo, order)
         search.best.value = self.value
+        if self.proven is not None:
+            search.enough = int(self.proven / (1 - self.gap))
         if not memory and self.graph.limit is not None:
             search.rescue = self._least_peak
         search.run()
@@ -241,10 +258,13 @@ class _Run:
             self.least_peak, self.least_assignment = peak, assignment
         if self.graph.limit is not None and peak > self.graph.limit:
             return
-        value = objective_value(self.objective, self.memory_weight, self.graph.cost(assignment), peak)
+        cost = self.graph.cost(assignment)
+        value = objective_value(self.objective, self.memory_weight, cost, peak)
         if self.value is None or value < self.value:
             self.value, self.assignment = value, assignment
             self._event(source)
+            if self.watch is not None:
+                self.watch(assignment, cost)
 
     def _raise(self, bound: int, source: str) -> None:
         if self.bound is None or bound > self.bound:

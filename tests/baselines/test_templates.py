@@ -282,6 +282,16 @@ def test_expert_parallelism_exchanges_tokens_twice_per_layer_and_pass(template: 
     assert found["forward", "all_gather"] == LAYERS + others
 
 
+def test_context_parallelism_gathers_the_sequence_around_experts_too() -> None:
+    """Beside keys, values and labels: the hidden states for router and experts forward, and backward what the experts hand back."""
+    options = Options(memory_limit=1 << 40, template="dp=ddp,tp=context-parallel")
+    plan = plan_program(mixtral(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    found = collectives(plan, "tp")
+    assert found["forward", "all_gather"] == (2 + 2) * LAYERS + 1
+    assert found["backward", "all_gather"] == LAYERS
+    assert found["backward", "reduce_scatter"] == 2 * LAYERS
+
+
 def test_states_follow_the_stage() -> None:
     names = [t.name for t in planned("zero1", "dp=8").tensors if t.role == Role.PARAMETER.value and t.shape]
     for template, stored, gradient, state in (("ddp", 1, 1, 1), ("zero1", 1, 1, 8), ("zero2", 1, 8, 8), ("zero3", 8, 8, 8)):

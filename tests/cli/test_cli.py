@@ -54,7 +54,9 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words = "solve a.b:c --mesh dp=4,tp=2 --batch 64 --seq 128 --cluster a100 --memory 70GiB --dtype bf16 --optimizer sgd --forward-only"
     words += " --checkpoint --no-master-weights --state-bytes 4 --reserve 3GiB --template dp=zero3,tp=megatron --split tp=2x1"
     words += " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion"
-    words += " --gap 0.01 --time-limit 9 --work-limit 3 --microbatches 4 --reduce-dtype f32 --clip"
+    words += (
+        " --gap 0.01 --time-limit 9 --work-limit 3 --microbatches 4 --reduce-dtype f32 --clip --rules a.toml --rules b.toml --conservative"
+    )
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
     assert fake.model == "a.b:c"
     command = fake.options.pop("command")
@@ -78,6 +80,8 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "pins": ("x=R,R", "*.w=tp=S(0)"),
         "split": "tp=2x1",
         "template": "dp=zero3,tp=megatron",
+        "rules": (Path("a.toml"), Path("b.toml")),
+        "conservative": True,
         "overlap": 0.5,
         "fusion": True,
         "objective": "time",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowered import lowered, random_assignment
+from lowered import agrees, lowered, random_assignment
 from programs import trained_mlp
 
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.costs.buckets import bucket_sizes, unit_of
+from solver_shard.costs.buckets import Paid, bucket_sizes, unit_of, unshared_ns
 from solver_shard.costs.cluster import PRESETS, load_cluster
 from solver_shard.costs.collectives import KINDS, Collectives
 from solver_shard.costs.model import CostModel
@@ -78,6 +80,60 @@ def test_plans_say_who_shares_and_pay_less_for_it() -> None:
                 assert sum(step.nanoseconds for step in reshard.steps) < sum(step.nanoseconds for step in alone)
                 shared += 1
     assert shared
+
+
+def _paid(launch: str, kind: str, axes: tuple[int, ...], nbytes: int, times: Collectives, bucket: int) -> Paid:
+    one = int(times.times(kind, axes, np.array([nbytes]), bucket)[0])
+    return Paid(launch=launch, kind=kind, axes=axes, nbytes=nbytes, nanoseconds=one)
+
+
+def test_a_block_of_mixed_collectives_lacks_a_launch_for_every_collective_but_one() -> None:
+    times = Collectives(Mesh.parse("dp=16,tp=8"), load_cluster("h100"))
+    big, small = 2**30, 2**12
+    alike = [_paid("a", "reduce_scatter", (0,), big, times, 4) for _ in range(4)]
+    assert unshared_ns(alike, times.nanoseconds) == 0
+    launch = times.nanoseconds("all_reduce", (0,), 0)
+    norms = [_paid("b", "all_reduce", (0,), small, times, 4) for _ in range(2)]
+    scatters = alike[:2]
+    mixed = unshared_ns([*scatters, *norms], times.nanoseconds)
+    paid = sum(step.nanoseconds for step in (*scatters, *norms))
+    whole = times.nanoseconds("reduce_scatter", (0,), 2 * big) + times.nanoseconds("all_reduce", (0,), 2 * small)
+    assert mixed == whole - paid
+    assert mixed > launch / 2
+    alone = _paid("a", "all_gather", (1,), small, times, 8)
+    assert unshared_ns([alone], times.nanoseconds) == times.nanoseconds("all_gather", (1,), small) - alone.nanoseconds > 0
+
+
+def test_price_and_what_it_leaves_out_cover_the_launches_of_the_collectives_table() -> None:
+    case = lowered(trained_mlp(12, 8, 20, 2), "2,2", cluster="ethernet")
+    mixed = 0
+    for seed in range(12):
+        plan = agrees(case, random_assignment(case.graph, seed))
+        launches: dict[tuple[str, str, str, tuple[str, ...], int], list[int]] = {}
+        paid = 0
+        names = {g: name for name, g in plan.gradients.items()}
+        for reshard in (reshard for reshard in plan.reshards if reshard.bucket > 1):
+            for k, step in enumerate(reshard.steps):
+                if step.nbytes:
+                    unit = unit_of(names.get(reshard.tensor, plan.tensors[reshard.tensor].name))
+                    launches.setdefault((reshard.purpose, unit, step.kind, step.axes, k), []).append(step.nbytes)
+                    paid += step.nanoseconds
+        axes = plan.mesh.names
+        whole = sum(case.costs.collective_ns(kind, tuple(map(axes.index, a)), sum(n)) for (_, _, kind, a, _), n in launches.items())
+        assert paid + plan.costs.unshared_ns >= whole
+        moved = [r for r in plan.reshards if r.bucket == 1 and (plan.tensors[r.tensor].role == "parameter" or r.purpose == "optimizer")]
+        alone = sum(step.nbytes > 0 for reshard in moved for step in reshard.steps)
+        assert _shown(str(plan)) == len(launches) + alone
+        if plan.costs.unshared_ns:
+            mixed += 1
+            assert "of launches, as parameters of one block move by different collectives" in str(plan)
+    assert mixed
+
+
+def _shown(report: str) -> int:
+    """Launches of gathers, reductions and updates that a report's table of collectives shows."""
+    rows = [line.split() for line in report.splitlines() if re.match(r"  (parameter gathers|gradient reductions|parameter updates) ", line)]
+    return sum(int(row[5]) for row in rows)
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(PRESETS), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from([(0,), (1,), (0, 1)]))

@@ -118,7 +118,7 @@ def test_free_moves_keep_the_tensor(text: str) -> None:
     mesh = Mesh.parse(text)
     for shape in ((8, 9), (13,), ()):
         full = torch.randn(shape)
-        layouts = legal_layouts(shape, mesh.shape, ("sum",), mesh.wholes)
+        layouts = legal_layouts(shape, mesh.shape, ("sum", "avg", "max"), mesh.wholes)
         for before, after in itertools.product(layouts, repeat=2):
             if any(p.is_partial for p in before):
                 continue

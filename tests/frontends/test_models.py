@@ -91,6 +91,17 @@ def test_mixture_of_experts() -> None:
     assert ops["topk"] == 1
 
 
+def test_experts_with_biases() -> None:
+    rest = {"num_local_experts": 4, "pad_token_id": 0, "sliding_window": 16, "max_position_embeddings": 64, "use_cache": False}
+    config = transformers.GptOssConfig(**SIZES, num_key_value_heads=2, vocab_size=WORDS, head_dim=8, **rest)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    program = check(transformers.GptOssForCausalLM(config).train(), TEXT, tolerance=1e-5)
+    rows_apart(program)
+    assert counts(program)["grouped_mm"] == 2 * 4  # two products forward, two for the gradients of rows
+    assert counts(program)["embedding"] == 1 + 2 * 2  # tokens, and the biases of both products by expert
+
+
 def test_a_batch_of_one_keeps_its_dim() -> None:
     program = check(build("llama"), {name: value[:1] for name, value in TEXT.items()})
     assert {op.attributes["equation"] for op in program.ops if op.phase is Phase.FORWARD and op.name == "aten.einsum.default"} == {

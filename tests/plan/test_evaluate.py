@@ -12,6 +12,7 @@ import pytest
 from lowered import agrees, lowered, random_assignment, replicated
 from programs import mlp, trained_mlp
 
+from solver_shard.choice.transients import Transients
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, strided
@@ -22,6 +23,7 @@ from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.solve.engine import solve
+from solver_shard.solve.rounds import solve_in_rounds
 
 PROGRAMS = [mlp(16, 32, 64, 2), trained_mlp(12, 8, 20, 2), trained_mlp(13, 7, 23, 1)]
 
@@ -60,7 +62,7 @@ def test_solved_plans_cost_what_the_certificate_says(objective: str, share: floa
         assert loose.peak is not None
         limit = int(least.peak + (1 - share) * (loose.peak - least.peak))
     case = lowered(program, "2,2", objective=objective, limit=limit)
-    solution = solve(case.graph, objective=objective, time_limit=20)
+    solution = solve_in_rounds(Transients(case.lowering, case.costs), objective=objective, time_limit=20)
     assert solution.assignment is not None
     agrees(case, solution.assignment)
     found = case.evaluate(case.plan(solution.assignment))

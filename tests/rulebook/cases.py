@@ -23,6 +23,8 @@ NAMES = {
     torch.int32: "i32",
     torch.bool: "bool",
     torch.uint8: "u8",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
 }
 
 

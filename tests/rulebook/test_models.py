@@ -1,18 +1,21 @@
-"""Every op of small GPT-2, Llama, BERT and ViT steps has a row, and all its strategies give the unsharded numbers."""
+"""Every op of small public models has a rule and something to shard; of four of them all strategies give the unsharded numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
+import model_zoo
 import pytest
 import torch
 
 from solver_shard.export.interpret import call, run
 from solver_shard.frontends.torch import trace
 from solver_shard.program import Program
-from solver_shard.rulebook import Rulebook
+from solver_shard.rulebook import Rulebook, RuleTable, load_table
 from solver_shard.rulebook.build import signature
+from solver_shard.rulebook.families import FAMILIES
+from solver_shard.rulebook.usage import OpUsage, usage
 from solver_shard.rulebook.verify import verify
 
 transformers = pytest.importorskip("transformers")
@@ -37,6 +40,46 @@ def step(family: str) -> Program:
             config = tf.ViTConfig(**rest, num_hidden_layers=1, image_size=16, patch_size=4, num_labels=6)
             model = tf.ViTForImageClassification(config)
     return trace(model.eval(), TOKENS if family != "vit" else IMAGES, name=family)
+
+
+FORMS = ("training", "eager attention", "half precision", "forward only")
+REASONS: Mapping[str, str] = {}
+"""Ops over 1% of a step that can only be replicated, and why nothing else exists. None."""
+
+
+def used(family: str, form: str) -> tuple[OpUsage, ...]:
+    """The ops of one step of a family of the zoo."""
+    dtype = torch.bfloat16 if form == "half precision" else torch.float32
+    attention = "eager" if form == "eager attention" else None
+    model, inputs = model_zoo.make(family, attention=attention, training=form != "forward only", dtype=dtype)
+    return usage(trace(model, inputs, name=family, forward_only=form == "forward only"), Rulebook())
+
+
+@pytest.mark.parametrize("family", model_zoo.LISTED)
+def test_every_op_of_a_listed_model_has_a_rule_and_something_to_shard(family: str) -> None:
+    for form in FORMS:
+        rows = used(family, form)
+        assert not [row.op for row in rows if row.source == "fallback"], form
+        whole = [row.op for row in rows if max(row.replicated_flops, row.replicated_nbytes) > 0.01 and row.op not in REASONS]
+        assert not whole, form
+        assert sum(row.flops for row in rows) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3", "gpt-oss", "llama4", "swin"])
+def test_every_op_of_other_families_has_a_rule(family: str) -> None:
+    rows = used(family, "training")
+    assert not [row.op for row in rows if row.source == "fallback"]
+    assert not [row.op for row in rows if max(row.replicated_flops, row.replicated_nbytes) > 0.01]
+
+
+def test_an_op_without_a_row_shows_in_the_usage() -> None:
+    program = step("bert")
+    table = dict(load_table())
+    del table["aten.native_layer_norm.default"]
+    short = Rulebook(RuleTable(table, FAMILIES))
+    (found,) = (row for row in usage(program, short) if row.op == "aten.native_layer_norm.default")
+    assert found.source in ("dtensor", "fallback")
+    assert {row.op for row in usage(program, Rulebook()) if row.op.endswith("layer_norm.default")} == {found.op}
 
 
 def values(program: Program) -> Mapping[int, torch.Tensor]:

@@ -98,9 +98,9 @@ EXPECTED = [
     ("maximum", case("aten.amax.default", self=t(4, 6), dim=(1,), keepdim=False), ["R -> R", "S0 -> S0", "S1 -> Pmax"]),
     ("softmax", case("aten._softmax.default", self=t(4, 6), dim=-1, half_to_float=False), ["R -> R", "S0 -> S0", "S1 -> S1"]),
     (
-        "layer norm: rows, and the normalised dim",
+        "layer norm: rows, affine parameters together, and the normalised dim",
         case("aten.native_layer_norm.default", input=t(2, 4, 6), normalized_shape=(6,), weight=t(6), bias=t(6), eps=1e-5),
-        ["R R R -> R R R", "S0 R R -> S0 S0 S0", "S1 R R -> S1 S1 S1", "S2 S0 S0 -> S2 R R"],
+        ["R R R -> R R R", "S0 R R -> S0 S0 S0", "S1 R R -> S1 S1 S1", "R P P -> P R R", "S2 S0 S0 -> S2 R R"],
     ),
     (
         "layer norm backward: rows make partial parameter gradients",
@@ -108,7 +108,10 @@ EXPECTED = [
             "aten.native_layer_norm_backward.default", grad_out=t(4, 6), input=t(4, 6), normalized_shape=(6,), mean=t(4, 1),
             rstd=t(4, 1), weight=t(6), bias=t(6), output_mask=(True, True, True),
         ),
-        ["R R R R R R -> R R R", "S0 S0 S0 S0 R R -> S0 P P", "P R R R R R -> P P P", "S1 S1 R R S0 S0 -> S1 S0 S0"],
+        [
+            "R R R R R R -> R R R", "S0 S0 S0 S0 R R -> S0 P P", "P R R R R R -> P P P", "R R R R P R -> P R R",
+            "S1 S1 R R S0 S0 -> S1 S0 S0",
+        ],
     ),
     (
         "embedding: rows, hidden, and the vocabulary",
@@ -126,10 +129,10 @@ EXPECTED = [
     (
         "loss: rows and classes are summed",
         case("shard.nll_loss_forward", self=t(2, 3, 5), target=ints(5, 2, 3), weight=None, ignore_index=-100),
-        ["R R -> R R", "S0 S0 -> P P", "S1 S1 -> P P", "S2 R -> P R"],
+        ["R R -> R R", "S0 S0 -> P P", "S1 S1 -> P P", "P R -> P R", "S2 R -> P R"],
     ),
-    ("attention: batch and heads", sdpa(4, 4), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 S1 S1 -> S1 S1"]),
-    ("one key-value head: the batch, or its queries", sdpa(4, 1), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 R R -> S1 S1"]),
+    ("attention: batch and heads", sdpa(4, 4), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 S1 S1 -> S1 S1", "R R P -> P R"]),
+    ("one key-value head: the batch, or its queries", sdpa(4, 1), ["R R R -> R R", "S0 S0 S0 -> S0 S0", "S1 R R -> S1 S1", "R R P -> P R"]),
     (
         "convolution without bias",
         case(

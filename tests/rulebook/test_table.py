@@ -19,7 +19,7 @@ BAD_ROWS = {
     'x.y.default = { family = "pointwise" }': "in quotes",
     '"noname" = { family = "pointwise" }': "namespace.name",
     '"x.y.default" = "pointwise"': "a row is",
-    '"x.y.default" = { family = "pointwize" }': "unknown family 'pointwize'; legal: along, ",
+    '"x.y.default" = { family = "pointwize" }': "unknown family 'pointwize'; legal: add_product, ",
     '"x.y.default" = { linear = "self" }': "unknown family None",
     '"x.y.default" = { family = "pointwise", whole = "dim" }': "no setting 'whole'; legal: ",
     '"x.y.default" = { family = "along" }': "needs the setting 'whole'",
@@ -33,6 +33,12 @@ BAD_ROWS = {
     '"x.y.default" = { dims = "m k, k n -> m n", reduce = { k = "mean" } }': "must map factors to reductions",
     '"x.y.default" = { dims = "m k, k n -> m n", reduce = { j = "sum" } }': "names factor 'j'",
     '"x.y.default" = { dims = "m k, k n -> m n", whole = "m j" }': "names factor 'j'",
+    '"x.y.default" = { dims = "m m -> m" }': "factor 'm' twice in 'm m'",
+    '"x.y.default" = { dims = "m k -> m n" }': "factor 'n' in a result and in no operand",
+    '"x.y.default" = { family = "along", whole = [-1, -1] }': "names a dim twice",
+    '"x.y.default" = { family = "pointwise", linear = "self self" }': "names an argument twice",
+    '"x.y.default" = { family = "pointwise" }\n"x.y.default" = { family = "view" }': 'row "x.y.default" is there twice (line 2)',
+    '"x.y.default" = { family = "pointwise" }\n"x::y" = { family = "view" }': "x.y.default has two rows",
     '"x.y.default" = [1': "not valid TOML",
 }
 
@@ -53,8 +59,9 @@ def test_shipped_rows_name_arguments_that_the_ops_have() -> None:
         _, name, overload = op.split(".")
         schema = getattr(getattr(torch.ops.aten, name), overload)._schema
         known = {argument.name for argument in schema.arguments}
-        whole = row.get("whole")
-        named = {a for s in row.linear() for a in s} | {*row.names("unread"), row.get("sum_if_zero")}
+        whole = row.get("whole") if row.family == "along" else None
+        named = {a for s, _ in row.linear() for a in s} | {*row.names("unread"), row.get("sum_if_zero")}
+        named |= {a for term in row.names("monotone") for a in term.removeprefix("-").split("*")}
         named |= {whole} if isinstance(whole, str) else set()
         assert named - {None} <= known, op
 
@@ -97,7 +104,7 @@ def x4x6() -> Tensor:
     [
         ('{ dims = "a b, b -> a b" }', [(4, 6)], [(4, 6)], "describes 2 operands"),
         ('{ dims = "a b -> a" }', [(4, 6)], [(4, 6)], "write one name per dim"),
-        ('{ dims = "a b -> a a" }', [(4, 6)], [(4, 6)], "factor 'a' has sizes 4 and 6"),
+        ('{ dims = "a b -> b a" }', [(4, 6)], [(4, 6)], "mine.toml, row 'my.op.default': .*factor 'b' has sizes 6 and 4 in shapes"),
         ('{ family = "pointwise" }', [(4, 5)], [(4, 6)], "does not broadcast"),
         ('{ family = "view" }', [(4, 5)], [(4, 6)], "element counts differ"),
         ('{ family = "permute" }', [(4, 6)], [(4, 6)], "sizes do not fit"),

@@ -1,0 +1,138 @@
+"""Plans of greedy propagation: what the pins and a pass decide is kept, everything else is replicated, and conflicts are paid for.
+
+Propagation says how tensors are laid out, not how ops get there. So the choice graph is narrowed to what it says, and the solver
+completes the plan at the least cost: sources are stored as decided, optimizer states like their parameters, every op runs in a way that
+agrees with the most placements of its operands and results (a result that is still to be reduced on an axis agrees with any), and what
+then does not fit is a transition with a price.
+
+>>> plan = propagated_plan("gpt2", mesh="dp=4,tp=2", pins=["input_ids=S(0),R"], name="user-priority", batch=16, seq=1024)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.layout import Layout
+from solver_shard.names import fold_items
+from solver_shard.program import Program
+from solver_shard.propagation.passes import Options as PassOptions
+from solver_shard.propagation.passes import PassName
+
+if TYPE_CHECKING:
+    from solver_shard.plan.plan import Plan
+
+NO_LIMIT = 2**50
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Propagation:
+    """A pass and its options, for ``api.plan_program``."""
+
+    name: PassName
+    options: PassOptions = dataclasses.field(default_factory=PassOptions)
+
+    def __str__(self) -> str:
+        """``user-priority``, ``aggressive (basic-then-aggressive)``: what a plan records."""
+        said: list[str] = [self.options.strategy] if self.options.strategy != "aggressive" else []
+        said += [] if self.options.run_op_priority else ["no op priorities"]
+        return f"{self.name} ({', '.join(said)})" if said else self.name
+
+    def record(self, program: Program, lost: Mapping[int, str]) -> str:
+        """What a plan records: the pass, and what it decided that cannot be had."""
+        if not lost:
+            return str(self)
+        left = fold_items([(program.tensors[t].name, what) for t, what in lost.items()])
+        shown = ", ".join(f"{name} {what}" for name, what, _ in left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        return f"{self}; left out (too many shards, or an order that only parameters may have): {shown}"
+
+
+def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:
+    """The lowering with only what leaves tensors as decided; every node keeps at least one strategy."""
+    graph = lowering.graph
+    costs = graph.costs.copy()
+    for v, node in enumerate(lowering.nodes):
+        if node.kind in (Kind.SOURCE, Kind.STATE):
+            keep = np.array([layout == layouts[node.item] for layout in node.layouts])
+        elif node.kind is Kind.OP:
+            keep = _closest(lowering, node.item, layouts)
+        else:
+            continue
+        if keep.any():
+            costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
+    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs))
+
+
+def _closest(lowering: Lowering, op: int, layouts: Sequence[Layout]) -> NDArray[np.bool_]:
+    """The strategies of an op that agree with the most placements of its operands and results."""
+    column, call = lowering.strategies[op], lowering.program.ops[op]
+    score = np.zeros(len(column.axis_choice), dtype=np.int64)
+    for held, t in zip((*column.operands, *column.results), (*call.operands, *call.results), strict=True):
+        made = t in call.results
+        alike = [sum(p == wanted or (made and p.is_partial) for p, wanted in zip(x, layouts[t], strict=True)) for x in held.layouts]
+        score += np.array(alike, dtype=np.int64)[held.chosen]
+    found: NDArray[np.bool_] = score == score.max()
+    return found
+
+
+def propagated_plan(
+    model: Any,
+    *,
+    mesh: str,
+    name: PassName,
+    pins: Sequence[str] = (),
+    options: PassOptions | None = None,
+    cluster: str = "h100",
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    forward_only: bool = False,
+    optimizer: str = "adamw",
+    split: str | bool = True,
+    command: str | None = None,
+    progress: Any = None,
+) -> Plan:
+    """Trace a model, propagate its pins, and price the plan that follows, whether it fits into a device or not.
+
+    Args:
+        model, mesh, pins, cluster, batch, seq, dtype, forward_only, optimizer, split: as in ``solver_shard.optimize``.
+        name: basic, aggressive, op-priority or user-priority.
+        options: strategy and levels of the pass.
+
+    Raises:
+        InputError: an argument is not usable; the message says what is legal.
+        TraceError: the model cannot be traced.
+    """
+    from solver_shard.api import optimize
+
+    propagation = Propagation(name=name, options=options or PassOptions())
+    plan = optimize(
+        model,
+        mesh=mesh,
+        pins=pins,
+        cluster=cluster,
+        memory=NO_LIMIT,
+        reserve=0,
+        batch=batch,
+        seq=seq,
+        dtype=dtype,
+        forward_only=forward_only,
+        optimizer=optimizer,
+        split=split,
+        tied=False,
+        propagation=propagation,
+        command=command,
+        progress=progress,
+    )
+    limit = max(plan.cluster.device.memory, plan.memory.peak)
+    return dataclasses.replace(
+        plan,
+        options=dataclasses.replace(plan.options, memory_limit=limit),
+        memory=dataclasses.replace(plan.memory, limit=limit),
+    )

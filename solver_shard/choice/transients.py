@@ -1,0 +1,272 @@
+"""What transitions of several steps hold in between, counted against the memory limit where it matters.
+
+A transition of one collective needs its source and its destination, which are bytes of other nodes. One of several steps also
+holds **intermediates** (``TransitionTable.intermediates``), and how many depends on where it starts and where it ends: on the
+strategies of two nodes. A *transient* node knows both (``pairs``) and owns the bytes while the transition runs.
+
+**Time.** Transitions that run before one op run one after the other, so what they need at once is the largest of them, not the sum:
+every transient node has a time point of its own, put in right after the op's. At that point all that lives at the op's time is
+live too, and no other transient.
+
+**Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
+needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
+graph is a relaxation of the true problem: its bound holds, and when nothing is missed any more its optimum is the true one. In a tied
+problem a transition is added with all of its copies in the repeated layers; copies share a node only if they also share where the
+transition starts, because otherwise the node would tie what may differ.
+
+    problem = Transients(lowering, costs, node_classes(lowering))
+    problem.graph, problem.peak(assignment), problem.add(problem.missed(assignment, above=limit))
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.choice.fold import Folded, fold
+from solver_shard.choice.graph import ChoiceGraph, Ints
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_order
+from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.choice.pairs import Cells, cells_of
+from solver_shard.costs.model import CostModel
+from solver_shard.costs.transitions import TransitionTable
+from solver_shard.layout import Layout
+from solver_shard.solve.solution import WarmStart
+
+NEAR = 3
+"""Edges around an added transition within which a solution is decided anew when it is taken as a start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Move:
+    """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, while op ``time`` waits.
+
+    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step.
+    """
+
+    start: int
+    stop: int
+    time: int
+    aliases: int
+    shape: tuple[int, ...]
+    dtype: str
+    bucket: int
+    orders: bool
+    converted: bool
+
+    @property
+    def prices(self) -> Hashable:
+        """What its transition table depends on, but for the reductions."""
+        return self.shape, self.dtype, self.bucket, self.orders, self.converted
+
+
+def moves_of(lowering: Lowering) -> tuple[Move, ...]:
+    """The transitions of every reshard, and of the new values from each optimizer state."""
+    index, tensors, either = lowering.index, lowering.program.tensors, either_order(lowering.program)
+    made = {t for op in lowering.program.ops for t in op.results}
+    last = lowering.lives.end - 1
+    found = []
+    for v, node in enumerate(lowering.nodes):
+        t = node.item
+        if node.kind is Kind.STATE:
+            start, stop, aliases, time, purpose = v, index[Kind.SOURCE, t, 0], 0, last, UPDATE
+        elif node.kind is Kind.ACCUMULATE:
+            start, stop, aliases, time, purpose = index[Kind.RESULT, t, 0], v, node.aliases, lowering.lives.base[t][0], ACCUMULATE
+        elif node.kind is Kind.RESHARD:
+            group = lowering.lives.groups[t][node.group]
+            start = index[Kind.HOLD if group.late else Kind.RESULT if t in made else Kind.SOURCE, t, 0]
+            stop, aliases, time, purpose = v, node.aliases, group.start, group.purpose
+            if purpose == OPTIMIZER and (Kind.ACCUMULATOR, t, 0) in index:  # those that stay in its bytes may take several steps too
+                start, aliases, time = index[Kind.ACCUMULATOR, t, 0], 0, last
+        else:
+            continue
+        dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
+        fresh = lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        found.append(
+            Move(
+                start=start,
+                stop=stop,
+                time=time,
+                aliases=aliases,
+                shape=tensors[t].shape,
+                dtype=dtype,
+                bucket=lowering.buckets.get((t, purpose), 1),
+                orders=t in either,
+                converted=fresh and dtype != tensors[t].dtype,
+            )
+        )
+    return tuple(found)
+
+
+class Transients:
+    """A lowered graph, tied or free, with as many transient nodes as were added to it.
+
+    Attributes:
+        graph: to be solved; its nodes are those of ``lowering.graph`` (folded by ``classes``), then the transient ones.
+        folded: how the tied graph was folded; None where nothing is tied.
+    """
+
+    def __init__(self, lowering: Lowering, costs: CostModel, classes: Ints | None = None) -> None:
+        self.lowering, self.costs, self.classes = lowering, costs, classes
+        self.moves = moves_of(lowering)
+        self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
+        self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
+        self.added: set[int] = set()
+        self._last: tuple[Ints, dict[int, int]] | None = None
+        self._known: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, Ints] = {}
+        self._cells: dict[Hashable, Cells] = {}
+        self.folded: Folded | None = None
+        self.graph = self._build()
+        if self.folded is not None and self.folded.graph.size == lowering.graph.size:
+            self.classes = self.folded = None  # nothing repeats: what is proven holds for every plan
+            self.graph = lowering.graph
+
+    def plain(self, assignment: Sequence[int] | Ints) -> Ints:
+        """The assignment of ``lowering.graph`` that one of this graph stands for."""
+        chosen = np.asarray(assignment, dtype=np.int64)
+        size = self.lowering.graph.size
+        return chosen[:size] if self.folded is None else chosen[self.folded.member[:size]]
+
+    def peak(self, assignment: Sequence[int] | Ints) -> int:
+        """Largest number of bytes in use at any time, all intermediates counted."""
+        plain = self.plain(assignment)
+        profile = self.lowering.graph.profile(plain)
+        return max([int(profile.max(initial=0)), *(int(profile[self.moves[m].time]) + n for m, n in self._held(plain).items())])
+
+    def missed(self, assignment: Sequence[int] | Ints, above: int) -> tuple[int, ...]:
+        """Positions in ``moves`` of the transitions that are not in the graph and during which more than so many bytes are in use."""
+        plain = self.plain(assignment)
+        profile = self.lowering.graph.profile(plain)
+        held = self._held(plain).items()
+        return tuple(m for m, n in held if m not in self.added and profile[self.moves[m].time] + n > above)
+
+    def add(self, moves: Collection[int]) -> None:
+        """Count these transitions, all others that run at the same time, and the copies of all of them in repeated layers."""
+        times = {self.moves[m].time for m in moves}
+        wanted = {self._key(m) for m, move in enumerate(self.moves) if move.time in times}
+        self.added |= {m for m in range(len(self.moves)) if self._key(m) in wanted and self._table(m).any()}
+        self.graph = self._build()
+
+    def start(self, assignment: Sequence[int] | Ints, moves: Collection[int]) -> WarmStart:
+        """A solution of an earlier graph as a start for this one: kept but for what is near these transitions."""
+        plain, graph = self.plain(assignment), self.lowering.graph
+        near = np.zeros(graph.size, dtype=bool)
+        near[[v for m in moves for v in (self.moves[m].start, self.moves[m].stop)]] = True
+        for _ in range(NEAR):
+            touched = near[graph.edges].any(axis=1)
+            near[graph.edges[touched]] = True
+        allowed = {}
+        sizes, member = graph.sizes(), np.arange(graph.size) if self.folded is None else self.folded.member
+        free = set(member[: graph.size][near].tolist())
+        for v in range(graph.size):
+            if (c := int(member[v])) not in free and c not in allowed:
+                allowed[c] = np.arange(sizes[v]) == plain[v]
+        return WarmStart(name="the last round's plan", allowed=allowed)
+
+    def _held(self, plain: Ints) -> dict[int, int]:
+        """Bytes of the intermediates of every transition that an assignment makes in several steps."""
+        if self._last is not None and np.array_equal(self._last[0], plain):
+            return self._last[1]
+        found = {}
+        for m in np.flatnonzero(plain[self._stops] >= self._aliases).tolist():
+            move = self.moves[m]
+            source, target = self._layout(move.start, plain), self._layout(move.stop, plain)
+            if source != target and (nbytes := self._between(move, source, target)):
+                found[m] = nbytes
+        self._last = plain, found
+        return found
+
+    def _between(self, move: Move, source: Layout, target: Layout) -> int:
+        """Bytes of intermediates of one transition, from its path: few pairs are ever asked, whole tables take longer."""
+        key = (move.prices, source, target)
+        if key not in self._known:
+            table = self._transitions(move, (source, target))
+            made = [int(table.nbytes[table.index[step.after]]) for step in table.path(source, target)[:-1]]
+            first = int(table.nbytes[table.index[source]]) if move.converted else 0
+            self._known[key] = max(map(sum, itertools.pairwise([first, *made, 0])))
+        return self._known[key]
+
+    def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
+        reductions = tuple(sorted({p.reduction for layout in layouts for p in layout if p.is_partial}))
+        return self.costs.transitions(move.shape, move.dtype, reductions, move.bucket, move.orders)
+
+    def _layout(self, v: int, plain: Ints) -> Layout:
+        return self.lowering.nodes[v].layouts[int(plain[v])]
+
+    def _key(self, m: int) -> Hashable:
+        """What copies of a transition in repeated layers share."""
+        move = self.moves[m]
+        return m if self.classes is None else (int(self.classes[move.start]), int(self.classes[move.stop]))
+
+    def _table(self, m: int) -> Ints:
+        """Bytes of intermediates for every strategy of the one and the other node."""
+        move = self.moves[m]
+        held, taken = self.lowering.nodes[move.start].layouts, self.lowering.nodes[move.stop].layouts
+        key = (move.prices, held, taken, move.aliases)
+        if key not in self._numbers:
+            table = self._transitions(move, (*held, *taken))
+            rows, columns = table.positions(held), table.positions(taken)
+            numbers = table.intermediates(move.converted)[rows[:, None], columns]
+            numbers[:, : move.aliases] = 0
+            self._numbers[key] = numbers
+        return self._numbers[key]
+
+    def _cells_of(self, m: int) -> Cells:
+        table = self._table(m)
+        if id(table) not in self._cells:
+            self._cells[id(table)] = cells_of(table)
+        return self._cells[id(table)]
+
+    def _build(self) -> ChoiceGraph:
+        added = sorted(self.added)
+        graph = with_cells(self.lowering.graph, [(self.moves[m], self._cells_of(m)) for m in added]) if added else self.lowering.graph
+        if self.classes is None:
+            return graph
+        first = int(self.classes.max(initial=-1)) + 1
+        known: dict[Hashable, int] = {}
+        more = [known.setdefault((self._key(m), id(self._cells_of(m))), first + len(known)) for m in added]
+        self.folded = fold(graph, np.concatenate([self.classes, np.array(more, dtype=np.int64)]))
+        return self.folded.graph
+
+
+def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]]) -> ChoiceGraph:
+    """The graph with a transient node for each of these transitions, at time points of their own.
+
+    Times move: what happened at time t happens at t plus the number of points put in before, and lives go on through them.
+    """
+    end = int(graph.intervals[:, 1].max(initial=0))
+    times = np.array([move.time for move, _ in added], dtype=np.int64)
+    put_in = np.bincount(times, minlength=end + 1)
+    later = np.arange(end + 1) + np.cumsum(put_in) - put_in
+    next_free = later + 1
+    intervals = [later[graph.intervals]]
+    for time in times.tolist():
+        intervals.append(np.array([[next_free[time], next_free[time] + 1]], dtype=np.int64))
+        next_free[time] += 1
+    tables = list(graph.tables)
+    known: dict[int, tuple[int, int]] = {}
+    edges: list[tuple[int, int]] = []
+    edge_tables: list[int] = []
+    for v, (move, cells) in enumerate(added, start=graph.size):
+        if id(cells) not in known:
+            known[id(cells)] = len(tables), len(tables) + 1
+            tables += [cells.rows, cells.columns]
+        edges += [(move.start, v), (move.stop, v)]
+        edge_tables += known[id(cells)]
+    sizes = [len(cells.values) for _, cells in added]
+    return ChoiceGraph(
+        names=(*graph.names, *(f"intermediates of {graph.names[move.stop]}" for move, _ in added)),
+        offsets=np.concatenate([graph.offsets, graph.offsets[-1] + np.cumsum(sizes)]).astype(np.int64),
+        costs=np.concatenate([graph.costs, np.zeros(sum(sizes), dtype=np.int64)]),
+        usages=np.concatenate([graph.usages, *(cells.values for _, cells in added)]),
+        interval_offsets=np.concatenate([graph.interval_offsets, graph.interval_offsets[-1] + 1 + np.arange(len(added))]).astype(np.int64),
+        intervals=np.concatenate(intervals),
+        edges=np.concatenate([graph.edges, np.array(edges, dtype=np.int64).reshape(-1, 2)]),
+        edge_tables=np.concatenate([graph.edge_tables, np.array(edge_tables, dtype=np.int64)]),
+        tables=tuple(tables),
+        limit=graph.limit,
+    )

@@ -1,0 +1,219 @@
+"""``solver-shard propagate``: greedy propagation of the shardings that are given, over a StableHLO module or a traced model."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from solver_shard.cli.progress import progress_lines
+
+if TYPE_CHECKING:
+    from solver_shard.propagation.graph import Graph
+    from solver_shard.propagation.passes import Options, PassName
+
+_MODULE = (".mlir", ".stablehlo")
+
+
+class Pass(enum.StrEnum):
+    """What to run."""
+
+    BASIC = "basic"
+    AGGRESSIVE = "aggressive"
+    OP_PRIORITY = "op-priority"
+    USER_PRIORITY = "user-priority"
+    RULES = "populate-op-sharding-rules"
+
+
+class Strategy(enum.StrEnum):
+    """How the axes of one op's factors are settled."""
+
+    BASIC = "basic"
+    AGGRESSIVE = "aggressive"
+    BOTH = "basic-then-aggressive"
+
+
+def propagate(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODULE|MODEL", help="A StableHLO module (FILE.mlir), or a preset or package.module:function.")
+    ],
+    which: Annotated[
+        Pass, typer.Option("--pass", help="Each runs the ones before; the last only attaches rules to the ops of a module.")
+    ] = Pass.USER_PRIORITY,
+    conservative: Annotated[
+        bool, typer.Option("--conservative-propagation", help="Propagate no part of an axis, nor what could yield uneven shards.")
+    ] = False,
+    strategy: Annotated[Strategy, typer.Option("--propagation-strategy", help="Of aggressive and up.")] = Strategy.AGGRESSIVE,
+    levels: Annotated[
+        bool,
+        typer.Option(
+            "--run-op-priority-propagation/--no-run-op-priority-propagation",
+            help="Of op-priority and up: five levels of ops, or all ops at once.",
+        ),
+    ] = True,
+    keep_rules: Annotated[
+        bool, typer.Option("--keep-sharding-rules", help="Of a module: leave the rules that were made on its ops.")
+    ] = False,
+    dump: Annotated[
+        Path | None,
+        typer.Option(
+            "--module-dump-directory", metavar="DIR", help="Write the module after every user priority but the last.", show_default=False
+        ),
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="Of a model: axes as in solve, dp=4,tp=2.", show_default=False)] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="Of a model: PATTERN=LAYOUT as in solve, repeatable.", show_default=False)] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Of a preset: global batch of one step.", show_default=False)] = None,
+    seq: Annotated[int | None, typer.Option(min=1, help="Of a language model: tokens per sequence.", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of a model: bf16, f32, ... (default: bf16).", show_default=False)] = None,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Of a model: no backward pass, no update.")] = False,
+    cluster: Annotated[str, typer.Option(help="Of a model: what prices the plan, as in solve.")] = "h100",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the module, or a model's plan as JSON, to this file.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every value's sharding, or a model's plan, as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Spread the shardings that are given over all other values, greedily, as Shardy does.
+
+    A module without sdy.data_flow_edge ops gets edges on what its control flow hands on, and loses them after the pass; one that has
+    edges is taken as it is. A model is traced; its pins are propagated, and the plan that follows is priced.
+
+    Exit codes: 0 done, 1 bad input, 2 usage.
+    """
+    from solver_shard.propagation.passes import Options
+
+    if output is not None and (
+        (output.exists() and not output.is_file()) or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
+    ):
+        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
+    if dump is not None and not dump.is_dir():
+        raise typer.BadParameter(f"{dump} is no folder; make it first", param_hint="--module-dump-directory")
+    is_module = Path(model).suffix in _MODULE or Path(model).is_file()
+    _check_usage(is_module, mesh, pin, which)
+    options = Options(conservative=conservative, strategy=strategy.value, run_op_priority=levels, keep_rules=keep_rules)
+    with progress_lines(quiet) as progress:
+        if is_module:
+            text, shown = _module(Path(model), which, options, dump)
+        else:
+            from solver_shard.baselines.propagated import propagated_plan
+            from solver_shard.plan.io import plan_to_json
+
+            assert mesh is not None, "checked above"
+            plan = propagated_plan(
+                model,
+                mesh=mesh,
+                name=_pass_name(which),
+                pins=tuple(pin or ()),
+                options=options,
+                cluster=cluster,
+                batch=batch,
+                seq=seq,
+                dtype=dtype,
+                forward_only=forward_only,
+                command=shlex.join(["solver-shard", *context.find_root().obj]),
+                progress=progress,
+            )
+            text = shown = plan_to_json(plan)
+        if output is not None:
+            output.write_text(text, encoding="utf-8")
+    if as_json:
+        sys.stdout.write(shown)
+    elif not is_module:
+        sys.stdout.write(f"{plan}\n")
+    elif output is None:
+        sys.stdout.write(text)
+
+
+def _check_usage(is_module: bool, mesh: str | None, pin: list[str] | None, which: Pass) -> None:
+    """Options that belong to the other kind of input, or are missing for this one."""
+    if is_module and (mesh is not None or pin):
+        raise typer.BadParameter("a module has its meshes and shardings in its text; drop --mesh and --pin", param_hint="--mesh")
+    if not is_module and mesh is None:
+        raise typer.BadParameter(
+            "a model needs --mesh, as in --mesh dp=4,tp=2 (a module is a file that ends in .mlir)", param_hint="--mesh"
+        )
+    if not is_module and which is Pass.RULES:
+        raise typer.BadParameter(f"{which.value} prints a module's rules; give a StableHLO module", param_hint="--pass")
+
+
+def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tuple[str, str]:
+    """Run a pass over a module: its text after, and its shardings as JSON. Dumps are written once everything is done."""
+    import dataclasses
+
+    from solver_shard.frontends.stablehlo import StablehloModule
+    from solver_shard.frontends.stablehlo_rules import StablehloRules
+    from solver_shard.propagation.edges import add_edges, sink_edges
+    from solver_shard.propagation.graph import Kind
+    from solver_shard.propagation.passes import populate_rules, propagate
+
+    module = StablehloModule.load(path)
+    rules = StablehloRules()
+    dumped: list[tuple[str, str]] = []
+    warnings: tuple[str, ...] = ()
+    if which is Pass.RULES:
+        graph = populate_rules(module.graph, rules, conservative=options.conservative)
+    else:
+        edged = any(module.graph.ops[i].kind is Kind.EDGE for i in module.graph.walk())
+        given = module.graph if edged else add_edges(module.graph)
+
+        def final(made: Graph) -> Graph:
+            return made if edged else sink_edges(made)
+
+        if dump is not None:
+            options = dataclasses.replace(options, dump=lambda made, name: dumped.append((name, module.print(final(made), verify=False))))
+        done = propagate(given, _pass_name(which), rules, options)
+        graph, warnings = final(done.graph), done.warnings
+    text = module.print(graph)
+    for warning in (*warnings, *(f"no sharding rule for {name}; nothing propagates through it" for name in rules.missing)):
+        print(f"warning: {path}: {warning}", file=sys.stderr)
+    for name, made in dumped:
+        assert dump is not None, "dumps are only made for a folder"
+        (dump / name).write_text(made, encoding="utf-8")
+    return text, json.dumps(_shardings(graph), indent=2) + "\n"
+
+
+def _shardings(graph: Graph) -> dict[str, Any]:
+    """Every value's sharding, function after function."""
+    from solver_shard.annotations import format_sharding
+
+    def entry(value: int, **more: Any) -> dict[str, Any]:
+        found = graph.values[value]
+        sharding = None if found.sharding is None else format_sharding(found.sharding, graph.meshes)
+        return {"value": found.name, **more, "shape": found.shape, "dtype": found.dtype, "sharding": sharding}
+
+    def inside(ops: tuple[int, ...]) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        for i in ops:
+            op = graph.ops[i]
+            rule = {} if op.rule is None else {"rule": str(op.rule)}
+            made += [entry(value, op=op.name, **rule) for value in op.results]
+            for block in op.regions:
+                made += inside(block.ops)
+        return made
+
+    functions = [
+        {
+            "function": function.name,
+            "arguments": [entry(value) for value in function.body.arguments],
+            "values": inside(function.body.ops),
+            "results": [None if s is None else format_sharding(s, graph.meshes) for s in function.result_shardings],
+        }
+        for function in graph.functions
+    ]
+    return {"meshes": {name: str(mesh) for name, mesh in graph.meshes.items()}, "functions": functions}
+
+
+def _pass_name(which: Pass) -> PassName:
+    from typing import get_args
+
+    from solver_shard.propagation.passes import PassName
+
+    return next(name for name in get_args(PassName) if name == which.value)

@@ -1,0 +1,200 @@
+"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on as another.
+
+An edge op sits on its owner, one of the targets. Its sources are read and written where they are; all targets share the edge's
+own sharding. Inside a manual computation an edge's sharding leaves out the manual axes, outside it begins with them.
+
+    while                   sources: the initial value, what the body returns; targets: the result (owner), both block arguments
+    case                    sources: what each branch returns; target: the result
+    optimization_barrier    source: the operand; target: the result
+    manual computation,     source: the operand; target: the block argument
+    named computation       source: what the body returns; target: the result
+    function                sources: that operand of every call; target: the argument
+    call                    source: what the callee returns; target: the call's result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solver_shard.annotations import AxisRef, DimSharding, TensorSharding
+from solver_shard.errors import InputError
+from solver_shard.propagation.graph import Graph, Kind, Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeFlow:
+    """What one edge connects.
+
+    Attributes:
+        sources: values, in order.
+        targets: values that read and write the edge's sharding, the owner among them; none of a function's edge, whose owner is read by
+            nothing else.
+        others: the targets that are not the owner.
+        uses: the (op, operand position) through which the sources reach the edge.
+        manual: the manual axes that the edge crosses.
+        inward: whether the edge goes into the manual computation (its own sharding leaves the manual axes out).
+        outer: the sharding that the manual computation declares for this value, on the outside.
+        order: the axes of its mesh.
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    uses: tuple[tuple[int, int], ...] = ()
+    manual: tuple[str, ...] = ()
+    inward: bool = False
+    outer: TensorSharding | None = None
+    order: tuple[str, ...] = ()
+
+    def seen(self, sharding: TensorSharding | None) -> TensorSharding | None:
+        """The edge's sharding as a step sees it, to compare with the sources."""
+        if not self.manual or sharding is None:
+            return sharding
+        if not self.inward:
+            return without_manual(sharding, self.manual)
+        return sharding if self.outer is None else with_manual(self.outer, sharding, self.manual, self.order)
+
+    def stored(self, sharding: TensorSharding) -> TensorSharding:
+        """What the edge keeps of a sharding that a step gave it."""
+        if not self.manual:
+            return sharding
+        if self.inward:
+            return without_manual(sharding, self.manual)
+        return sharding if self.outer is None else with_manual(self.outer, sharding, self.manual, self.order)
+
+
+def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
+    """What every edge op of the graph connects; ``maker`` is the op that defines a value, or that holds its block.
+
+    Raises:
+        InputError: an edge on a value that no control flow hands on.
+    """
+    flows: dict[int, EdgeFlow] = {}
+    functions = {function.name: function for function in graph.functions}
+    calls: dict[str, list[int]] = {}
+    for i in _calls(graph):
+        callee = graph.ops[i].callee
+        if callee is not None:
+            calls.setdefault(callee, []).append(i)
+    for i in graph.walk():
+        edge = graph.ops[i]
+        owner = edge.operands[0] if edge.operands else -1
+        if edge.kind is Kind.EDGE:
+            if maker[owner] < 0:
+                raise _misplaced(graph, edge)
+            flows[i] = _region_flow(graph, edge, maker[owner], owner)
+        elif edge.kind is Kind.FUNC_EDGE:
+            if maker[owner] < 0:
+                name, index = next((f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments)
+                flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())))
+            else:
+                call = graph.ops[maker[owner]]
+                if call.kind is not Kind.CALL or call.callee not in functions:
+                    raise _misplaced(graph, edge)
+                index = call.results.index(owner)
+                end = functions[call.callee].body.ops[-1]
+                flows[i] = EdgeFlow(sources=(graph.ops[end].operands[index],))
+    return flows
+
+
+def _calls(graph: Graph) -> list[int]:
+    """All calls in the order in which the reference finds them: a block's own, then those of its ops' regions, last region first.
+
+    Functions are taken in order. It matters where equal meshes have two names: a function's edge takes that of its first caller.
+    """
+    found = []
+    for function in graph.functions:
+        stack = [function.body]
+        while stack:
+            for i in stack.pop().ops:
+                if graph.ops[i].kind is Kind.CALL:
+                    found.append(i)
+                stack.extend(graph.ops[i].regions)
+    return found
+
+
+def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
+    op = graph.ops[holder]
+    if owner not in op.results:
+        if op.kind not in (Kind.MANUAL, Kind.NAMED):
+            raise _misplaced(graph, edge)
+        index = op.regions[0].arguments.index(owner)
+        outer = op.in_shardings[index] if op.in_shardings and op.kind is Kind.MANUAL else None
+        order = axis_order(graph, outer)
+        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer, order=order)
+    index = op.results.index(owner)
+    ends = [block.ops[-1] for block in op.regions]
+    if op.kind is Kind.WHILE:
+        others = tuple(block.arguments[index] for block in op.regions)
+        both = ((holder, index), (ends[1], index))
+        sources = tuple(graph.ops[i].operands[k] for i, k in both)
+        return EdgeFlow(sources=sources, targets=(owner, *others), others=others, uses=both)
+    if op.kind is Kind.CASE:
+        uses = tuple((end, index) for end in ends)
+        return EdgeFlow(sources=tuple(graph.ops[i].operands[k] for i, k in uses), targets=(owner,), uses=uses)
+    if op.kind is Kind.OPT_BARRIER:
+        return EdgeFlow(sources=(op.operands[index],), targets=(owner,), uses=((holder, index),))
+    if op.kind in (Kind.MANUAL, Kind.NAMED):
+        outer = graph.values[owner].sharding if op.kind is Kind.MANUAL else None
+        source, order = graph.ops[ends[0]].operands[index], axis_order(graph, outer)
+        return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer, order=order)
+    raise _misplaced(graph, edge)
+
+
+def axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]:
+    """The names of the axes of a sharding's mesh, in order."""
+    if sharding is None:
+        return ()
+    mesh = graph.meshes[sharding.mesh] if isinstance(sharding.mesh, str) else sharding.mesh
+    return tuple(name for name, _ in mesh.axes)
+
+
+def _misplaced(graph: Graph, edge: Op) -> InputError:
+    value = graph.values[edge.operands[0]].name if edge.operands else "nothing"
+    return InputError(
+        f"{edge.name} on {value}: this value is not handed on by control flow; legal are results of while, case, optimization_barrier, "
+        "manual and named computations, and block arguments of the last two; drop the edge"
+    )
+
+
+def _free_from(axes: Sequence[AxisRef], manual: Sequence[str]) -> int:
+    """Where the free axes of a dim begin. Its manual axes come first; where they do not, the reference's binary search decides."""
+    first, length = 0, len(axes)
+    while length:
+        half = length // 2
+        if axes[first + half].name in manual:
+            first, length = first + half + 1, length - half - 1
+        else:
+            length = half
+    return first
+
+
+def without_manual(sharding: TensorSharding, manual: Sequence[str]) -> TensorSharding:
+    """The sharding as the inside of a manual computation sees it."""
+    return TensorSharding(
+        mesh=sharding.mesh,
+        dims=tuple(DimSharding(dim.axes[_free_from(dim.axes, manual) :], dim.open, dim.priority) for dim in sharding.dims),
+        replicated=tuple(axis for axis in sharding.replicated if axis.name not in manual),
+        unreduced=tuple(axis for axis in sharding.unreduced if axis.name not in manual),
+        reduction=sharding.reduction,
+    )
+
+
+def with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str], order: Sequence[str]) -> TensorSharding:
+    """The inner sharding on the outside: what the outer one does with the manual axes, and then what the inner one does."""
+
+    def joined(mine: Sequence[AxisRef], new: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
+        kept = [axis for axis in mine if axis.name in manual]
+        return tuple(sorted((*kept, *new), key=lambda axis: (order.index(axis.name), axis.pre)))
+
+    return TensorSharding(
+        mesh=outer.mesh,
+        dims=tuple(
+            DimSharding((*mine.axes[: _free_from(mine.axes, manual)], *new.axes), new.open)
+            for mine, new in zip(outer.dims, inner.dims, strict=True)
+        ),
+        replicated=joined(outer.replicated, inner.replicated),
+        unreduced=joined(outer.unreduced, inner.unreduced),
+        reduction=inner.reduction if inner.unreduced else outer.reduction,
+    )

@@ -1,0 +1,193 @@
+"""An op's sharding rule in the reference's form, and its text.
+
+>>> rule = parse_rule("#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>")
+>>> rule.operands, rule.sizes, rule.reduction
+((((0,), (2,)), ((2,), (1,))), (8, 4, 2), (2,))
+>>> str(rule)
+'#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>'
+
+Factors are written as i to z, then z_1, z_2, ...; a dim of two factors as ``ij``, the major one first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from solver_shard.errors import InputError
+
+FactorDims = tuple[tuple[int, ...], ...]
+"""Per tensor dim, its factors, major to minor."""
+
+_LETTERS = "ijklmnopqrstuvwxyz"
+_FACTOR = re.compile(r"z_[0-9]{1,6}|[i-z]")
+_SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
+_RULE = re.compile(
+    r"\s*(?:#sdy\.op_sharding_rule)?\s*<\s*\((?P<operands>[^()]*)\)\s*->\s*\((?P<results>[^()]*)\)\s*(?:\{(?P<sizes>[^{}]*)\})?(?P<rest>.*)>\s*\Z",
+    re.DOTALL,
+)
+_SET = re.compile(rf"\s*(?P<name>{'|'.join(_SETS)})\s*=\s*\{{(?P<factors>[^{{}}]*)\}}")
+_MAX_TEXT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingRule:
+    """How the dims of an op's operands and results correspond.
+
+    Attributes:
+        sizes: of the factors.
+        operands, results: per tensor and dim, the positions of its factors, major to minor; never empty for a dim.
+        reduction, need_replication, permutation: types of factors, ascending; a factor is in one of them at most, the others pass
+            through.
+        blocked: factors along which nothing propagates, ascending.
+        custom: given by the user; never dropped.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[FactorDims, ...]
+    results: tuple[FactorDims, ...]
+    reduction: tuple[int, ...] = ()
+    need_replication: tuple[int, ...] = ()
+    permutation: tuple[int, ...] = ()
+    blocked: tuple[int, ...] = ()
+    custom: bool = False
+
+    def passes_through(self, factor: int) -> bool:
+        """Whether the factor is of no special type."""
+        return factor not in self.reduction and factor not in self.need_replication and factor not in self.permutation
+
+    def __str__(self) -> str:
+        sets = zip(_SETS, (self.reduction, self.need_replication, self.permutation, self.blocked), strict=True)
+        special = "".join(f" {name}={{{', '.join(map(factor_name, held))}}}" for name, held in sets if held)
+        sizes = ", ".join(f"{factor_name(f)}={size}" for f, size in enumerate(self.sizes))
+        sizes = f" {{{sizes}}}" if sizes else ""
+        tensors = f"({_format(self.operands)})->({_format(self.results)})"
+        return f"#sdy.op_sharding_rule<{tensors}{sizes}{special}{', custom' if self.custom else ''}>"
+
+
+@lru_cache(maxsize=4096)
+def identity_rule(shape: tuple[int, ...], operands: int) -> ShardingRule:
+    """The rule of an op whose operands and one result correspond dim by dim."""
+    dims = tuple((d,) for d in range(len(shape)))
+    return ShardingRule(sizes=shape, operands=(dims,) * operands, results=(dims,))
+
+
+def factor_name(factor: int) -> str:
+    """``i`` to ``z``, then ``z_1``, ``z_2``, ...
+
+    >>> factor_name(0), factor_name(17), factor_name(18)
+    ('i', 'z', 'z_1')
+    """
+    return _LETTERS[factor] if factor < len(_LETTERS) else f"z_{factor - len(_LETTERS) + 1}"
+
+
+def _format(tensors: Sequence[FactorDims]) -> str:
+    return ", ".join("[" + ", ".join("".join(map(factor_name, held)) for held in dims) + "]" for dims in tensors)
+
+
+def parse_rule(text: str) -> ShardingRule:
+    """Read a rule as printed, with or without ``#sdy.op_sharding_rule``.
+
+    Raises:
+        InputError: the text is no rule, or the rule breaks a law of ``check_rule``.
+    """
+    match = _RULE.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise InputError(
+            f"cannot read sharding rule {text[:200]!r}; write it as in '<([i, k], [k, j])->([i, j]) {{i=8, j=4, k=2}} reduction={{k}}>'"
+        )
+    sizes = _parse_sizes(match["sizes"] or "", text)
+    rest, held = match["rest"], dict[str, tuple[int, ...]]()
+    while found := _SET.match(rest):
+        held[found["name"]] = tuple(_parse_factor(name, text) for name in _split(found["factors"]))
+        rest = rest[found.end() :].lstrip()
+    custom = rest.strip().lstrip(",").strip()
+    if custom not in ("", "custom"):
+        raise InputError(
+            f"cannot read sharding rule {text[:200]!r} at {custom[:60]!r}; after the sizes come {', '.join(_SETS)} or 'custom'"
+        )
+    rule = ShardingRule(
+        sizes=sizes,
+        operands=_parse_tensors(match["operands"], text),
+        results=_parse_tensors(match["results"], text),
+        reduction=held.get("reduction", ()),
+        need_replication=held.get("need_replication", ()),
+        permutation=held.get("permutation", ()),
+        blocked=held.get("blocked_propagation", ()),
+        custom=custom == "custom",
+    )
+    check_rule(rule, text)
+    return rule
+
+
+def check_rule(rule: ShardingRule, where: str) -> None:
+    """Hold a rule against its laws; ``where`` begins the message.
+
+    Raises:
+        InputError: a factor that does not exist, is used twice by one tensor, or by none; a dim without factors, or with one of size 1
+            beside others; a factor of two types; sets that are not ascending.
+    """
+    used = set()
+    for kind, tensors in (("operand", rule.operands), ("result", rule.results)):
+        for position, dims in enumerate(tensors):
+            factors = [f for held in dims for f in held]
+            if any(not held for held in dims):
+                raise InputError(f"{where}: {kind} {position} has a dim without factors; give every dim at least one")
+            if any(not 0 <= f < len(rule.sizes) for f in factors):
+                raise InputError(f"{where}: {kind} {position} names a factor without a size; sizes are given for {len(rule.sizes)} factors")
+            if len(set(factors)) != len(factors):
+                raise InputError(f"{where}: {kind} {position} uses a factor twice; a tensor may hold each factor once")
+            if any(len(held) > 1 and any(rule.sizes[f] == 1 for f in held) for held in dims):
+                raise InputError(f"{where}: {kind} {position} has a factor of size 1 beside others in one dim; drop it from that dim")
+            used.update(factors)
+    unused = [factor_name(f) for f in range(len(rule.sizes)) if f not in used]
+    if unused:
+        raise InputError(f"{where}: no tensor uses factor {unused[0]}; drop it from the sizes")
+    for name, held in zip(_SETS, (rule.reduction, rule.need_replication, rule.permutation, rule.blocked), strict=True):
+        if any(not 0 <= f < len(rule.sizes) for f in held) or any(a >= b for a, b in itertools.pairwise(held)):
+            raise InputError(f"{where}: {name} must list factors that exist, in ascending order, each once")
+    typed = (*rule.reduction, *rule.need_replication, *rule.permutation)
+    if len(set(typed)) != len(typed):
+        raise InputError(f"{where}: a factor can be in only one of reduction, need_replication and permutation")
+
+
+def _parse_sizes(body: str, text: str) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for part in _split(body):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if _parse_factor(name, text) != len(sizes) or not re.fullmatch(r"[0-9]{1,18}", size):
+            raise InputError(
+                f"cannot read sharding rule {text[:200]!r} at {part!r}; sizes are given in the order i, j, ... as in 'i=8, j=4'"
+            )
+        sizes.append(int(size))
+    return tuple(sizes)
+
+
+def _parse_tensors(body: str, text: str) -> tuple[FactorDims, ...]:
+    tensors, rest = list[FactorDims](), body.strip()
+    while rest:
+        match = re.match(r"\[([^\[\]]*)\]\s*(,\s*(?=\[)|\Z)", rest)
+        if match is None:
+            raise InputError(f"cannot read sharding rule {text[:200]!r} at {rest[:60]!r}; a tensor is written as in '[i, jk]'")
+        dims = []
+        for part in match[1].split(",") if match[1].strip() else ():
+            names = _FACTOR.findall(part)
+            if "".join(names) != part.strip():
+                raise InputError(f"cannot read sharding rule {text[:200]!r} at {part!r}; factors are i to z, then z_1, z_2, ...")
+            dims.append(tuple(_parse_factor(name, text) for name in names))
+        tensors.append(tuple(dims))
+        rest = rest[match.end() :]
+    return tuple(tensors)
+
+
+def _parse_factor(name: str, text: str) -> int:
+    if not _FACTOR.fullmatch(name):
+        raise InputError(f"cannot read sharding rule {text[:200]!r} at {name[:60]!r}; factors are i to z, then z_1, z_2, ...")
+    return _LETTERS.index(name) if len(name) == 1 else len(_LETTERS) - 1 + int(name[2:])
+
+
+def _split(body: str) -> list[str]:
+    return [part.strip() for part in body.split(",")] if body.strip() else []

@@ -1,0 +1,210 @@
+"""One sweep over a graph: every op is stepped, in an order that is part of the semantics.
+
+A stack of all ops, the first on top. What a step changes puts the ops around the changed values back on the stack, on top, so that a
+change is followed at once, the innermost last change first. Another order (a queue, repeated sweeps) reaches another fixed point in
+about 2% of dense graphs, so it must not be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from solver_shard.propagation.graph import Direction, Kind, Traits
+from solver_shard.propagation.rule import ShardingRule, identity_rule
+from solver_shard.propagation.state import NO_OP, NO_SLOT, State
+from solver_shard.propagation.step import StrategyName
+
+Directions = Callable[[int, ShardingRule], tuple[Direction, ...]]
+"""From an op's position and its rule to where each factor's axes may flow."""
+
+
+def any_direction(op: int, rule: ShardingRule) -> tuple[Direction, ...]:
+    """Both ways along every factor."""
+    return (Direction.BOTH,) * len(rule.sizes)
+
+
+def sweep(state: State, strategy: StrategyName, directions: Directions = any_direction, *, conservative: bool = False) -> None:
+    """Settle function results, then all ops, then function results once more."""
+    _function_results(state, strategy)
+    _Sweep(state, strategy, directions, conservative).run()
+    _function_results(state, strategy)
+
+
+def _function_results(state: State, strategy: StrategyName) -> None:
+    """Step between what the main function returns and the shardings of its results."""
+    body = state.graph.functions[state.main].body
+    if not body.ops:
+        return
+    for value, slot in zip(state.graph.ops[body.ops[-1]].operands, state.result_slots[state.main], strict=True):
+        if state.graph.values[value].shape is None:
+            continue
+        rule = identity_rule(state.graph.values[value].shape or (), 1)
+        shardings = (state.get(value), state.numbers[slot])
+        changes = state.stepper.step(
+            rule, state.stepper.rule(rule), shardings, directions=(Direction.BOTH,) * len(rule.sizes), strategy=strategy
+        )
+        own = state.slots[value]
+        modified = state.value_of.get(own, own)
+        for position, number in changes:
+            state.put(own if position == 0 else slot, number)
+            for member in state.groups.get(modified, ()) if position == 0 else ():
+                if member != modified:
+                    state.put(state.slots[member], number)
+
+
+class _Sweep:
+    """The stack and what is put on it."""
+
+    def __init__(self, state: State, strategy: StrategyName, directions: Directions, conservative: bool) -> None:
+        self.state = state
+        self.strategy: StrategyName = strategy
+        self.directions = directions
+        self.conservative = conservative
+        alive = [op for op in state.order if not state.erased[op]]
+        self.stack: list[int] = alive[::-1]
+        self.place = {op: i for i, op in enumerate(self.stack)}
+        self.current = NO_OP
+
+    def run(self) -> None:
+        stack, place = self.stack, self.place
+        while stack:
+            op = stack.pop()
+            if op == NO_OP:  # taken off since
+                continue
+            del place[op]
+            if self.state.is_dead(op):
+                self._erase(op)
+            else:
+                self.current = op
+                self._step(op)
+
+    def _step(self, op: int) -> None:
+        state = self.state
+        node = state.graph.ops[op]
+        if node.kind is Kind.EDGE or node.kind is Kind.FUNC_EDGE:
+            self._step_edge(op)
+            return
+        if node.kind is Kind.BARRIER:
+            rule = identity_rule(state.graph.values[node.results[0]].shape or (), 1)
+            directions = (node.direction,) * len(rule.sizes)
+            number, conservative = state.stepper.rule(rule), False
+        else:
+            known = state.rules[op]
+            if known is None:
+                return
+            rule, number, conservative = known, state.rule_numbers[op], self.conservative
+            directions = self.directions(op, rule)
+            if rule.blocked:
+                directions = tuple(Direction.NONE if f in rule.blocked else d for f, d in enumerate(directions))
+        tensors = (*node.operands, *node.results)
+        changes = state.stepper.step(
+            rule,
+            number,
+            tuple(state.get(value) for value in tensors),
+            directions=directions,
+            strategy=self.strategy,
+            elementwise=bool(node.traits & Traits.ELEMENTWISE),
+            conservative=conservative,
+        )
+        for position, changed in changes:
+            self._update(state.slots[tensors[position]], changed)
+
+    def _step_edge(self, op: int) -> None:
+        state = self.state
+        flow, target = state.flows[op], state.graph.ops[op].results[0]
+        shape = state.graph.values[target].shape
+        if shape is None:
+            return
+        rule = identity_rule(shape, len(flow.sources))
+        stepper = state.stepper
+        seen = stepper.number(flow.seen(stepper.sharding(state.numbers[target])))
+        changes = stepper.step(
+            rule,
+            stepper.rule(rule),
+            (*(state.get(value) for value in flow.sources), seen),
+            directions=self.directions(op, rule),
+            strategy=self.strategy,
+        )
+        for position, changed in changes:
+            if position < len(flow.sources):
+                self._update(state.slots[flow.sources[position]], changed)
+            else:
+                sharding = stepper.sharding(changed)
+                assert sharding is not None, "a step never takes a sharding away"
+                self._update(target, stepper.number(flow.stored(sharding)))
+
+    def _update(self, slot: int, number: int) -> None:
+        """Store a new sharding, tell the ops around it, and give it to the sharding group."""
+        state = self.state
+        if slot == NO_SLOT:
+            return
+        value = state.value_of.get(slot, slot)
+        state.put(slot, number)
+        self._notify(value)
+        for member in state.groups.get(value, ()):
+            if member != value:
+                state.put(state.slots[member], number)
+                self._notify(member)
+
+    def _notify(self, value: int) -> None:
+        """Queue what reads or makes the value."""
+        state = self.state
+        maker = state.maker[value]
+        if maker in state.flows:
+            for target in state.flows[maker].others:
+                self._notify_users(target)
+        if maker != NO_OP:
+            self._push(maker)
+        self._notify_users(value)
+
+    def _notify_users(self, value: int) -> None:
+        state = self.state
+        for op, index in state.uses(value):
+            edge = state.edge_of_use.get((op, index))
+            kind = state.graph.ops[op].kind
+            if edge is not None:
+                self._push(edge)
+            elif kind is Kind.CALL:
+                self._notify_users(self._argument(op, index))
+            elif kind is Kind.RETURN:
+                parent = state.parent[op]
+                if parent != NO_OP:
+                    self._push(parent)
+                else:
+                    for call in state.calls.get(state.graph.functions[state.function[op]].name, ()):
+                        if not state.erased[call]:
+                            self._notify_users(state.graph.ops[call].results[index])
+            else:
+                self._push(op)
+
+    def _argument(self, call: int, index: int) -> int:
+        graph = self.state.graph
+        callee = next(f for f in graph.functions if f.name == graph.ops[call].callee)
+        return callee.body.arguments[index]
+
+    def _push(self, op: int) -> None:
+        if op not in self.place and op != self.current:
+            self.place[op] = len(self.stack)
+            self.stack.append(op)
+
+    def _erase(self, op: int) -> None:
+        """Erase an op and what it holds, last op first, and queue what may now be dead."""
+        state = self.state
+        node = state.graph.ops[op]
+        for block in reversed(node.regions):
+            for inner in reversed(block.ops):
+                if not state.erased[inner]:
+                    self._erase(inner)
+        for value in node.operands:
+            maker = state.maker[value]
+            if maker == NO_OP or value not in state.graph.ops[maker].results:
+                continue
+            others = {user for user, _ in state.users[value]} - {op}
+            if len(others) < 2 and maker not in self.place and not state.erased[maker]:
+                self.place[maker] = len(self.stack)
+                self.stack.append(maker)
+        if op in self.place:
+            self.stack[self.place.pop(op)] = NO_OP
+        for value in set(node.operands):
+            state.users[value] = [use for use in state.users[value] if use[0] != op]
+        state.erased[op] = True

@@ -1,0 +1,101 @@
+"""The bytes that one device holds while a plan runs are those that the plan says: states exactly, the rest within 5% at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from e2e.test_experts import mixtral
+from e2e.test_simulate import Case, gpt2, llama, near
+from programs import trained_mlp
+
+from solver_shard import Mesh
+from solver_shard.api import plan_program
+from solver_shard.costs.model import CostModel
+from solver_shard.export import simulate as simulation
+from solver_shard.export.measure import STATES, Measured, measure
+from solver_shard.plan.evaluate import Evaluation, evaluate
+from solver_shard.plan.plan import Options, Plan
+from solver_shard.program import Program
+from solver_shard.rulebook.build import Rulebook
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PLANS = [
+    ("gpt2", "3", {"template": "ddp"}),
+    ("gpt2", "3", {"template": "context-parallel"}),
+    ("gpt2", "3", {}),
+    ("llama", "4", {"template": "zero1"}),
+    ("llama", "2,2", {"template": "hsdp"}),
+    ("llama", "dp=2,tp=2", {"template": "dp=zero3,tp=megatron-sp+vocab-parallel"}),
+    ("llama", "dp=2,tp=2", {"objective": "memory"}),
+    ("mixtral", "2", {"template": "megatron"}),
+    ("mixtral", "2", {}),
+]
+"""Model, mesh and options; experiments/memory.py has them all."""
+
+
+@functools.cache
+def case_of(name: str) -> Case:
+    return {"gpt2": gpt2, "llama": llama, "mixtral": mixtral}[name]()
+
+
+def planned(case: Case, mesh: str, **options: Any) -> tuple[Plan, Evaluation]:
+    asked = Options(memory_limit=1 << 40, gap=0.05, time_limit=15, **options)
+    plan = plan_program(case.program, mesh=Mesh.parse(mesh), cluster=near(), options=asked)
+    return plan, evaluate(plan, case.program, Rulebook(), CostModel(plan.mesh, plan.cluster))
+
+
+def holds(said: Evaluation, found: Measured) -> None:
+    """States are exact, the peak's rest is within 5%, and at no time is there more than 5% of the peak beyond the plan."""
+    totals = said.totals
+    for category in ("parameters", "optimizer", "inputs"):
+        assert found.series[category] == said.profile[category], category
+    for time in (found.peak_time, len(totals) - 1):
+        assert found.series["gradients"][time] == said.profile["gradients"][time]
+    states = sum(found.series[category][found.peak_time] for category in STATES)
+    assert abs(max(totals) - found.peak) <= 0.05 * (found.peak - states)
+    assert max(there - here for there, here in zip(found.totals, totals, strict=True)) <= 0.05 * found.peak
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), PLANS, ids=[" ".join([n, m, *map(str, o.values())]) for n, m, o in PLANS])
+def test_planned_memory_is_what_is_measured(name: str, mesh: str, options: dict[str, Any]) -> None:
+    case = case_of(name)
+    plan, said = planned(case, mesh, **options)
+    holds(said, measure(plan, case.program, case.values))
+
+
+def test_a_step_that_never_lets_go_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("gpt2")
+    plan, said = planned(case, "3", template="ddp")
+    stored: list[Any] = []
+    tell = simulation._Simulation._tell
+    monkeypatch.setattr(simulation._Simulation, "_tell", lambda self, parts, category: stored.append(parts) or tell(self, parts, category))
+    found = measure(plan, case.program, case.values)
+    assert found.peak > 1.2 * said.peak
+    with pytest.raises(AssertionError):
+        holds(said, found)
+
+
+def test_sixteen_bit_parameters_have_a_master_copy_in_the_state() -> None:
+    case = _half(trained_mlp(64, 32, 64, 2))
+    plan, said = planned(case, "4", template="zero1")
+    found = measure(plan, case.program, case.values)
+    parameters = sum(case.program.tensors[p].numel for p in case.program.gradients)
+    assert found.series["optimizer"][0] == 12 * parameters // 4
+    holds(said, found)
+
+
+def _half(program: Program) -> Case:
+    """The program in bf16."""
+
+    def narrow(value: Any) -> Any:
+        return "bf16" if value == "f32" else value
+
+    tensors = tuple(dataclasses.replace(t, dtype=narrow(t.dtype)) for t in program.tensors)
+    ops = tuple(dataclasses.replace(op, attributes={k: narrow(v) for k, v in op.attributes.items()}) for op in program.ops)
+    half = dataclasses.replace(program, tensors=tensors, ops=ops)
+    return Case(half, {t: torch.ones(half.tensors[t].shape, dtype=torch.bfloat16) for t in half.sources()}, {})
