@@ -11,7 +11,7 @@ that it asks for are noted: kind, axis and bytes. Nothing is executed, no proces
 What is not pinned is replicated, as are tensors that the model makes itself (masks, positions). An op that DTensor cannot shard, for
 want of a strategy or because its strategy fails, is noted as unsupported: DTensor raises there. The walk goes on as if the user had
 replicated the op's inputs before it, without counting that. Gradients keep the layout in which backward leaves them (often
-partial); DTensor does not reduce them by itself.
+partial); DTensor does not reduce them by itself, so what that takes is noted apart.
 
 Source: torch 2.13, ``ShardingPropagator.propagate_op_sharding_non_cached``, ``OpDispatcher.redistribute_local_args``,
 ``redistribute_local_tensor``.
@@ -84,16 +84,18 @@ class Walk:
         ops: those with a tensor argument, in order.
         gradients: parameter name to the layouts in which backward leaves its gradient, one per use of a tied parameter.
         outputs: name to layout.
+        closing: what DTensor leaves to the user: each gradient to its parameter's layout, outputs that are still partial to R.
     """
 
     mesh: Mesh
     ops: tuple[WalkedOp, ...]
     gradients: Mapping[str, tuple[Kinds, ...]]
     outputs: Mapping[str, Kinds]
+    closing: tuple[Collective, ...]
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Of all ops, in order."""
+        """Of all ops, in order: what DTensor issues by itself."""
         return tuple(collective for op in self.ops for collective in op.collectives)
 
     @property
@@ -102,8 +104,8 @@ class Walk:
         return Counter((c.kind, self.mesh.names[c.axis]) for c in self.collectives)
 
     def nanoseconds(self, times: Collectives) -> int:
-        """What the collectives take under our costs, one after the other."""
-        return sum(times.nanoseconds(c.kind, (c.axis,), c.nbytes) for c in self.collectives)
+        """What the collectives, the closing ones with them, take under our costs, one after the other."""
+        return sum(times.nanoseconds(c.kind, (c.axis,), c.nbytes) for c in (*self.collectives, *self.closing))
 
     @property
     def unsupported(self) -> tuple[WalkedOp, ...]:
@@ -177,16 +179,29 @@ class _Walker:
             else:
                 ops.append(self._op(node))
         gradients: dict[str, tuple[Kinds, ...]] = {}
+        closing: list[Collective] = []
         for position, use in self._raw.gradients:
             source = self._raw.nodes[position].source
             assert source is not None
+            closing += self._close(use, self._specs[position][0].placements)
             gradients[source.name] = (*gradients.get(source.name, ()), self._kinds(use))
+        whole = Layout.replicated(len(self._mesh.axes)).to_dtensor(self._mesh.shape)
+        for _, use in self._raw.outputs:
+            held = self._specs[use.node][use.result].placements
+            closing += self._close(use, [r if p.is_partial() else p for p, r in zip(held, whole, strict=True)])
         return Walk(
             mesh=self._mesh,
             ops=tuple(ops),
             gradients=gradients,
             outputs={name: self._kinds(use) for name, use in self._raw.outputs},
+            closing=tuple(closing),
         )
+
+    def _close(self, use: Use, placements: Any) -> list[Collective]:
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+        spec = self._specs[use.node][use.result]
+        return self._redistribute(spec, DTensorSpec(self._devices, tuple(placements), tensor_meta=spec.tensor_meta))
 
     def _kinds(self, use: Use) -> Kinds:
         return kinds_of_spec(self._specs[use.node][use.result].placements)
