@@ -12,7 +12,7 @@ pays. Ops whose strategy the choice graph does not have are left to the solver a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from solver_shard.expand.single_axis import of_rule, prepare
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.names import fold_names
-from solver_shard.program import Program
+from solver_shard.program import Op, Program
 from solver_shard.rulebook.build import Rulebook
+from solver_shard.rulebook.rule import Rule
 
 if TYPE_CHECKING:
     from solver_shard.costs.cluster import Cluster
@@ -64,22 +65,32 @@ def greedy_walk(program: Program, mesh: Mesh, sources: Mapping[int, Layout], rul
     stored = {t: sources.get(t, Layout.replicated(len(mesh.axes))) for t in program.sources()}
     layouts: dict[int, Kinds] = dict(stored)
     found = []
+    known: dict[Hashable, Expansion] = {}
     for i, op in enumerate(program.ops):
-        call = Call(
-            op=op.name,
-            mesh=mesh,
-            operands=tuple(
-                Operand(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype, layout=tuple(layouts[t])) for t in op.operands
-            ),
-            results=tuple(Meta(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype) for t in op.results),
-            attributes={},
-            in_place=False,
-        )
-        prepared = prepare(call, of_rule(rulebook.rule(program, i), mesh.shape))
-        made = (search(prepared, pricing) if call.operands else None) or expand_exhaustively(prepared, pricing)[0]
+        rule = rulebook.rule(program, i)
+        read = tuple((program.tensors[t].shape, program.tensors[t].dtype, layouts[t]) for t in op.operands)
+        key = (id(rule), read)  # the rulebook keeps its rules, one per signature
+        if key not in known:
+            known[key] = _decide(program, op, rule, layouts, mesh, pricing)
+        made = known[key]
         layouts.update({t: kinds for t, kinds in zip(op.results, made.results, strict=True) if kinds is not None})
         found.append(made)
     return GreedyWalk(sources=stored, ops=tuple(found))
+
+
+def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], mesh: Mesh, pricing: ClusterPricing) -> Expansion:
+    """The cheapest way to run one op from the layouts that its operands have."""
+    call = Call(
+        op=op.name,
+        mesh=mesh,
+        operands=tuple(
+            Operand(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype, layout=tuple(layouts[t])) for t in op.operands
+        ),
+        results=tuple(Meta(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype) for t in op.results),
+        in_place=False,
+    )
+    prepared = prepare(call, of_rule(rule, mesh.shape))
+    return (search(prepared, pricing) if call.operands else None) or expand_exhaustively(prepared, pricing)[0]
 
 
 def narrow_to_walk(lowering: Lowering, walk: GreedyWalk) -> tuple[Lowering, tuple[int, ...]]:

@@ -161,8 +161,9 @@ def test_a_pending_sum_before_a_relu_is_reduced_in_full() -> None:
 
 
 def test_two_cut_matrices_on_two_axes_need_one_gather_each() -> None:
+    # torch 2.13 finds that by itself: the greedy path of [S(0), S(1)] to [S(0), R] and to [R, S(1)] is a single gather
     found, price, plan, _ = both(Product, {"x": torch.randn(64, WIDTH)}, "2,4", {"x": "S(0)S(1)", "weight": "S(0)S(1)"})
-    assert len(found.collectives) >= 2
+    assert [(c.kind, c.axis) for c in found.collectives] == [("all_gather", 1), ("all_gather", 0)]
     assert plan.costs.communication_ns <= price
 
 
