@@ -225,8 +225,12 @@ def plan_program(
     command: str | None = None,
     clock: _Clock | None = None,
     propagation: Propagation | None = None,
+    narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
 ) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan."""
+    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan.
+
+    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    """
     from solver_shard.baselines.propagated import narrow_to
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
@@ -264,6 +268,10 @@ def plan_program(
             made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
             lowering = narrow_to(lowering, made.layouts)
             options = dataclasses.replace(options, propagation=propagation.record(program, made.lost))
+    if narrow is not None:
+        with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
+            lowering, said = narrow(lowering, costs, rulebook)
+            options = dataclasses.replace(options, propagation=said)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
         solution, problem = _solve(lowering, costs, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):

@@ -137,7 +137,8 @@ class _Reader:
             raise TraceError(f"the trace calls {target}, which is not an ATen op; supported are models that trace to ATen ops")
         self._backward = self._backward or node.meta.get("partitioner_tag") == "is_backward"
         value = node.meta["val"]
-        results = tuple(map(_result, value)) if isinstance(value, tuple | list) else (_result(value),)
+        values = tuple(value) if isinstance(value, tuple | list) else (value,)
+        results = tuple(map(_result, values))
         arguments = self._arguments(node)
         phase = Phase.BACKWARD if self._backward else Phase.FORWARD
         op, arguments = _restrided(node, str(target), arguments, results)
@@ -146,6 +147,7 @@ class _Reader:
             op=op,
             arguments=arguments,
             results=results,
+            strides=tuple(tuple(map(int, v.stride())) if isinstance(v, torch.Tensor) else None for v in values),
             phase=phase,
             module=self._path(node, arguments),
             pointwise=torch.Tag.pointwise in target.tags,

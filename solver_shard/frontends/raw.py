@@ -26,6 +26,7 @@ class RawNode:
         op: ``aten.mm.default`` style overload name; empty for sources.
         arguments: every schema argument by name, defaults filled in; tensors as ``Use``, dtypes by short name.
         results: (shape, dtype) of every result; None for a result that is not a tensor.
+        strides: per result, as torch lays it out; None for a result that is not a tensor.
         pointwise: every result element depends on the operand elements at its own place only.
         random: draws from a generator.
         region: checkpointed regions that it runs in, outermost first; a backward node those of its forward node. A node
@@ -37,6 +38,7 @@ class RawNode:
     op: str
     arguments: dict[str, Any]
     results: tuple[tuple[tuple[int, ...], str] | None, ...]
+    strides: tuple[tuple[int, ...] | None, ...] = ()
     phase: Phase = Phase.FORWARD
     module: str = ""
     pointwise: bool = False

@@ -24,6 +24,7 @@ from solver_shard.frontends.checkpoints import regions
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.export import DTYPES, export
 from solver_shard.frontends.fake import borrowed, fake_like, paths
+from solver_shard.frontends.raw import RawGraph
 from solver_shard.program import Program
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]
@@ -54,6 +55,18 @@ def trace(
         InputError: the inputs do not fit, or there is no scalar loss.
         TraceError: the model could not be traced, or its backward is not there.
     """
+    return clean(trace_raw(model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only))
+
+
+def trace_raw(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    forward_only: bool = False,
+) -> RawGraph:
+    """The raw trace that ``trace`` cleans: the ops that run, which are those that DTensor sees. Arguments and errors are ``trace``'s."""
     if not isinstance(model, nn.Module):
         raise InputError(f"a model of type {type(model).__name__} was given; give a torch.nn.Module")
     trainable = any(p.requires_grad for p in model.parameters())
@@ -64,8 +77,7 @@ def trace(
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
         with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention():
-            raw = export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
-    return clean(raw)
+            return export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
 
 
 class _Flat:

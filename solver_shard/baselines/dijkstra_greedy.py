@@ -1,0 +1,137 @@
+"""Deciding op by op with our rules and costs: what a greedy executor would do if it knew the cluster.
+
+The walk goes through the cleaned ops of a program, from sources as they are pinned (replicated where they are not). Every op takes the
+strategy whose inputs are cheapest to bring there, found by the search of ``expand.dijkstra`` under our costs; consumers and
+memory do not count. The plan then keeps every op's strategy and every source's layout; the solver completes the rest (copies that
+several ops share, optimizer states, gradient reductions) at the least cost, so its price is a lower bound of what such an executor
+pays. Ops whose strategy the choice graph does not have are left to the solver and listed.
+
+    plan = dijkstra_greedy_plan(program, mesh=Mesh.parse("dp=2,tp=4"), cluster=load_cluster("h100"), options=options)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.model import CostModel
+from solver_shard.expand.call import Call, Kinds, Meta, Operand
+from solver_shard.expand.dijkstra import search
+from solver_shard.expand.exhaustive import Expansion, expand_exhaustively
+from solver_shard.expand.pricing import ClusterPricing
+from solver_shard.expand.single_axis import of_rule, prepare
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+from solver_shard.names import fold_names
+from solver_shard.program import Op, Program
+from solver_shard.rulebook.build import Rulebook
+from solver_shard.rulebook.rule import Rule
+
+if TYPE_CHECKING:
+    from solver_shard.costs.cluster import Cluster
+    from solver_shard.plan.plan import Options, Plan
+
+NAME = "dijkstra-greedy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyWalk:
+    """How every op of a program runs.
+
+    Attributes:
+        sources: tensor position to layout.
+        ops: per op, its strategy and the moves of its inputs; costs in nanoseconds.
+    """
+
+    sources: Mapping[int, Layout]
+    ops: tuple[Expansion, ...]
+
+    @property
+    def nanoseconds(self) -> int:
+        """Of all moves, each op's its own."""
+        return round(sum(op.cost for op in self.ops))
+
+
+def greedy_walk(program: Program, mesh: Mesh, sources: Mapping[int, Layout], rulebook: Rulebook, collectives: Collectives) -> GreedyWalk:
+    """Decide op by op; sources that are not given are replicated."""
+    pricing = ClusterPricing(collectives)
+    stored = {t: sources.get(t, Layout.replicated(len(mesh.axes))) for t in program.sources()}
+    layouts: dict[int, Kinds] = dict(stored)
+    found = []
+    known: dict[Hashable, Expansion] = {}
+    for i, op in enumerate(program.ops):
+        rule = rulebook.rule(program, i)
+        read = tuple((program.tensors[t].shape, program.tensors[t].dtype, layouts[t]) for t in op.operands)
+        key = (id(rule), read)  # the rulebook keeps its rules, one per signature
+        if key not in known:
+            known[key] = _decide(program, op, rule, layouts, mesh, pricing)
+        made = known[key]
+        layouts.update({t: kinds for t, kinds in zip(op.results, made.results, strict=True) if kinds is not None})
+        found.append(made)
+    return GreedyWalk(sources=stored, ops=tuple(found))
+
+
+def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], mesh: Mesh, pricing: ClusterPricing) -> Expansion:
+    """The cheapest way to run one op from the layouts that its operands have."""
+    call = Call(
+        op=op.name,
+        mesh=mesh,
+        operands=tuple(
+            Operand(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype, layout=tuple(layouts[t])) for t in op.operands
+        ),
+        results=tuple(Meta(shape=program.tensors[t].shape, dtype=program.tensors[t].dtype) for t in op.results),
+        in_place=False,
+    )
+    prepared = prepare(call, of_rule(rule, mesh.shape))
+    return (search(prepared, pricing) if call.operands else None) or expand_exhaustively(prepared, pricing)[0]
+
+
+def narrow_to_walk(lowering: Lowering, walk: GreedyWalk) -> tuple[Lowering, tuple[int, ...]]:
+    """The lowering with only what the walk decides, and the positions of the ops that it does not have so."""
+    graph = lowering.graph
+    costs = graph.costs.copy()
+    missing = []
+    for v, node in enumerate(lowering.nodes):
+        if node.kind is Kind.SOURCE:
+            keep = np.array([layout == walk.sources[node.item] for layout in node.layouts])
+        elif node.kind is Kind.OP:
+            column, made = lowering.strategies[node.item], walk.ops[node.item]
+            keep = np.ones(len(column.axis_choice), dtype=np.bool_)
+            for held, wanted in zip((*column.operands, *column.results), (*made.inputs, *made.results), strict=True):
+                keep &= np.array([tuple(layout) == wanted for layout in held.layouts])[held.chosen]
+            if not keep.any():
+                missing.append(node.item)
+        else:
+            continue
+        if keep.any():
+            costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
+    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs)), tuple(missing)
+
+
+def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
+    """Narrow a lowering to the walk from its sources' first layouts (the most replicated that pins allow); with what a plan records."""
+    program = lowering.program
+    sources = {node.item: node.layouts[0] for node in lowering.nodes if node.kind is Kind.SOURCE}
+    walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
+    narrowed, missing = narrow_to_walk(lowering, walk)
+    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}" for i in missing)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return narrowed, NAME + (f"; left to the solver: {shown}" if names else "")
+
+
+def dijkstra_greedy_plan(program: Program, *, mesh: Mesh, cluster: Cluster, options: Options) -> Plan:
+    """The plan of the walk, priced as all plans are; ``Plan.options.propagation`` names what was left to the solver.
+
+    Raises:
+        InfeasibleError: it does not fit the memory limit of the options.
+    """
+    from solver_shard.api import plan_program
+
+    return plan_program(program, mesh=mesh, cluster=cluster, options=dataclasses.replace(options, tied=False), narrow=decide)

@@ -1,0 +1,255 @@
+"""The cheapest way to run an op on the mesh, by search over the layouts of its inputs instead of the full product.
+
+A state is the layouts of all inputs; the search starts from those they have and ends at the first state that a single-axis
+strategy fits on every axis. A move changes one input along one axis by one collective:
+
+    R → S(d)   slice, free            S(d) → R      all-gather        P → R      all-reduce
+    R → P      free                   S(d) → S(e)   all-to-all        P → S(d)   reduce-scatter
+
+An axis may cut or join dim d only if no axis to its right cuts d, since layouts cut from left to right. Shards and partials are
+those that the op's strategies mention for the input. A move is also refused where the input could not have gone from its
+original placement on that axis to the new one (S → R → P: nothing makes a shard partial).
+
+States are taken in the order of what they cost plus what they still need at least: the sum over the axes of the cheapest way to a
+strategy that fits the axis, were its moves made on the smallest buffers that there can be. That is never too much, so the first
+state that fits is the cheapest; it leads the search to it. Of equal sums, the state with fewer axes left comes first, then the one
+that was found first, so that the result is the same every time. Costs of the inputs add up and each depends on the layouts of its own
+input alone, so the moves of an input are priced once per layout that it comes to, not once per state.
+
+The algorithm is that of torch 2.13, ``_dijkstra_expand_single_dim_strategy_to_mesh``, which DTensor does not call and which has no
+bound: E. W. Dijkstra, "A note on two problems in connexion with graphs" (1959); P. E. Hart, N. J. Nilsson, B. Raphael, "A formal basis
+for the heuristic determination of minimum cost paths" (1968).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+
+from solver_shard.expand.call import Kind, Kinds, Strided
+from solver_shard.expand.exhaustive import Expansion, writable
+from solver_shard.expand.pricing import Move, Pricing, impossible
+from solver_shard.expand.single_axis import Prepared
+from solver_shard.layout import R
+
+State = tuple[int, ...]
+"""Per input, the number of its layout."""
+
+
+def searchable(prepared: Prepared) -> bool:
+    """Whether the search covers the call: no strided shards, unknown sizes, lists of tensors, keyword tensors or second meshes."""
+    call = prepared.call
+    return not (
+        call.lists
+        or call.keywords
+        or call.outs
+        or prepared.elsewhere
+        or not call.operands
+        or any(isinstance(kind, Strided) for layout in call.layouts for kind in layout)
+        or any(size is None for operand in call.operands for size in operand.shape)
+    )
+
+
+def search(prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]] | None = None) -> Expansion | None:
+    """The cheapest way to run the op; None when no state that can be reached fits.
+
+    ``matches``: for tests, collects every state that fits; the whole graph of moves is then explored.
+    """
+    operands = prepared.call.operands
+    product = len(prepared.strategies) ** len(prepared.call.element_mesh.axes)
+    given = prepared.call.layouts
+    results = _results(prepared, given)
+    if results is not None and matches is None:
+        return Expansion(
+            inputs=given,
+            results=results,
+            costs=(0.0,) * len(operands),
+            moves=(),
+            visited=1,
+            product=product,
+            how="match",
+            unit=pricing.unit,
+        )
+    inputs = [_Input(prepared, pricing, i) for i in range(len(operands))]
+    bound = _Bound(prepared, pricing, inputs)
+    count = len(given[0])
+    start: State = (0,) * len(operands)
+    rests = tuple(bound.rest(axis, column) for axis, column in enumerate(zip(*given, strict=True)))
+    heap: list[_Entry] = [(_total(rests), _unmatched(rests), 0, start, (0.0,) * len(operands), rests)]
+    best: dict[State, float] = {start: 0.0}
+    came: dict[State, State] = {}
+    done: set[State] = set()
+    counter = itertools.count(1)
+    first: Expansion | None = None
+    while heap:
+        _, _, _, state, costs, rests = heapq.heappop(heap)
+        if state in done:
+            continue
+        done.add(state)
+        layouts = tuple(held.layouts[number] for held, number in zip(inputs, state, strict=True))
+        if not _unmatched(rests) and (results := _results(prepared, layouts)) is not None:
+            if first is None:
+                first = Expansion(
+                    inputs=layouts,
+                    results=results,
+                    costs=costs,
+                    moves=_moves(inputs, came, state, pricing),
+                    visited=len(done),
+                    product=product,
+                    how="search",
+                    unit=pricing.unit,
+                )
+            if matches is None:
+                return first
+            matches.add(layouts)
+        edges = [held.edges(number) for held, number in zip(inputs, state, strict=True)]
+        for axis in range(count):
+            column = tuple(layout[axis] for layout in layouts)
+            for i, held in enumerate(edges):
+                for number, step, kind in held[axis]:
+                    after = (*state[:i], number, *state[i + 1 :])
+                    if after in done:
+                        continue
+                    then = (*costs[:i], costs[i] + step, *costs[i + 1 :])
+                    total = sum(then)
+                    # a later arrival at the same cost would only be dropped when its turn comes
+                    if total >= best.get(after, math.inf):
+                        continue
+                    rest = bound.rest(axis, (*column[:i], kind, *column[i + 1 :]))
+                    if rest[0] == math.inf:
+                        continue
+                    best[after] = total
+                    came[after] = state
+                    left = (*rests[:axis], rest, *rests[axis + 1 :])
+                    heapq.heappush(heap, (total + _total(left), _unmatched(left), next(counter), after, then, left))
+    return first
+
+
+Rest = tuple[float, int]
+"""What an axis still needs at least, and 1 where no strategy fits it yet."""
+_Entry = tuple[float, int, int, State, tuple[float, ...], tuple[Rest, ...]]
+
+
+def _total(rests: tuple[Rest, ...]) -> float:
+    return sum(cost for cost, _ in rests)
+
+
+def _unmatched(rests: tuple[Rest, ...]) -> int:
+    return sum(open_ for _, open_ in rests)
+
+
+class _Bound:
+    """What the placements on one axis still need at least, were that axis alone: never more than what they will cost."""
+
+    def __init__(self, prepared: Prepared, pricing: Pricing, inputs: list[_Input]) -> None:
+        self._prepared, self._pricing, self._inputs = prepared, pricing, inputs
+        self._goals = tuple(prepared.lookup)
+        self._rests: dict[tuple[int, Kinds], Rest] = {}
+        self._least: dict[tuple[int, int, Kind, Kind], float] = {}
+
+    def rest(self, axis: int, column: Kinds) -> Rest:
+        """Of one axis, given the placement of every input on it."""
+        found = self._rests.get((axis, column))
+        if found is None:
+            if column in self._prepared.lookup:
+                found = 0.0, 0
+            else:
+                found = (
+                    min(
+                        sum(self.least(i, axis, now, goal) for i, (now, goal) in enumerate(zip(column, key, strict=True)))
+                        for key in self._goals
+                    ),
+                    1,
+                )
+            self._rests[axis, column] = found
+        return found
+
+    def least(self, number: int, axis: int, now: Kind, goal: Kind) -> float:
+        """What an input needs at least to get from one placement to another on an axis, in any number of moves."""
+        if now == goal or now.is_replicate:
+            return 0.0
+        found = self._least.get((number, axis, now, goal))
+        if found is None:
+            operand = self._prepared.call.operands[number]
+            found = math.inf
+            if not impossible(operand.layout[axis], goal):
+                found = self._pricing.least(operand, axis, now, R)  # and from there for free
+                if goal.is_shard:
+                    found = min(found, self._pricing.least(operand, axis, now, goal))
+            self._least[number, axis, now, goal] = found
+        return found
+
+
+def _results(prepared: Prepared, layouts: tuple[Kinds, ...]) -> tuple[Kinds | None, ...] | None:
+    found = prepared.results(layouts)
+    return found if found is not None and writable(prepared, layouts, found) else None
+
+
+def _moves(inputs: list[_Input], came: dict[State, State], state: State, pricing: Pricing) -> tuple[Move, ...]:
+    found: list[Move] = []
+    while state in came:
+        before = came[state]
+        i = next(i for i, (a, b) in enumerate(zip(before, state, strict=True)) if a != b)
+        found.append(inputs[i].move(before[i], state[i], pricing))
+        state = before
+    return tuple(reversed(found))
+
+
+@dataclass(slots=True)
+class _Input:
+    """The layouts that one input comes to, numbered as they are found, and its moves from each."""
+
+    prepared: Prepared
+    pricing: Pricing
+    number: int
+    layouts: list[Kinds]
+    _numbers: dict[Kinds, int]
+    _edges: dict[int, list[list[tuple[int, float, Kind]]]]
+
+    def __init__(self, prepared: Prepared, pricing: Pricing, number: int) -> None:
+        self.prepared, self.pricing, self.number = prepared, pricing, number
+        self.layouts = [prepared.call.operands[number].layout]
+        self._numbers = {self.layouts[0]: 0}
+        self._edges = {}
+
+    def edges(self, number: int) -> list[list[tuple[int, float, Kind]]]:
+        """Per axis, the layouts that a move on it leads to, with its cost and what the axis becomes."""
+        found = self._edges.get(number)
+        if found is None:
+            found = self._edges[number] = [self._on(number, axis) for axis in range(len(self.layouts[0]))]
+        return found
+
+    def _on(self, number: int, axis: int) -> list[tuple[int, float, Kind]]:
+        operand, layout = self.prepared.call.operands[self.number], self.layouts[number]
+        found = []
+        for kind in neighbours(layout, axis, self.prepared.shardings[self.number], self.prepared.partials[self.number]):
+            if impossible(operand.layout[axis], kind):
+                continue
+            cost = self.pricing.cost(operand, layout, axis, kind)
+            if math.isinf(cost):
+                continue
+            after = (*layout[:axis], kind, *layout[axis + 1 :])
+            if after not in self._numbers:
+                self._numbers[after] = len(self.layouts)
+                self.layouts.append(after)
+            found.append((self._numbers[after], cost, kind))
+        return found
+
+    def move(self, before: int, after: int, pricing: Pricing) -> Move:
+        src, dst = self.layouts[before], self.layouts[after]
+        axis = next(a for a, (p, q) in enumerate(zip(src, dst, strict=True)) if p != q)
+        return pricing.move(self.number, self.prepared.call.operands[self.number], src, axis, dst[axis])
+
+
+def neighbours(layout: Kinds, axis: int, shardings: tuple[Kind, ...], partials: tuple[Kind, ...]) -> list[Kind]:
+    """What one collective can make of the placement on an axis."""
+    now = layout[axis]
+    held = {kind.dim for kind in layout[axis + 1 :] if kind.is_shard}
+    cuts = [kind for kind in shardings if kind.dim not in held]
+    if now.is_replicate:
+        return [*cuts, *partials]
+    if now.is_shard and now.dim in held:
+        return []
+    return [R, *(kind for kind in cuts if kind != now)]
