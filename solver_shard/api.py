@@ -158,9 +158,13 @@ def optimize(
     if template is not None:
         from solver_shard.baselines.restrict import parse_template
 
+        if not isinstance(template, str):
+            raise InputError(f"template {template!r} is not legal; write it as text, as in 'dp=zero3,tp=megatron'")
         parse_template(template, axes)
     if isinstance(rules, str | os.PathLike):
         rules = (rules,)
+    if not isinstance(rules, Sequence) or not all(isinstance(file, str | os.PathLike) for file in rules):
+        raise InputError(f"rules must be a list of files, got {rules!r}; write them as in ['my_ops.toml']")
     files = tuple(map(read_rules, rules))
     load_table(files)  # what is wrong with them is said before the model is traced
     options = Options(
@@ -307,6 +311,8 @@ def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple
     """The mesh with what the user asks to split, and what ``Options.split`` records."""
     if isinstance(split, bool):
         return mesh, "auto" if split else "off"
+    if not isinstance(split, str) and not (isinstance(split, Mapping) and all(isinstance(parts, Sequence) for parts in split.values())):
+        raise InputError(f"split {split!r} is not legal; write it as 'tp=8x2' or {{'tp': (8, 2)}}, or give False for none")
     sizes = parse_split(split) if isinstance(split, str) else {name: tuple(parts) for name, parts in split.items()}
     return mesh.split(sizes), ",".join(f"{name}={'x'.join(map(str, parts))}" for name, parts in sizes.items()) or "off"
 
@@ -367,7 +373,7 @@ def _infeasible(
         asked, ways = [f"keeps the pins {pins}"] if options.pins else [], ["drop or loosen a pin"] if options.pins else []
         if options.template:
             asked.append(
-                f"is of the template {options.template!r}, whose layouts and transitions do not carry through all ops of this model,"
+                f"is of the template {options.template!r}, whose layouts and transitions may not carry through all ops of this model,"
             )
             ways.append("use another template or none")
         return InfeasibleError(

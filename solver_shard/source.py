@@ -56,6 +56,8 @@ def program_of(
     if loss_fn is not None and not callable(loss_fn):
         raise InputError(f"a loss function of type {type(loss_fn).__name__} was given; give a function of the model's outputs")
     if isinstance(model, Program):
+        if forward_only and model.gradients:
+            raise InputError(f"program {model.name} has a backward pass; trace the model with forward_only=True to plan its forward pass")
         _refuse("a Program", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
         return model, f"program {model.name}"
     if isinstance(model, str) and not is_entry_point(model):

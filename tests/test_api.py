@@ -134,7 +134,7 @@ def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
 
 @pytest.mark.parametrize("pins", [(), ("0.weight=S(0),S(0)",)])
 def test_a_template_that_does_not_carry_through_the_model_is_named_instead_of_the_memory(pins: tuple[str, ...]) -> None:
-    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* do not carry through .* use another template or none") as caught:
+    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* may not carry through .* use another template or none") as caught:
         plan_of(template="megatron", pins=pins)
     assert ("drop or loosen a pin" in str(caught.value)) == bool(pins)
 
@@ -144,6 +144,13 @@ def test_a_template_and_a_pin_that_leave_a_tensor_no_layout_are_both_named() -> 
         InputError, match=r"template leaves '0.weight' no layout that its pins allow .*; use another one, or loosen the pin"
     ):
         plan_of(template="megatron", pins=["0.weight=S(0),R"])
+
+
+def test_the_forward_pass_of_a_traced_step_cannot_be_asked_for() -> None:
+    model, inputs = mlp()
+    program, _ = program_of(model, inputs, loss_fn=lambda output: output.pow(2).mean())
+    with pytest.raises(InputError, match="has a backward pass; trace the model with forward_only=True"):
+        solver_shard.optimize(program, mesh="2", forward_only=True)
 
 
 def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None:
@@ -176,6 +183,13 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"time_limit": None}, "time limit None is not legal"),
         ({"seed": True}, "seed True is not legal"),
         ({"pins": None}, "pins must be a list of texts, got None"),
+        ({"template": 3}, "template 3 is not legal; write it as text"),
+        ({"template": ["ddp"]}, r"template \['ddp'\] is not legal"),
+        ({"rules": 3}, "rules must be a list of files, got 3"),
+        ({"rules": None}, "rules must be a list of files, got None"),
+        ({"rules": [3]}, r"rules must be a list of files, got \[3\]"),
+        ({"split": None}, "split None is not legal; write it as 'tp=8x2'"),
+        ({"split": {"tp": 2}}, "split {'tp': 2} is not legal"),
         ({"pins": [3]}, r"pins must be a list of texts, got \[3\]"),
         ({"cluster": None}, "a cluster of type NoneType was given"),
         ({"optimizer": None}, "optimizer None is not known; legal: adamw, sgd, none"),

@@ -14,6 +14,8 @@ from solver_shard.frontends.stablehlo_ops import KINDS, OUT_SHARDING, has_side_e
 from solver_shard.frontends.stablehlo_shardings import ShardingReader, read_mesh, read_rule
 from solver_shard.propagation.graph import Block, Direction, Function, Graph, Kind, Op, Traits, Value
 
+MAX_RANK = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -105,6 +107,8 @@ class _Reader:
         ir = self.mlir.ir
         kind = value.type
         ranked = isinstance(kind, ir.RankedTensorType)
+        if ranked and kind.rank > MAX_RANK:
+            raise InputError(f"{value.get_name(self.names)} is a tensor of {kind.rank} dims; at most {MAX_RANK} are read")
         if ranked and kind.has_static_shape:
             return tuple(kind.shape), str(kind.element_type)
         tensor = ranked or isinstance(kind, ir.UnrankedTensorType)

@@ -50,14 +50,14 @@ def leaves():
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "entry_models.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "entry_written.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "entry_broken.py").write_text("1 / 0", encoding="utf-8")
     (tmp_path / "entry_leaves.py").write_text("import sys; sys.exit(0)", encoding="utf-8")
     (tmp_path / "entry_lacks.py").write_text("import no_such_library", encoding="utf-8")
 
 
 def test_model_and_inputs() -> None:
-    model, inputs, loss, name = load("entry_models:build")
+    model, inputs, loss, name = load("entry_written:build")
     assert isinstance(model, torch.nn.Linear)
     assert loss is None
     assert name == "Linear"
@@ -66,28 +66,28 @@ def test_model_and_inputs() -> None:
 
 @pytest.mark.parametrize("function", ["with_loss", "one_tensor"])
 def test_loss_and_single_tensor(function: str) -> None:
-    model, inputs, loss, name = load(f"entry_models:{function}")
+    model, inputs, loss, name = load(f"entry_written:{function}")
     assert trace(model, inputs, name=name, loss_fn=loss or torch.sum).gradients
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("entry_models:leaves", "entry point 'entry_models:leaves' raised SystemExit: 3"),
+        ("entry_written:leaves", "entry point 'entry_written:leaves' raised SystemExit: 3"),
         ("entry_leaves:build", "importing 'entry_leaves' raised SystemExit: 0"),
-        ("entry_models", "package.module:function"),
+        ("entry_written", "package.module:function"),
         ("entry-models:build", "package.module:function"),
         ("no_such_module:build", "cannot be found"),
         ("no_such.module:build", "no 'no_such'"),
-        ("entry_models:missing", "functions it defines: bad_inputs"),
-        ("entry_models:constant", "is a int"),
+        ("entry_written:missing", "functions it defines: bad_inputs"),
+        ("entry_written:constant", "is a int"),
         ("entry_broken:build", "ZeroDivisionError"),
         ("entry_lacks:build", "needs 'no_such_library'"),
-        ("entry_models:nothing", "returned NoneType"),
-        ("entry_models:no_model", "not a torch.nn.Module"),
-        ("entry_models:bad_inputs", "as example inputs"),
-        ("entry_models:bad_loss", "as the loss"),
-        ("entry_models:needs_argument", "called without arguments"),
+        ("entry_written:nothing", "returned NoneType"),
+        ("entry_written:no_model", "not a torch.nn.Module"),
+        ("entry_written:bad_inputs", "as example inputs"),
+        ("entry_written:bad_loss", "as the loss"),
+        ("entry_written:needs_argument", "called without arguments"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str) -> None:

@@ -264,6 +264,11 @@ def test_strings_without_an_end_are_read_once() -> None:
         StablehloModule.parse('"\\' * 200_000, "m.mlir")
 
 
+def test_tensors_of_very_many_dims_are_refused() -> None:
+    with pytest.raises(InputError, match=r"m\.mlir, %arg0 is a tensor of 10000 dims; at most 256 are read"):
+        StablehloModule.parse(f"func.func @main(%x: tensor<{'1x' * 10_000}f32>) {{ return }}", "m.mlir")
+
+
 def test_a_message_about_a_long_word_is_short() -> None:
     with pytest.raises(InputError) as caught:
         StablehloModule.parse("x" * 1_000_000, "m.mlir")
