@@ -368,9 +368,15 @@ def _infeasible(
         )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
-    if solution.assignment is None and proven and options.pins and solution.peak_bound <= options.usable_memory:
+    if solution.assignment is None and proven and (options.pins or options.template) and solution.peak_bound <= options.usable_memory:
+        asked, ways = [f"keeps the pins {pins}"] if options.pins else [], ["drop or loosen a pin"] if options.pins else []
+        if options.template:
+            asked.append(
+                f"is of the template {options.template!r}, whose layouts and transitions do not carry through all ops of this model,"
+            )
+            ways.append("use another template or none")
         return InfeasibleError(
-            f"no plan of {program.name} keeps the pins {pins} within {limit}; drop or loosen one, or give more --memory",
+            f"no plan of {program.name} {' and '.join(asked)} within {limit}; {', '.join(ways)}, or give more --memory",
             peak_bound=solution.peak_bound or None,
         )
     details: tuple[str, ...] = ()
@@ -386,9 +392,11 @@ def _infeasible(
         else "no peak was reached"
     )
     bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    enough = "the peak found and the reserve together" if options.reserve else "the peak found"
+    enough = "at least the peak found and the reserve together" if options.reserve else "at least the peak found"
     smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
-    hint = f"give --memory at least {enough}, a larger mesh, or {smaller}" + ("; --free may need less" if tied else "")
+    hint = f"give {f'--memory {enough}' if solution.peak is not None else 'more --memory'}, a larger mesh, or {smaller}" + (
+        "; --free may need less" if tied else ""
+    )
     if pins:
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"

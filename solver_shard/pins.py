@@ -220,10 +220,10 @@ def _check(both: Allowed, tensor: Tensor, mesh: Mesh) -> None:
         return
     if first is not None:
         axis, placement = next((axis, p) for axis, left in narrow for p in left if p.is_strided)
+        give = f", or give S({placement.dim}) to an axis to the right" if axis is not mesh.axes[-1] else ""
         raise InputError(
             f"pin {' and '.join(map(repr, both.pins))}: {placement} of {tensor.name} on {axis.name} means that axes to its right cut dim "
-            f"{placement.dim} first, but none of them can have S({placement.dim}); write {axis.name}=S({placement.dim}), or give "
-            f"S({placement.dim}) to an axis to the right"
+            f"{placement.dim} first, but none of them can have S({placement.dim}); write {axis.name}=S({placement.dim}){give}"
         )
     cut = [axis for axis, left in narrow if all(p.is_shard for p in left) and axis.size > 1]
     shards = math.prod(axis.size for axis in cut)

@@ -67,12 +67,11 @@ def program_of(
             )
         if batch is None:
             raise InputError(f"the batch size for {model!r} is missing; give the global batch of one step, as in --batch 64 (batch=64)")
+        asked = DEFAULT_DTYPE if dtype is None else dtype
         from solver_shard.frontends.huggingface import load
 
-        module, inputs, name = load(
-            model, batch=batch, seq=seq, dtype=dtype or DEFAULT_DTYPE, labels=not forward_only, checkpoint=checkpoint
-        )
-        words = [model, f"batch {batch}", *([f"seq {seq}"] if seq else []), dtype or DEFAULT_DTYPE]
+        module, inputs, name = load(model, batch=batch, seq=seq, dtype=asked, labels=not forward_only, checkpoint=checkpoint)
+        words = [model, f"batch {batch}", *([f"seq {seq}"] if seq else []), asked]
         source = ", ".join([*words, *(["checkpointed"] if checkpoint else [])])
         return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):

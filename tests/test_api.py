@@ -132,6 +132,20 @@ def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
         plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
 
 
+@pytest.mark.parametrize("pins", [(), ("0.weight=S(0),S(0)",)])
+def test_a_template_that_does_not_carry_through_the_model_is_named_instead_of_the_memory(pins: tuple[str, ...]) -> None:
+    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* do not carry through .* use another template or none") as caught:
+        plan_of(template="megatron", pins=pins)
+    assert ("drop or loosen a pin" in str(caught.value)) == bool(pins)
+
+
+def test_a_template_and_a_pin_that_leave_a_tensor_no_layout_are_both_named() -> None:
+    with pytest.raises(
+        InputError, match=r"template leaves '0.weight' no layout that its pins allow .*; use another one, or loosen the pin"
+    ):
+        plan_of(template="megatron", pins=["0.weight=S(0),R"])
+
+
 def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None:
     with pytest.raises(InfeasibleError, match=r"no plan of Sequential .*fits into 64\.0 KiB per device"):
         plan_of(memory="64KiB", reserve=0)

@@ -218,7 +218,10 @@ class _Lowerer:
     def _restricted(self, t: int, layouts: Layouts, allows: Callable[[int, Layout], bool]) -> Layouts:
         kept = tuple(layout for layout in layouts if allows(t, layout))
         if not kept:
-            raise InputError(f"the template leaves {self.program.tensors[t].name!r} no layout on mesh {self.costs.mesh}; use another one")
+            beside, loosen = (" that its pins allow", ", or loosen the pin") if t in self.pins else ("", "")
+            raise InputError(
+                f"the template leaves {self.program.tensors[t].name!r} no layout{beside} on mesh {self.costs.mesh}; use another one{loosen}"
+            )
         return kept
 
     def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None) -> Ints:

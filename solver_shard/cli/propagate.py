@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from solver_shard.cli.output import check_output
 from solver_shard.cli.progress import progress_lines
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from solver_shard.propagation.passes import Options, PassName
 
 _MODULE = (".mlir", ".stablehlo")
+_OF_MODELS = {name: f"--{name.replace('_', '-')}" for name in ("mesh", "pin", "batch", "seq", "dtype", "forward_only", "cluster")}
+_OF_MODULES = {"keep_rules": "--keep-sharding-rules", "dump": "--module-dump-directory"}
+"""Parameters of one kind of input, and the options that set them."""
 
 
 class Pass(enum.StrEnum):
@@ -88,16 +91,14 @@ def propagate(
 
     Exit codes: 0 done, 1 bad input, 2 usage.
     """
+    from solver_shard.files import write_whole
     from solver_shard.propagation.passes import Options
 
-    if output is not None and (
-        (output.exists() and not output.is_file()) or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
-    ):
-        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
+    check_output(output)
     if dump is not None and not dump.is_dir():
         raise typer.BadParameter(f"{dump} is no folder; make it first", param_hint="--module-dump-directory")
     is_module = Path(model).suffix in _MODULE or Path(model).is_file()
-    _check_usage(is_module, mesh, pin, which)
+    _check_usage(context, is_module, mesh, which)
     options = Options(conservative=conservative, strategy=strategy.value, run_op_priority=levels, keep_rules=keep_rules)
     with progress_lines(quiet) as progress:
         if is_module:
@@ -123,7 +124,7 @@ def propagate(
             )
             text = shown = plan_to_json(plan)
         if output is not None:
-            output.write_text(text, encoding="utf-8")
+            write_whole(output, text)
     if as_json:
         sys.stdout.write(shown)
     elif not is_module:
@@ -132,10 +133,14 @@ def propagate(
         sys.stdout.write(text)
 
 
-def _check_usage(is_module: bool, mesh: str | None, pin: list[str] | None, which: Pass) -> None:
+def _check_usage(context: typer.Context, is_module: bool, mesh: str | None, which: Pass) -> None:
     """Options that belong to the other kind of input, or are missing for this one."""
-    if is_module and (mesh is not None or pin):
-        raise typer.BadParameter("a module has its meshes and shardings in its text; drop --mesh and --pin", param_hint="--mesh")
+    names = _OF_MODELS if is_module else _OF_MODULES
+    sources = {name: context.get_parameter_source(name) for name in names}
+    alien = [option for name, option in names.items() if (source := sources[name]) is not None and source.name == "COMMANDLINE"]
+    if alien:
+        what = "a module, whose text has its meshes, shapes and shardings" if is_module else "a model; they are for StableHLO modules"
+        raise typer.BadParameter(f"{', '.join(alien)} cannot be given with {what}; leave {'it' if len(alien) == 1 else 'them'} out")
     if not is_module and mesh is None:
         raise typer.BadParameter(
             "a model needs --mesh, as in --mesh dp=4,tp=2 (a module is a file that ends in .mlir)", param_hint="--mesh"
@@ -148,6 +153,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
     """Run a pass over a module: its text after, and its shardings as JSON. Dumps are written once everything is done."""
     import dataclasses
 
+    from solver_shard.files import write_whole
     from solver_shard.frontends.stablehlo import StablehloModule
     from solver_shard.frontends.stablehlo_rules import StablehloRules
     from solver_shard.propagation.edges import add_edges, sink_edges
@@ -176,7 +182,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
         print(f"warning: {path}: {warning}", file=sys.stderr)
     for name, made in dumped:
         assert dump is not None, "dumps are only made for a folder"
-        (dump / name).write_text(made, encoding="utf-8")
+        write_whole(dump / name, made)
     return text, json.dumps(_shardings(graph), indent=2) + "\n"
 
 

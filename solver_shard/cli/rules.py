@@ -48,16 +48,18 @@ def check(
     from solver_shard.cli.progress import progress_lines
     from solver_shard.errors import InputError
     from solver_shard.rulebook.check import check_rules
-    from solver_shard.rulebook.table import load_table
+    from solver_shard.rulebook.table import check_ops, load_table
 
     if modules and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     for module in modules or ():
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise InputError(f"cannot import {module!r}: {error}; give a module that is installed or in the current folder") from error
+        except (Exception, SystemExit) as error:
+            why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            raise InputError(f"cannot import {module!r}: {why}; give a module that is installed or in the current folder") from error
     table = load_table(tables or ())
+    check_ops(table)
     with progress_lines(quiet) as progress:
         show = progress or (lambda _line: None)
         report = check_rules(ops or (), table=table, progress=show)

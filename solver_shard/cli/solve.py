@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from solver_shard.cli.output import check_output
 from solver_shard.cli.progress import progress_lines
 
 
@@ -150,10 +150,7 @@ def solve(
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
     if split is not None and no_split:
         raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
-    if output is not None and (
-        (output.exists() and not output.is_file()) or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
-    ):
-        raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
+    check_output(output)
     from solver_shard.api import optimize
     from solver_shard.plan.io import plan_to_json, save_plan
 

@@ -9,7 +9,17 @@ from solver_shard.errors import InputError
 
 MAX_BYTES = 512 * 2**20
 MAX_NESTING = 250
+MAX_DEPTH = 1000
+"""Of brackets with those of the aliases that they hold."""
+MAX_AFFINE = 2000
+"""Characters of an affine map."""
 
+_TOKENS = re.compile(
+    r'"(?:[^"\\\n]++|\\.)*+"?|//[^\n]*|->|>=|<=|(?P<alias>[#!][A-Za-z_][\w$.-]*+)(?P<defined>\s*+=(?!=))?'
+    r"|affine_(?:map|set)\s*<(?P<affine>(?:[^>]|(?<=-)>|>=)*+)|[(\[{<>}\])]"
+)
+"""Brackets, aliases, and what may hold brackets that are none. A string without an end goes to the end of its line: text is read once."""
+MAX_MESSAGE = 1000
 _LOCATION = re.compile(r':(\d+):\d+\)?"?\)?\Z')
 _RESULTS = re.compile(r"\s*(%[\w$.#:-]+)[^=]*=\s")
 _ARGUMENT = re.compile(r"op arg (\d+) - ")
@@ -17,24 +27,41 @@ _MESH = re.compile(r"sdy\.mesh\s+@([\w$.-]+)\s*=\s*<([^>]*)>")
 
 
 def check_bounds(text: str, file: str) -> None:
-    """Refuse text that would take the parser too much memory or stack.
+    """Refuse text that would take the parser too much memory or stack: MLIR's own parser and printer recurse without a bound.
 
     Raises:
-        InputError: more than ``MAX_BYTES``, or brackets nested deeper than ``MAX_NESTING``.
+        InputError: more than ``MAX_BYTES``, brackets nested deeper than ``MAX_NESTING``, or ``MAX_DEPTH`` with aliases
+            (``#a1 = [#a0]``) written out, or an affine map longer than ``MAX_AFFINE``.
     """
+
+    def fault(piece: re.Match[str], what: str) -> InputError:
+        line = text.count("\n", 0, piece.start()) + 1
+        return InputError(f"{file}, line {line}: {what}; that is not read")
+
     if len(text) > MAX_BYTES:
         raise InputError(f"{file}: {len(text):,} characters; at most {MAX_BYTES:,} are read")
-    depth, line = 0, 1
-    for piece in re.finditer(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|>=|<=|[\n(\[{<>}\])]', text):
+    depth, alias, deepest = 0, "", 0
+    depths: dict[str, int] = {}
+    for piece in _TOKENS.finditer(text):
         sign = piece[0]
-        if sign == "\n":
-            line += 1
-        elif sign in "([{<":
+        if sign in "([{<":
             depth += 1
+            deepest = max(deepest, depth)
             if depth > MAX_NESTING:
-                raise InputError(f"{file}, line {line}: brackets are nested deeper than {MAX_NESTING}; that is not read")
+                raise fault(piece, f"brackets are nested deeper than {MAX_NESTING}")
         elif sign in ")]}>":
             depth = max(depth - 1, 0)
+        elif piece["defined"] is not None:
+            depths[alias] = deepest
+            alias, depth, deepest = piece["alias"], 0, 0
+        elif piece["alias"] is not None:
+            deepest = max(deepest, depth + depths.get(sign, 0) + 1)
+            if deepest > MAX_DEPTH:
+                raise fault(piece, f"aliases are nested deeper than {MAX_DEPTH}")
+        elif piece["affine"] is not None:
+            depth += 1
+            if len(piece["affine"]) > MAX_AFFINE:
+                raise fault(piece, f"an affine map has {len(piece['affine']):,} characters, at most {MAX_AFFINE:,} are read")
 
 
 def parse_error(error: Any, text: str, file: str) -> InputError:
@@ -45,6 +72,7 @@ def parse_error(error: Any, text: str, file: str) -> InputError:
     line = int(found[1]) if found else 0
     where = f"{file}, line {line}" if line else file
     message = message.split(". If this is intended")[0]
+    message = message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 3]}..."
     value = _value(message, text, line)
     return InputError(f"{where}: {message}{f' (value {value})' if value else ''}{_legal(message, text)}")
 

@@ -73,7 +73,7 @@ def trace_raw(
     if not forward_only and not trainable:
         raise InputError(f"model {name!r} has no trainable parameter, so it has no backward; set requires_grad, or use --forward-only")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    flat = _Flat(model, inputs, mode)
+    flat = _Flat(model, inputs, mode, forward_only=forward_only)
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
         with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention():
@@ -83,7 +83,7 @@ def trace_raw(
 class _Flat:
     """The tensors among nested inputs, with a name for each."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, mode: FakeTensorMode, *, forward_only: bool) -> None:
         if isinstance(inputs, torch.Tensor):
             inputs = (inputs,)
         if isinstance(inputs, Mapping):
@@ -109,6 +109,10 @@ class _Flat:
                 keys[0] = positional[int(keys[0])]
             if leaf.dtype not in DTYPES:
                 raise InputError(f"input {'.'.join(keys)!r} has dtype {leaf.dtype}; legal: {', '.join(map(str, DTYPES))}")
+            if not forward_only and 0 in leaf.shape:
+                raise InputError(
+                    f"input {'.'.join(keys)!r} of shape {list(leaf.shape)} has no elements; give tensors with the global sizes of one step"
+                )
             self.leaves.append(_Slot(len(self.tensors)))
             self.tensors.append(fake_like(leaf, mode))
             self.names.append(".".join(keys))

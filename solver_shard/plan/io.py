@@ -7,15 +7,14 @@ True
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
+from solver_shard.files import write_whole
 from solver_shard.plan.codec import decode, encode, json_schema
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
 from solver_shard.program import DTYPE_BYTES
@@ -59,7 +58,7 @@ def plan_from_json(text: str) -> Plan:
     version = data["schema_version"]
     if type(version) is not int or version != SCHEMA_VERSION:
         raise InputError(
-            f"plan schema version {version!r} is not known; this solver-shard reads version {SCHEMA_VERSION}: "
+            f"plan schema version {version!r:.40} is not known; this solver-shard reads version {SCHEMA_VERSION}: "
             "solve again, or use the release that wrote it"
         )
     try:
@@ -88,19 +87,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
-    text = plan_to_json(plan)
-    path = Path(path).resolve()
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot write plan {str(path)!r}: it is not a regular file; give the path of a file, or print with --json")
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write plan {str(path)!r}: {error.strerror or error}; give a file in a folder that exists") from None
+    write_whole(path, plan_to_json(plan))
 
 
 def plan_schema() -> dict[str, Any]:

@@ -7,7 +7,7 @@ about 2% of dense graphs, so it must not be changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from solver_shard.propagation.graph import Direction, Kind, Traits
 from solver_shard.propagation.rule import ShardingRule, identity_rule
@@ -158,24 +158,39 @@ class _Sweep:
         self._notify_users(value)
 
     def _notify_users(self, value: int) -> None:
+        """Queue what reads the value, here or in the functions that it is handed to or returned from; calls may form a circle."""
+        seen, open_ = {value}, [self._readers(value)]
+        while open_:
+            for op, further in open_[-1]:
+                if op != NO_OP:
+                    self._push(op)
+                elif further not in seen:
+                    seen.add(further)
+                    open_.append(self._readers(further))
+                    break
+            else:
+                open_.pop()
+
+    def _readers(self, value: int) -> Iterator[tuple[int, int]]:
+        """Ops to queue, and, with NO_OP, values that are this one in another function."""
         state = self.state
         for op, index in state.uses(value):
             edge = state.edge_of_use.get((op, index))
             kind = state.graph.ops[op].kind
             if edge is not None:
-                self._push(edge)
+                yield edge, value
             elif kind is Kind.CALL:
-                self._notify_users(self._argument(op, index))
+                yield NO_OP, self._argument(op, index)
             elif kind is Kind.RETURN:
                 parent = state.parent[op]
                 if parent != NO_OP:
-                    self._push(parent)
+                    yield parent, value
                 else:
                     for call in state.calls.get(state.graph.functions[state.function[op]].name, ()):
                         if not state.erased[call]:
-                            self._notify_users(state.graph.ops[call].results[index])
+                            yield NO_OP, state.graph.ops[call].results[index]
             else:
-                self._push(op)
+                yield op, value
 
     def _argument(self, call: int, index: int) -> int:
         graph = self.state.graph

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _OP = re.compile(r"[A-Za-z_]\w*(::|\.)[\w-]+(\.\w+)?(@\S+)?\Z")
 _WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
+_PART = r"""(?:[\w-]++|"[^"\n]*"|'[^'\n]*')"""
+_DEEP = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
+"""A key of tables in tables in tables, for which TOML readers take time and memory by the square of its length."""
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w.-]+)\s*=""")
 ATEN, STABLEHLO = "aten.toml", "stablehlo.toml"
 """The shipped files."""
@@ -264,6 +267,11 @@ def read_rules(path: str | os.PathLike[str]) -> RulesFile:
 
 def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bool = False) -> dict[str, Row]:
     """Rows of one TOML text; RuleError as in ``load_table``."""
+    if (deep := _DEEP.search(text)) is not None:
+        raise RuleError(
+            f"rules file {file}: line {text.count(chr(10), 0, deep.start()) + 1} has a name of more than 32 parts, {deep[0][:40]!r}...; "
+            'write the op\'s name in quotes, as in "my.op.default" = { ... }'
+        )
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

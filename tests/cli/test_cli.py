@@ -121,6 +121,7 @@ def test_solve_writes_the_plan_and_prints_json(fake: Optimize, tmp_path: Path, c
         ["solve", "gpt2", "--mesh", "8", "--split", "d0=4x2", "--no-split"],
         ["solve", "gpt2", "--mesh", "8", "-o", "no/such/folder/plan.json"],
         ["solve", "gpt2", "--mesh", "8", "-o", "/dev/null"],
+        ["solve", "gpt2", "--mesh", "8", "-o", "a" * 300],
         ["show"],
         ["paint"],
     ],
@@ -198,6 +199,7 @@ def test_debug_shows_the_traceback(fake: Optimize, capsys: pytest.CaptureFixture
         (["--mesh", "8", "--work-limit", "-1"], "work limit -1.0 is not legal"),
         (["--mesh", "8", "--objective", "memory", "--memory-weight", "3"], "a memory weight only makes sense with the time objective"),
         (["--mesh", "8"], "the batch size for 'gpt2' is missing"),
+        (["--mesh", "8", "--batch", "8", "--dtype", ""], "dtype '' was asked; legal: f32, bf16, f16"),
     ],
 )
 def test_bad_values_are_refused_before_any_tracing(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,33 @@ def test_bad_modules_are_refused_and_nothing_is_written(
     assert out.read_text() == "as it was"
 
 
+def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(
+    module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to("no/such/folder/out.mlir")
+    before = sorted(tmp_path.iterdir())
+    assert main(["propagate", str(module), "-o", str(tmp_path / "link"), "-q"]) == 1
+    assert "give a file in a folder that exists and can be written" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_module_can_be_written_over_itself(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["propagate", str(module), "-o", str(module), "-q"]) == 0
+    assert 'sdy.sharding<@mesh, [{"a"}, {"b":(1)2, ?}]>' in module.read_text()
+
+
+def test_functions_that_call_each_other_in_a_circle_are_propagated_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "circle.mlir"
+    call = "  func.call @main(%x) : (tensor<8xf32>) -> tensor<8xf32>\n"
+    path.write_text(
+        'sdy.mesh @mesh = <["a"=2]>\n'
+        'func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}) -> tensor<8xf32> {\n'
+        f"  %0 = stablehlo.tanh %x : tensor<8xf32>\n{call}  return %0 : tensor<8xf32>\n}}\n"
+    )
+    assert main(["propagate", str(path), "-q"]) == 0
+    assert '-> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}]>})' in capsys.readouterr().out
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["propagate", str(tmp_path / "none.mlir"), "-q"]) == 1
     assert "give a StableHLO module as text" in capsys.readouterr().err
@@ -137,8 +164,18 @@ def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
         ["{module}", "--pass", "best"],
         ["{module}", "--propagation-strategy", "best"],
         ["{module}", "--mesh", "dp=2"],
+        ["{module}", "--pin", "x=S(0)"],
+        ["{module}", "--batch", "8"],
+        ["{module}", "--seq", "8"],
+        ["{module}", "--dtype", "f32"],
+        ["{module}", "--forward-only"],
+        ["{module}", "--cluster", "h100"],
         ["{module}", "--module-dump-directory", "/no/such/folder"],
         ["{module}", "-o", "/no/such/folder/out.mlir"],
+        ["{module}", "-o", "a" * 300],
+        ["{module}", "-o", ""],
+        ["entry_models:mlp", "--mesh", "dp=2", "--keep-sharding-rules"],
+        ["entry_models:mlp", "--mesh", "dp=2", "--module-dump-directory", "."],
         ["entry_models:mlp"],
         ["entry_models:mlp", "--mesh", "dp=2", "--pass", "populate-op-sharding-rules"],
     ],

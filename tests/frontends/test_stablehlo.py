@@ -230,13 +230,44 @@ def test_bad_text_is_refused_with_line_and_value(text: str, message: str) -> Non
         "func.func private @f(" + "tuple<" * 100_000 + "i32" + ">" * 100_000 + ")",
         "module attributes {a = " + "[" * 100_000 + "]" * 100_000 + "} {}",
         "module {\n" * 50_000 + "}\n" * 50_000,
-        "module attributes {a = affine_set<(d) : (" + "d >= 0, " * 100_000 + "d >= 0)>, b = " + "[" * 100_000 + "]" * 100_000 + "} {}",
+        "module attributes {a = affine_set<(d) : (" + "d >= 0, " * 200 + "d >= 0)>, b = " + "[" * 100_000 + "]" * 100_000 + "} {}",
     ],
     ids=["types", "attributes", "regions", "comparisons"],
 )
 def test_deep_nesting_is_refused_before_it_takes_the_parser_down(text: str) -> None:
     with pytest.raises(InputError, match=r"m.mlir, line [0-9]+: brackets are nested deeper than 250"):
         StablehloModule.parse(text, "m.mlir")
+
+
+def chain(kind: str, length: int) -> str:
+    """A module whose attribute or type is nested by aliases, each in the one before."""
+    sign, first, link = {"attributes": ("#", "1", "[#a{}]"), "types": ("!", "i1", "tuple<!a{}>")}[kind]
+    lines = [f"{sign}a0 = {first}", *(f"{sign}a{i + 1} = " + link.format(i) for i in range(length))]
+    return "\n".join([*lines, f"module attributes {{sdy.a = {sign}a{length}}} {{}}"])
+
+
+@pytest.mark.parametrize("kind", ["attributes", "types"])
+def test_deep_aliases_are_refused_before_they_take_the_printer_down(kind: str) -> None:
+    assert "module attributes" in StablehloModule.parse(chain(kind, 400)).print()
+    with pytest.raises(InputError, match=r"m.mlir, line [0-9]+: aliases are nested deeper than 1000"):
+        StablehloModule.parse(chain(kind, 100_000), "m.mlir")
+
+
+@pytest.mark.parametrize("body", ["-" * 100_000 + "d", "d + " * 100_000 + "d", "(" * 100_000 + "d" + ")" * 100_000])
+def test_long_affine_maps_are_refused_before_they_take_the_parser_down(body: str) -> None:
+    with pytest.raises(InputError, match=r"m.mlir, line 1: an affine map has [0-9,]+ characters, at most 2,000 are read"):
+        StablehloModule.parse(f"module attributes {{a = affine_map<(d) -> ({body})>}} {{}}", "m.mlir")
+
+
+def test_strings_without_an_end_are_read_once() -> None:
+    with pytest.raises(InputError, match=r"m\.mlir, line 1"):
+        StablehloModule.parse('"\\' * 200_000, "m.mlir")
+
+
+def test_a_message_about_a_long_word_is_short() -> None:
+    with pytest.raises(InputError) as caught:
+        StablehloModule.parse("x" * 1_000_000, "m.mlir")
+    assert len(str(caught.value)) < 1100
 
 
 def test_arrows_comments_and_strings_are_no_brackets() -> None:

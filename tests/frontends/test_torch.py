@@ -153,6 +153,12 @@ def test_dtypes_are_the_models_own(dtype: torch.dtype) -> None:
     assert len({t.dtype for t in program.tensors}) == 1
 
 
+def test_a_step_over_no_elements_is_refused_and_an_empty_past_is_not() -> None:
+    with pytest.raises(InputError, match=r"input 'x' of shape \[0, 8\] has no elements"):
+        trace(MLP(), {"x": torch.zeros(0, 8)}, name="mlp", loss_fn=squares)
+    trace(MLP(), {"x": torch.zeros(0, 8)}, name="mlp", forward_only=True)
+
+
 def test_a_loss_function_may_take_the_inputs_too() -> None:
     def loss(output: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return F.mse_loss(output, inputs["x"])

@@ -69,9 +69,9 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_saving_where_there_is_no_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write plan .*give a file in a folder that exists"):
+    with pytest.raises(InputError, match=r"cannot write .*give a file in a folder that exists"):
         save_plan(example(), tmp_path / "none" / "plan.json")
-    with pytest.raises(InputError, match=r"cannot write plan .*not a regular file"):
+    with pytest.raises(InputError, match=r"cannot write .*not a regular file"):
         save_plan(example(), tmp_path)
 
 
@@ -112,6 +112,7 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_drop("schema_version"), "not a plan: it has no schema_version"),
         (_set("schema_version", 2), "plan schema version 2 is not known; this solver-shard reads version 1"),
         (_set("schema_version", "1"), "plan schema version '1' is not known"),
+        (_set("schema_version", "9" * 10_000), "plan schema version '9{39} is not known"),
         (_drop("ops"), "ops is missing"),
         (_drop("tensors.0.dtype"), r"tensors\[0\].dtype is missing"),
         (_set("extra", 1), "extra is not known"),

@@ -251,6 +251,15 @@ CASES = (
     ),
     Case(
         section="8",
+        says="Aggressive: in an element-wise op, where sources are equally large, the factor with more shards goes first.",
+        name="aggressive",
+        arguments=", ".join([_x("arg0", "8x8", '[{"a", ?}, {?}]'), _x("arg1", "8x8", '[{?}, {"a", "b", ?}]')]),
+        body="%0 = stablehlo.add %arg0, %arg1 : tensor<8x8xf32>\nreturn %0 : tensor<8x8xf32>",
+        results=_f("8x8"),
+        expected={"%arg0": '[{"a", ?}, {?}]', "%arg1": '[{?}, {"a", "b", ?}]', "%0": '[{?}, {"a", "b", ?}]'},
+    ),
+    Case(
+        section="8",
         says="Aggressive: an operand that objects does not stop the others.",
         name="aggressive",
         arguments=", ".join([_x("arg0", "8x4", '[{"a", ?}, {?}]'), _x("arg1", "8x4", "[{}, {?}]")]),

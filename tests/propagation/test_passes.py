@@ -178,3 +178,15 @@ def test_a_call_of_nothing_is_refused() -> None:
     call = dataclasses.replace(graph.ops[0], name="func.call", kind=Kind.CALL, callee="f")
     with pytest.raises(InputError, match=r"func.call \(%1\) calls @f, which is not in the module; it has @main"):
         propagate(dataclasses.replace(graph, ops=(call, graph.ops[1])), "basic", pointwise)
+
+
+def test_a_priority_on_what_is_erased_is_forgotten() -> None:
+    """The reference aborts here: it writes to the op that it has erased."""
+    graph = chain(1, '[{"a"}, {?}]')
+    dead = Op(name="tanh", operands=(0,), results=(2,), traits=graph.ops[0].traits)
+    values = (*graph.values, Value(name="%dead", shape=(8, 4), dtype="f32", sharding=sharding('[{?}, {"b"}p1]')))
+    body = Block(arguments=(0,), ops=(2, 0, 1))
+    main = Function(name="main", body=body, result_shardings=(None,))
+    made = propagate(Graph(values=values, ops=(*graph.ops, dead), functions=(main,), meshes=MESHES), "user-priority", pointwise).graph
+    assert made.functions[0].body.ops == (0, 1)
+    assert made.values[1].sharding == sharding('[{"a", ?}, {?}]')

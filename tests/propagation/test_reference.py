@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from propagation.all_ops import all_ops_module
-from propagation.compare import compare, draw
+from propagation.compare import VARIANTS, compare, draw
 from propagation.random_modules import random_module
 from shardy_oracle import Oracle
 
 from solver_shard.frontends.stablehlo import StablehloModule
 from solver_shard.frontends.stablehlo_rules import StablehloRules
-from solver_shard.propagation.passes import Options, propagate
+from solver_shard.propagation.passes import Options, populate_rules, propagate
 
 pytest.importorskip("jaxlib", reason="the reference comes with jaxlib: pip install 'solver-shard[jax]'")
 
@@ -39,6 +39,14 @@ def test_random_modules_are_propagated_as_by_the_reference(seed: int, oracle: Or
     outcomes = compare(oracle, text, draw(random.Random(seed), 4))
     assert [outcome for outcome in outcomes if outcome.kind == "different"] == []
     assert any(outcome.kind == "same" for outcome in outcomes)
+
+
+def test_the_order_in_which_readers_are_visited_is_the_references(oracle: Oracle) -> None:
+    """A module where the earliest reader first, instead of the latest, reaches another fixed point."""
+    edged = oracle.run(random_module(200_072), "sdy-add-data-flow-edges").text
+    assert edged is not None
+    outcomes = compare(oracle, edged, [v for v in VARIANTS if v.name in ("basic", "aggressive") and not v.options.keep_rules])
+    assert {outcome.kind for outcome in outcomes} == {"same"}
 
 
 def test_a_difference_would_be_seen(oracle: Oracle) -> None:
@@ -63,3 +71,12 @@ def test_dumps_are_those_of_the_reference(seed: int, oracle: Oracle, tmp_path: P
     options = Options(dump=lambda graph, name: ours.update({name: module.print(graph, verify=False).strip()}))
     propagate(module.graph, "user-priority", StablehloRules(), options)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(100_300, 100_306))
+@pytest.mark.parametrize("conservative", [False, True])
+def test_rules_alone_are_those_of_the_reference(seed: int, conservative: bool, oracle: Oracle) -> None:
+    text = all_ops_module(seed)
+    theirs = oracle.run(text, f"func.func(sdy-populate-op-sharding-rules{{conservative-propagation={str(conservative).lower()}}})").text
+    module = StablehloModule.parse(text)
+    assert module.print(populate_rules(module.graph, StablehloRules(), conservative=conservative)) == theirs

@@ -268,6 +268,36 @@ def test_an_op_of_ones_own_is_imported_and_checked(
     assert "cannot import 'no_such_module'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('no licence')", "ValueError: no licence"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import no_such_thing", "no_such_thing"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(
+    body: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_ops.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["rules", "check", "mm", "--quiet", "--import", "broken_ops"]) == 1
+    assert f"cannot import 'broken_ops': {message}" in capsys.readouterr().err.replace("No module named ", "").replace("'no_", "no_")
+
+
+@pytest.mark.parametrize("name", ["", "..ops"])
+def test_what_is_no_module_name_cannot_be_imported(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "check", "mm", "--quiet", "--import", name]) == 1
+    assert f"cannot import {name!r}" in capsys.readouterr().err
+
+
+def test_rows_for_ops_that_do_not_exist_are_refused_whatever_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('"aten.nope.default" = { family = "pointwise" }\n')
+    assert main(["rules", "check", "relu", "--quiet", "--rules", str(mine)]) == 1
+    assert "row 'aten.nope.default': no op of this name exists" in capsys.readouterr().err
+
+
 def test_instances_are_values() -> None:
     made = parse_instance("aten.add.Tensor", "self=(x := f64[8, 6]), other=x, alpha=-2")
     assert isinstance(made, Instance)

@@ -40,6 +40,9 @@ BAD_ROWS = {
     '"x.y.default" = { family = "pointwise" }\n"x.y.default" = { family = "view" }': 'row "x.y.default" is there twice (line 2)',
     '"x.y.default" = { family = "pointwise" }\n"x::y" = { family = "view" }': "x.y.default has two rows",
     '"x.y.default" = [1': "not valid TOML",
+    "a" + ".a" * 100_000 + " = 1": "line 1 has a name of more than 32 parts",
+    '\n["a"' + '."a"' * 50_000 + "]": "line 2 has a name of more than 32 parts",
+    '"x.y.default" = { a' + " . a" * 50_000 + " = 1 }": "line 1 has a name of more than 32 parts",
 }
 
 
