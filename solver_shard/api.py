@@ -273,7 +273,7 @@ def plan_program(
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock)
+        solution, problem = _solve(lowering, costs, mesh, options, clock, rulebook)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None)
@@ -328,8 +328,11 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(
+    lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock, rulebook: Rulebook
+) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
+    from solver_shard.baselines import dijkstra_greedy
     from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.structure import node_classes
     from solver_shard.choice.transients import Transients
@@ -344,7 +347,9 @@ def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, c
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, problem.folded, mesh),
+        warm_starts=warm_starts(
+            lowering, problem.folded, mesh, {dijkstra_greedy.NAME: dijkstra_greedy.warm_start(lowering, costs, rulebook)}
+        ),
         progress=clock.solver_event,
     )
     return solution, "free" if problem.folded is None else "tied"

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
 from solver_shard.expand.call import Call, Kinds, Meta, Operand
@@ -27,10 +28,10 @@ from solver_shard.expand.dijkstra import search
 from solver_shard.expand.exhaustive import Expansion, expand_exhaustively
 from solver_shard.expand.pricing import ClusterPricing
 from solver_shard.expand.single_axis import of_rule, prepare
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, R, S
 from solver_shard.mesh import Mesh
 from solver_shard.names import fold_names
-from solver_shard.program import Op, Program
+from solver_shard.program import Op, Program, Role
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import Rule
 
@@ -93,10 +94,9 @@ def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], 
     return (search(prepared, pricing) if call.operands else None) or expand_exhaustively(prepared, pricing)[0]
 
 
-def narrow_to_walk(lowering: Lowering, walk: GreedyWalk) -> tuple[Lowering, tuple[int, ...]]:
-    """The lowering with only what the walk decides, and the positions of the ops that it does not have so."""
-    graph = lowering.graph
-    costs = graph.costs.copy()
+def walk_masks(lowering: Lowering, walk: GreedyWalk) -> tuple[dict[int, NDArray[np.bool_]], tuple[int, ...]]:
+    """Per node of a source or an op, the strategies that do what the walk decides; and the ops of which the graph has no such strategy."""
+    masks = {}
     missing = []
     for v, node in enumerate(lowering.nodes):
         if node.kind is Kind.SOURCE:
@@ -111,8 +111,21 @@ def narrow_to_walk(lowering: Lowering, walk: GreedyWalk) -> tuple[Lowering, tupl
         else:
             continue
         if keep.any():
-            costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
-    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs)), tuple(missing)
+            masks[v] = keep
+    return masks, tuple(missing)
+
+
+def warm_start(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> dict[int, NDArray[np.bool_]]:
+    """The walk from inputs that are cut by batch, as far as they may be, as a restriction that the solver starts from."""
+
+    def stored(node: Node) -> Layout:
+        by_batch = [layout for layout in node.layouts if all(p in (R, S(0)) for p in layout)]
+        cut = lowering.program.tensors[node.item].role is Role.INPUT and bool(by_batch)
+        return max(by_batch, key=lambda layout: sum(p == S(0) for p in layout)) if cut else node.layouts[0]
+
+    sources = {node.item: stored(node) for node in lowering.nodes if node.kind is Kind.SOURCE}
+    walk = greedy_walk(lowering.program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
+    return walk_masks(lowering, walk)[0]
 
 
 def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
@@ -120,7 +133,12 @@ def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lo
     program = lowering.program
     sources = {node.item: node.layouts[0] for node in lowering.nodes if node.kind is Kind.SOURCE}
     walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
-    narrowed, missing = narrow_to_walk(lowering, walk)
+    masks, missing = walk_masks(lowering, walk)
+    graph = lowering.graph
+    paid = graph.costs.copy()
+    for v, keep in masks.items():
+        paid[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
+    narrowed = dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=paid))
     names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}" for i in missing)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return narrowed, NAME + (f"; left to the solver: {shown}" if names else "")

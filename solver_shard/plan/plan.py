@@ -55,7 +55,7 @@ class Options:
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
         rules: the user's own rules files, whole, so that a plan can be evaluated without them.
         conservative: whether only equal shards were allowed, and none that cut a dim inside.
-        propagation: the greedy pass whose answer the plan keeps; else None.
+        propagation: the greedy pass or baseline whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
     """

@@ -44,11 +44,11 @@ def devices(request: pytest.FixtureRequest) -> Iterator[tuple[Mesh, DeviceMesh]]
 @pytest.mark.filterwarnings("ignore::UserWarning")  # autograd and DTensor's own
 @pytest.mark.parametrize("name", ["mlp", "attention", "gpt2", "llama"])
 def test_the_walk_predicts_the_collectives_that_dtensor_issues(name: str, devices: tuple[Mesh, DeviceMesh]) -> None:
-    # two of the pin sets of experiments/dtensor_greedy.py, which has ten for each model and mesh
+    # a few of the pin sets of experiments/dtensor_greedy.py, which has ten for each model and mesh
     mesh, on = devices
     raw = trace_raw(MODELS[name](), inputs_of(MODELS[name]()), name=name, loss_fn=squares)
     rng, compared = random.Random(1), 0
-    while compared < 2:
+    while compared < (2 if len(mesh.axes) == 1 else 1):
         pins = random_pins(raw, mesh, rng)
         found = walk(raw, mesh, pins, devices_per_host=1)
         if found.unsupported:
