@@ -38,7 +38,7 @@ expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the ou
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.baselines.templates import reaches, row_cut
@@ -226,8 +226,26 @@ class TemplateRestriction:
 
 
 def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, accumulates: bool = False) -> TemplateRestriction:
-    """The restriction of a program to one template per mesh axis; ``accumulates``: of a step of several microbatches."""
-    cut, vocabulary = block_cut(program), vocabulary_cut(program)
+    """The restriction of a program to one template per mesh axis; ``accumulates``: of a step of several microbatches.
+
+    InputError where a template has nothing in the program to cut.
+    """
+    cut, vocabulary, experts = block_cut(program), vocabulary_cut(program), expert_weights(program)
+    for axis, name in zip(mesh.names, templates, strict=True):
+        lacks = [
+            *(["matrices of blocks (products that feed a residual addition, and those before them)"] if _blocks(name) and not cut else []),
+            *(
+                ["vocabulary (a table that is looked up by an input, a head before a log-softmax)"]
+                if _misses(name, _VOCABULARY, vocabulary)
+                else []
+            ),
+            *(["experts (weights of grouped products)"] if _misses(name, _EXPERTS, experts) else []),
+        ]
+        if lacks:
+            raise InputError(
+                f"template {name!r} on axis {axis!r} has nothing to cut: {program.name} has no {' and no '.join(lacks)}; "
+                f"give the axis another one, such as 'ddp', 'zero3' or 'replicate'"
+            )
     return TemplateRestriction(
         program=program,
         mesh=mesh,
@@ -236,9 +254,14 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, acc
         heads=heads_of(program, cut),
         special=_special(program, vocabulary),
         vocabulary=vocabulary,
-        experts=expert_weights(program),
+        experts=experts,
         accumulates=accumulates,
     )
+
+
+def _misses(name: str, what: str, found: Collection[int]) -> bool:
+    """Whether a name asks for what was not found."""
+    return name.endswith(what) and not found
 
 
 def vocabulary_cut(program: Program) -> dict[int, int]:

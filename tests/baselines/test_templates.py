@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from traced_models import MLP, squares
 
 from solver_shard import Mesh, Plan
 from solver_shard.api import plan_program
@@ -292,6 +293,22 @@ def test_context_parallelism_gathers_the_sequence_around_experts_too() -> None:
     assert found["backward", "reduce_scatter"] == 2 * LAYERS
 
 
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [("dp=ddp,tp=expert-parallel", "no experts"), ("dp=zero3+expert-parallel,tp=replicate", "no experts")],
+)
+def test_a_template_with_nothing_to_cut_is_refused(template: str, what: str) -> None:
+    with pytest.raises(InputError, match=f"has nothing to cut: llama has {what}"):
+        planned(template)
+
+
+def test_tensor_and_vocabulary_parallelism_need_blocks_and_a_vocabulary() -> None:
+    program, mesh = trace(MLP(), {"x": torch.zeros(4, 8)}, name="mlp", loss_fn=squares), Mesh.parse("dp=2,tp=2")
+    for name in ("vocab-parallel", "megatron+vocab-parallel"):
+        with pytest.raises(InputError, match="mlp has no vocabulary"):
+            restriction(program, mesh, ("ddp", name))
+
+
 def test_states_follow_the_stage() -> None:
     names = [t.name for t in planned("zero1", "dp=8").tensors if t.role == Role.PARAMETER.value and t.shape]
     for template, stored, gradient, state in (("ddp", 1, 1, 1), ("zero1", 1, 1, 8), ("zero2", 1, 8, 8), ("zero3", 8, 8, 8)):
@@ -306,7 +323,14 @@ def test_states_follow_the_stage() -> None:
 
 @pytest.mark.parametrize(
     "template",
-    [*TEMPLATES, "hsdp", "dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=ddp,tp=zero1", "dp=zero3,tp=megatron-sp+vocab-parallel"],
+    [
+        *(name for name in TEMPLATES if name != "expert-parallel"),
+        "hsdp",
+        "dp=zero3,tp=megatron",
+        "dp=zero2,tp=megatron-sp",
+        "dp=ddp,tp=zero1",
+        "dp=zero3,tp=megatron-sp+vocab-parallel",
+    ],
 )
 def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.bound <= planned(template).certificate.objective
