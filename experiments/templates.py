@@ -28,7 +28,7 @@ from solver_shard.source import program_of
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": 256, "seq": 1024, "dtype": "f32", "meshes": ["dp=32,tp=4", "dp=8,cp=4,tp=4"]},
     "llama3-8b": {"batch": 64, "seq": 8192, "dtype": "bf16", "meshes": ["dp=32,tp=8", "dp=8,cp=4,tp=8"]},
-    "llama3-70b": {"batch": 64, "seq": 8192, "dtype": "bf16", "meshes": ["dp=16,tp=16", "dp=8,cp=2,tp=16"]},
+    "llama3-70b": {"batch": 64, "seq": 8192, "dtype": "bf16", "meshes": ["dp=16,tp=16", "dp=8,cp=4,tp=8"]},
     "mixtral-8x7b": {"batch": 64, "seq": 4096, "dtype": "bf16", "meshes": ["dp=32,tp=8", "dp=8,cp=4,tp=8"]},
 }
 TWO = ["ddp", "zero1", "zero2", "zero3", "hsdp", "dp=ddp,tp=megatron", "dp=ddp,tp=megatron-sp", "dp=zero3,tp=megatron"]
