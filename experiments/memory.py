@@ -37,6 +37,7 @@ ONE = ["replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp",
 TWO = ["hsdp", "zero3", "dp=ddp,tp=megatron", "dp=zero1,tp=megatron", "dp=zero3,tp=megatron-sp", "dp=zero3,tp=megatron-sp+vocab-parallel"]
 TWO += ["dp=zero3,tp=context-parallel"]
 MESHES = {"4": ONE, "dp=2,tp=2": TWO}
+EXPERTS = {"4": ["expert-parallel"], "dp=2,tp=2": ["dp=zero3,tp=zero3+expert-parallel"]}
 NOTES = """
 What the plan does not say exactly:
 
@@ -115,7 +116,7 @@ def study(name: str) -> list[dict[str, Any]]:
     program, values = traced(name)
     rows = []
     for mesh, templates in MESHES.items():
-        for plan in (*templates, *SOLVED):
+        for plan in (*templates, *(EXPERTS[mesh] if name == "mixtral" else ()), *SOLVED):
             try:
                 found = row(program, values, mesh, plan)
             except SolverShardError as error:
