@@ -42,7 +42,7 @@ NOTES = """
 What the plan does not say exactly:
 
 - A reshard's source counts until the op that reads the new copy is done; in a run it is gone before that op's result is made. Where this
-  happens at the peak the plan says up to one tensor too much: those are the rows beyond 5%.
+  happens at the peak the plan says up to one tensor too much (of a forward-only Llama with `megatron` 13%, not in the table).
 - A reshape that cannot be a view (heads merged after a transposition, keys repeated for grouped queries) makes a copy in a run; its
   bytes count as those of what it reads, so one op or a few are told too low. One device's single key-value head is repeated as a view:
   there the plan says too much.
