@@ -110,7 +110,8 @@ def optimize(
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
         reduce_dtype: f32, bf16 or f16, in which gradients are reduced, accumulated and held until the update; default their own.
-        clip: gradients are clipped to a norm before the update, as ``torch.nn.utils.clip_grad_norm_`` does.
+        clip: whether gradients are clipped to a norm before the update, as ``torch.nn.utils.clip_grad_norm_`` does; the norm itself
+            does not matter to the plan.
         pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
             where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
@@ -176,7 +177,7 @@ def optimize(
         master_weights=bool(master_weights),
         state_bytes=state_bytes,
         reduce_dtype=reduce_dtype,
-        clip=bool(clip),
+        clip=_yes_or_no("clip", clip),
         forward_only=bool(forward_only),
         checkpoint=bool(checkpoint),
         overlap=float(overlap),
@@ -398,7 +399,8 @@ def _infeasible(
         else "no peak was reached"
     )
     bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    enough = "at least the peak found and the reserve together" if options.reserve else "at least the peak found"
+    enough = "at least the peak found" + (" and the reserve together" if options.reserve else "")
+    enough += " (less, down to the bound, may do)" if solution.peak_bound and solution.peak != solution.peak_bound else ""
     smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
     hint = f"give {f'--memory {enough}' if solution.peak is not None else 'more --memory'}, a larger mesh, or {smaller}" + (
         "; --free may need less" if tied else ""
@@ -526,6 +528,13 @@ def _check_microbatches(microbatches: int, batch: int | None, *, forward_only: b
 def _part(batch: int | None, microbatches: int) -> int | None:
     """The batch of one microbatch; what is no number is left for the frontend to refuse."""
     return batch // microbatches if batch is not None and microbatches > 1 and _is_number(batch, whole=True) else batch
+
+
+def _yes_or_no(name: str, value: object) -> bool:
+    """A flag; numbers and texts would look as if they meant more."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is not legal; give True or False")
+    return value
 
 
 def _check_numbers(

@@ -233,3 +233,8 @@ def test_a_traced_program_can_be_given_again() -> None:
     assert plan.name == "Sequential"
     assert plan.costs.update_ns == 0
     assert plan.gradients == {}
+
+
+def test_a_norm_to_clip_to_is_not_asked_for() -> None:
+    with pytest.raises(InputError, match=r"clip=1\.0 is not legal; give True or False"):
+        solver_shard.optimize("gpt2", batch=2, seq=8, mesh="2", clip=1.0)  # type: ignore[arg-type]

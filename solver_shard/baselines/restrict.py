@@ -239,7 +239,11 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, acc
                 if _misses(name, _VOCABULARY, vocabulary)
                 else []
             ),
-            *(["experts (weights of grouped products)"] if _misses(name, _EXPERTS, experts) else []),
+            *(
+                ["experts (weights with one matrix per expert, multiplied by rows that are grouped by expert)"]
+                if _misses(name, _EXPERTS, experts)
+                else []
+            ),
         ]
         if lacks:
             raise InputError(

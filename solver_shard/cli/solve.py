@@ -69,7 +69,12 @@ def solve(
         str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
     ] = None,
     microbatches: Annotated[
-        int, typer.Option(min=1, help="Run the batch in this many parts, one after the other, and accumulate their gradients.")
+        int,
+        typer.Option(
+            min=1,
+            help="Run the batch in this many parts, one after the other, and accumulate their gradients; the inputs of an entry "
+            "point are those of one part.",
+        ),
     ] = 1,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
     master_weights: Annotated[

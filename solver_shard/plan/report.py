@@ -10,7 +10,7 @@ from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_items, fold_names, printable
-from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.plan.plan import MemoryTimeline, Options, Plan, PlannedOp, PlannedTensor, Reshard
 from solver_shard.plan.table import shorten, table
 from solver_shard.units import format_bytes, format_ns
 
@@ -71,12 +71,20 @@ def problem_text(plan: Plan) -> str:
     certificate = plan.certificate
     kind = "tied plan (repeated layers alike)" if certificate.problem == "tied" else "plan"
     kind = "plan that keeps what propagation decided" if plan.options.propagation else kind
+    kind += " of this template" if plan.options.template else ""
     show = format_bytes if plan.options.objective == "memory" else format_ns
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
     status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
     return f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
+
+
+def _unpinned(options: Options) -> str:
+    """Who chose the layouts where the user pinned none."""
+    if options.propagation:
+        return "nothing to propagate"
+    return "the solver chose what the template leaves open" if options.template else "the solver chose every layout"
 
 
 def _headline(plan: Plan) -> list[str]:
@@ -100,7 +108,8 @@ def _headline(plan: Plan) -> list[str]:
         ("limit", _limit(plan)),
         ("proof", problem_text(plan)),
         ("asked", ", ".join(asked)),
-        ("pins", "; ".join(options.pins) or f"none: {'nothing to propagate' if options.propagation else 'the solver chose every layout'}"),
+        ("pins", "; ".join(options.pins) or f"none: {_unpinned(options)}"),
+        *((("layouts", f"by template: {options.template}"),) if options.template else ()),
         *((("layouts", f"by propagation: {options.propagation}"),) if options.propagation else ()),
         *((("rules", _rules(plan)),) if options.rules else ()),
     ]

@@ -157,7 +157,7 @@ def _check_op(row: Row, calls: Sequence[Instance], table: RuleTable, meshes: Seq
         wrong=tuple(found.wrong),
         missing=tuple(found.missing),
         excluded=tuple(found.excluded),
-        notes=tuple(found.notes) if calls else ("no instance: add one to rules/instances.toml, or to the row",),
+        notes=tuple(found.notes) if calls else ('no instance to check: give the row one, as in instances = ["self=f64[8, 6]"]',),
     )
 
 

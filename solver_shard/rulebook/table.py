@@ -360,6 +360,8 @@ def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user:
         raise fault('instances must be a list of calls such as ["self=f64[8, 6]"]')
     asked = value.get("family", "dims" if "dims" in value else None)
     family = families.get(asked) if isinstance(asked, str) else None
+    if asked is None:
+        raise fault(f'a row needs dims or family, this one has {", ".join(map(repr, value)) or "neither"}; write dims = "m k, k n -> m n"')
     if family is None:
         raise fault(f"unknown family {asked!r}; legal: {', '.join(sorted(families))}")
     unknown = sorted(set(settings) - set(family.keys))

@@ -132,6 +132,14 @@ def test_the_proof_is_said_in_a_sentence(status: str, problem: str, gap: float, 
     assert text in str(dataclasses.replace(plan, certificate=certificate, options=options))
 
 
+def test_a_template_stands_in_the_report_and_in_what_is_proven() -> None:
+    plan = example()
+    text = str(dataclasses.replace(plan, options=dataclasses.replace(plan.options, template="dp=zero3,tp=megatron", pins=())))
+    assert "no tied plan (repeated layers alike) of this template has less time than" in text
+    assert "pins         none: the solver chose what the template leaves open" in text
+    assert "layouts      by template: dp=zero3,tp=megatron" in text
+
+
 def test_the_timeline_keeps_only_changes_and_finds_the_peak() -> None:
     ops = example().ops
     timeline = MemoryTimeline.build({"inputs": [5, 5, 5, 5, 5, 5, 5], "activations": [0, 0, 7, 7, 9, 9, 0]}, limit=20, ops=ops)

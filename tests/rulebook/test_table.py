@@ -20,7 +20,7 @@ BAD_ROWS = {
     '"noname" = { family = "pointwise" }': "namespace.name",
     '"x.y.default" = "pointwise"': "a row is",
     '"x.y.default" = { family = "pointwize" }': "unknown family 'pointwize'; legal: add_product, ",
-    '"x.y.default" = { linear = "self" }': "unknown family None",
+    '"x.y.default" = { linear = "self" }': "needs dims or family, this one has 'linear'",
     '"x.y.default" = { family = "pointwise", whole = "dim" }': "no setting 'whole'; legal: ",
     '"x.y.default" = { family = "along" }': "needs the setting 'whole'",
     '"x.y.default" = { family = "along", whole = 1.5 }': "the argument that holds the dims",
