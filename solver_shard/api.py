@@ -274,7 +274,7 @@ def plan_program(
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock, rulebook)
+        solution, problem = _solve(lowering, costs, mesh, options, clock)
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None)
@@ -329,11 +329,8 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(
-    lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock, rulebook: Rulebook
-) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    from solver_shard.baselines import dijkstra_greedy
     from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.structure import node_classes
     from solver_shard.choice.transients import Transients
@@ -348,9 +345,7 @@ def _solve(
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(
-            lowering, problem.folded, mesh, {dijkstra_greedy.NAME: dijkstra_greedy.warm_start(lowering, costs, rulebook)}
-        ),
+        warm_starts=warm_starts(lowering, problem.folded, mesh),
         progress=clock.solver_event,
     )
     return solution, "free" if problem.folded is None else "tied"

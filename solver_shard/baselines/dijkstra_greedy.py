@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.choice.nodes import Kind, Lowering, Node
+from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
 from solver_shard.expand.call import Call, Kinds, Meta, Operand
@@ -28,10 +28,10 @@ from solver_shard.expand.dijkstra import search
 from solver_shard.expand.exhaustive import Expansion, expand_exhaustively
 from solver_shard.expand.pricing import ClusterPricing
 from solver_shard.expand.single_axis import of_rule, prepare
-from solver_shard.layout import Layout, R, S
+from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.names import fold_names
-from solver_shard.program import Op, Program, Role
+from solver_shard.program import Op, Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import Rule
 
@@ -113,19 +113,6 @@ def walk_masks(lowering: Lowering, walk: GreedyWalk) -> tuple[dict[int, NDArray[
         if keep.any():
             masks[v] = keep
     return masks, tuple(missing)
-
-
-def warm_start(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> dict[int, NDArray[np.bool_]]:
-    """The walk from inputs that are cut by batch, as far as they may be, as a restriction that the solver starts from."""
-
-    def stored(node: Node) -> Layout:
-        by_batch = [layout for layout in node.layouts if all(p in (R, S(0)) for p in layout)]
-        cut = lowering.program.tensors[node.item].role is Role.INPUT and bool(by_batch)
-        return max(by_batch, key=lambda layout: sum(p == S(0) for p in layout)) if cut else node.layouts[0]
-
-    sources = {node.item: stored(node) for node in lowering.nodes if node.kind is Kind.SOURCE}
-    walk = greedy_walk(lowering.program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
-    return walk_masks(lowering, walk)[0]
 
 
 def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:

@@ -29,15 +29,13 @@ Masks = Mapping[int, NDArray[np.bool_]]
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
 
 
-def warm_starts(
-    lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None, others: Mapping[str, Masks] | None = None
-) -> tuple[WarmStart, ...]:
-    """The templates, and other plans by name, as restrictions of the graph's nodes (of the folded graph's, when there is one).
+def warm_starts(lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None) -> tuple[WarmStart, ...]:
+    """The templates as restrictions of the graph's nodes (of the folded graph's, when there is one).
 
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """
     found = []
-    for name, masks in {**_templates(lowering, mesh), **(others or {})}.items():
+    for name, masks in _templates(lowering, mesh).items():
         if folded is None:
             allowed = dict(masks)
         else:

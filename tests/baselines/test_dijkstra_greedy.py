@@ -6,10 +6,7 @@ import pytest
 from dtensor_models import MODELS, inputs_of
 
 from solver_shard.api import plan_program
-from solver_shard.baselines.dijkstra_greedy import NAME, dijkstra_greedy_plan, greedy_walk, warm_start
-from solver_shard.baselines.templates import warm_starts
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Kind
+from solver_shard.baselines.dijkstra_greedy import NAME, dijkstra_greedy_plan, greedy_walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
@@ -64,14 +61,3 @@ def test_the_walk_only_sees_one_op_at_a_time() -> None:
     walk = greedy_walk(program, mesh, weights, Rulebook(), Collectives(mesh, cluster))
     assert sum(len(op.moves) for op in walk.ops) > 0
     assert walk.nanoseconds == sum(round(move.cost) for op in walk.ops for move in op.moves)
-
-
-def test_the_solver_starts_from_the_walk_too() -> None:
-    program, mesh, cluster = program_of("gpt2"), Mesh.parse("4"), load_cluster("h100")
-    costs, options = CostModel(mesh, cluster), Options(memory_limit=2**30)
-    lowering = lower(program, Rulebook(), costs, optimizer_state=options.optimizer_state(), limit=options.usable_memory)
-    masks = warm_start(lowering, costs, Rulebook())
-    (start,) = (s for s in warm_starts(lowering, None, mesh, {NAME: masks}) if s.name == NAME)
-    assert len(start.allowed) > len(program.ops)
-    x = next(v for v, node in enumerate(lowering.nodes) if node.kind is Kind.SOURCE and program.tensors[node.item].name == "x")
-    assert [layout for layout, kept in zip(lowering.nodes[x].layouts, masks[x], strict=True) if kept] == [Layout.parse("S(0)")]
