@@ -31,9 +31,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama3-70b": {"batch": 64, "seq": 8192, "dtype": "bf16", "meshes": ["dp=16,tp=16", "dp=8,cp=4,tp=8"]},
     "mixtral-8x7b": {"batch": 64, "seq": 4096, "dtype": "bf16", "meshes": ["dp=32,tp=8", "dp=8,cp=4,tp=8"]},
 }
-TWO = ["ddp", "zero1", "zero2", "zero3", "hsdp", "dp=ddp,tp=megatron", "dp=ddp,tp=megatron-sp", "dp=zero3,tp=megatron"]
+TWO = ["replicate", "ddp", "zero1", "zero2", "zero3", "hsdp", "dp=ddp,tp=megatron", "dp=ddp,tp=megatron-sp", "dp=zero3,tp=megatron"]
 TWO += ["dp=zero3,tp=megatron-sp", "dp=zero3,tp=megatron-sp+vocab-parallel", "dp=zero3,tp=context-parallel"]
-THREE = ["zero3", "hsdp", "dp=zero3,cp=context-parallel,tp=megatron-sp", "dp=ddp,cp=zero3,tp=megatron"]
+THREE = ["replicate", "zero3", "hsdp", "dp=zero3,cp=context-parallel,tp=megatron-sp", "dp=ddp,cp=zero3,tp=megatron"]
 EXPERTS = ["dp=zero3,tp=expert-parallel", "dp=zero3,tp=zero3+expert-parallel"]
 EXPERTS_THREE = ["dp=zero3,cp=context-parallel,tp=zero3+expert-parallel", "dp=ddp,cp=zero3,tp=zero3+expert-parallel"]
 
