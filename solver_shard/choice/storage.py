@@ -16,6 +16,7 @@ held in the storage of a source costs nothing more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -96,8 +97,9 @@ def _keep(graph: Builder, storage: Storage, member: Member, owner: int, sizes: I
 def _whole(graph: Builder, storage: Storage, member: Member, held: Layouts) -> Ints:
     """Bytes of the storage in which a member of this layout is its part, or -1 where that is no whole number."""
     part, whole = graph.program.tensors[member.tensor].numel, graph.program.tensors[storage.owner].numel
-    scaled = graph._bytes(member.tensor, held) * whole
-    return np.where(scaled % part == 0, scaled // part, -1) if part else np.zeros_like(scaled)
+    common = math.gcd(part, whole)
+    scaled = graph._bytes(member.tensor, held) * (whole // max(common, 1))  # bytes times elements would not fit 64 bits
+    return np.where(scaled % (part // common) == 0, scaled // (part // common), -1) if part else np.zeros_like(scaled)
 
 
 def _held_table(origins: tuple[int, ...], n: int, reasons: int) -> Ints:
