@@ -167,7 +167,8 @@ def optimize(
     if not isinstance(rules, Sequence) or not all(isinstance(file, str | os.PathLike) for file in rules):
         raise InputError(f"rules must be a list of files, got {rules!r}; write them as in ['my_ops.toml']")
     files = tuple(map(read_rules, rules))
-    load_table(files)  # what is wrong with them is said before the model is traced
+    if files:
+        load_table(files)  # what is wrong with them is said before the model is traced
     options = Options(
         batch=batch,
         seq=seq,
@@ -232,7 +233,6 @@ def plan_program(
 
     ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
     """
-    from solver_shard.baselines.propagated import narrow_to
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -240,7 +240,6 @@ def plan_program(
     from solver_shard.pins import parse_pin, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
-    from solver_shard.propagation.program import propagate_program
     from solver_shard.rulebook.table import check_ops
 
     clock = clock or _Clock()
@@ -265,6 +264,9 @@ def plan_program(
             microbatches=options.microbatches,
         )
     if propagation is not None:
+        from solver_shard.baselines.propagated import narrow_to
+        from solver_shard.propagation.program import propagate_program
+
         with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
             made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
             lowering = narrow_to(lowering, made.layouts)

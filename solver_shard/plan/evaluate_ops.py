@@ -22,6 +22,7 @@ class OpCheck:
         self.plan, self.program, self.rules, self.costs = plan, program, rules, costs
         self.mesh_shape = costs.mesh.shape
         self.fused = self._fused() if plan.options.fusion else set()
+        self._named: dict[int, tuple[dict[str, AxisStrategy], dict[str, AxisStrategy]]] = {}
 
     def nanoseconds(self, i: int) -> int:
         """Check the layouts of an op against its strategies; its nanoseconds."""
@@ -75,8 +76,10 @@ class OpCheck:
         return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]
 
     def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
-        everywhere = {strategy.name: strategy for strategy in rule.strategies()}
-        on_parts = everywhere | {strategy.name: strategy for strategy in rule.minor_strategies()}
+        if id(rule) not in self._named:  # ``rules`` keeps its rules, one for all ops alike
+            everywhere = {strategy.name: strategy for strategy in rule.strategies()}
+            self._named[id(rule)] = everywhere, everywhere | {strategy.name: strategy for strategy in rule.minor_strategies()}
+        everywhere, on_parts = self._named[id(rule)]
         chosen = []
         for a, (axis, name) in enumerate(zip(self.plan.mesh.axes, names, strict=True)):
             known = on_parts if a in self.plan.mesh.inner else everywhere

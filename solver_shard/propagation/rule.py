@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from solver_shard.errors import InputError
+from solver_shard.rulebook.sheet import factor_name
 
 FactorDims = tuple[tuple[int, ...], ...]
 """Per tensor dim, its factors, major to minor."""
 
-_LETTERS = "ijklmnopqrstuvwxyz"
 _FACTOR = re.compile(r"z_[0-9]{1,6}|[i-z]")
 _SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 _RULE = re.compile(
@@ -73,15 +73,6 @@ def identity_rule(shape: tuple[int, ...], operands: int) -> ShardingRule:
     """The rule of an op whose operands and one result correspond dim by dim."""
     dims = tuple((d,) for d in range(len(shape)))
     return ShardingRule(sizes=shape, operands=(dims,) * operands, results=(dims,))
-
-
-def factor_name(factor: int) -> str:
-    """``i`` to ``z``, then ``z_1``, ``z_2``, ...
-
-    >>> factor_name(0), factor_name(17), factor_name(18)
-    ('i', 'z', 'z_1')
-    """
-    return _LETTERS[factor] if factor < len(_LETTERS) else f"z_{factor - len(_LETTERS) + 1}"
 
 
 def _format(tensors: Sequence[FactorDims]) -> str:
@@ -186,7 +177,7 @@ def _parse_tensors(body: str, text: str) -> tuple[FactorDims, ...]:
 def _parse_factor(name: str, text: str) -> int:
     if not _FACTOR.fullmatch(name):
         raise InputError(f"cannot read sharding rule {text[:200]!r} at {name[:60]!r}; factors are i to z, then z_1, z_2, ...")
-    return _LETTERS.index(name) if len(name) == 1 else len(_LETTERS) - 1 + int(name[2:])
+    return ord(name) - ord("i") if len(name) == 1 else ord("z") - ord("i") + int(name[2:])
 
 
 def _split(body: str) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,40 +30,33 @@ BATCH, SEQ = 16, 512
 COUNT = 4
 
 
+def configured(name: str, config: dict[str, Any]) -> Program:
+    """The step of a model that a Hugging Face configuration describes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
+    return trace(model, inputs, name=name)
+
+
 @functools.cache
 def llama() -> Program:
-    import json
-    import tempfile
-    from pathlib import Path
-
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
         "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 8192,
         "max_position_embeddings": 1024, "tie_word_embeddings": False,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config))
-        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
-    return trace(model, inputs, name="llama")
+    return configured("llama", config)
 
 
 @functools.cache
 def mixtral() -> Program:
-    import json
-    import tempfile
-    from pathlib import Path
-
     config = {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
         "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096,
         "max_position_embeddings": 1024, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config))
-        model, inputs, _ = load(str(path), batch=BATCH, seq=SEQ, dtype="bf16")
-    return trace(model, inputs, name="mixtral")
+    return configured("mixtral", config)
 
 
 @functools.cache

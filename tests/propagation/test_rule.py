@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from solver_shard.errors import InputError
-from solver_shard.propagation.rule import ShardingRule, factor_name, identity_rule, parse_rule
+from solver_shard.propagation.rule import ShardingRule, identity_rule, parse_rule
+from solver_shard.rulebook.sheet import factor_name
 
 TEXTS = [
     "#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>",
