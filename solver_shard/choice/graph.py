@@ -18,6 +18,9 @@ from solver_shard.errors import InternalError
 FORBIDDEN = 10**18
 """A cost that the solver never pays (the IOPDDL format's infinity)."""
 
+MAX_BYTES = 2**63 - 1
+"""Of all usages together: sums of bytes are exact in int64."""
+
 Ints = NDArray[np.int64]
 
 
@@ -106,6 +109,13 @@ class ChoiceGraph:
         """Largest number of bytes in use at any time."""
         return int(self.profile(assignment).max(initial=0))
 
+    def most_bytes(self) -> int:
+        """Bytes that no time can exceed: every node at its largest usage, all intervals at once. Exact, beyond 64 bits too."""
+        if not self.size:
+            return 0
+        largest = np.maximum.reduceat(self.usages, self.offsets[:-1]).tolist()
+        return sum(usage * count for usage, count in zip(largest, np.diff(self.interval_offsets).tolist(), strict=True))
+
     def validate(self) -> None:
         """Check shapes and ranges; InternalError says which node or edge is wrong."""
         n = self.size
@@ -124,6 +134,8 @@ class ChoiceGraph:
             or (self.intervals < 0).any()
         ):
             raise InternalError("choice graph: an interval is reversed or negative, or their number is wrong")
+        if self.most_bytes() > MAX_BYTES:
+            raise InternalError(f"choice graph: usages sum to {self.most_bytes()} bytes; sums must stay below 2^63")
         for (u, v), table in zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True):
             if u == v or not (0 <= u < n and 0 <= v < n):
                 raise InternalError(f"choice graph: edge ({u}, {v}) is not between two nodes")

@@ -27,14 +27,16 @@ from dataclasses import replace
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Carrier, Edge, Problem, compact_edge
+from solver_shard.solve.problem import Carrier, Edge, Problem, compact_edge
 from solver_shard.solve.reducer import NoAssignment, Reducer, Undo
+from solver_shard.solve.spans import Bools, at_times, counts, over_time, shared, uncovered
 
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
 
 MAX_COVERED_TIMES = 1500
-"""Number of times up to which all pairs are compared."""
+MAX_COVERED_CELLS = 1_000_000
+"""Number of times, and size of the matrix of their counts, up to which all pairs of times are compared."""
 
 DOMINANCE_CELLS = 1_000_000
 """Table cells that a dominance check copies at a time."""
@@ -187,18 +189,19 @@ def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
 def _loose_times(reducer: Reducer) -> None:
     """Drop times that no choice can fill, then carriers that live at no kept time."""
     limit = reducer.problem.limit
-    if len(reducer.mult) == 0:
+    if len(reducer.times) == 0:
         return
-    columns = [column for v in reducer.alive() for _, column in reducer.carriers[v]]
-    largest = [int(usage.max()) for v in reducer.alive() for usage, _ in reducer.carriers[v]]
-    most = reducer.base + reducer.mult[:, columns] @ np.array(largest, dtype=np.int64)
+    largest = np.zeros(reducer.problem.width, dtype=np.int64)
+    for v in reducer.alive():
+        for usage, column in reducer.carriers[v]:
+            largest[column] += usage.max()
+    most = reducer.base + over_time(reducer.spans, largest, len(reducer.times))
     tight = np.zeros(len(most), dtype=bool) if limit is None else most > limit
     if tight.all():
         return
-    reducer.mult = reducer.mult[tight]
-    reducer.base = reducer.base[tight]
-    reducer.times = reducer.times[tight]
-    lives: Bools = np.logical_or.reduce(reducer.mult, axis=0)
+    reducer.keep_times(tight)
+    lives = np.zeros(reducer.problem.width, dtype=bool)
+    lives[reducer.spans[:, 0]] = True
     for v in reducer.alive():
         kept = [(usage, column) for usage, column in reducer.carriers[v] if lives[column]]
         if len(kept) < len(reducer.carriers[v]):
@@ -264,17 +267,20 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
         for w, edge in sorted(reducer.adjacent[v].items())
         if v < w
     ]
-    used = sorted({column for v in nodes for _, column in reducer.carriers[v]})
-    place = {column: i for i, column in enumerate(used)}
-    carriers = [Carrier(node=index[v], usage=usage, column=place[column]) for v in nodes for usage, column in reducer.carriers[v]]
-    mult, kept = reducer.mult[:, used], _uncovered_times(reducer.mult[:, used], reducer.base)
+    carriers, spans = _joined([(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]], reducer.spans)
+    kept = uncovered(spans, reducer.base)
+    spans = at_times(spans, kept)
+    reducer.keep_times(kept)
+    kept = _uncovered_times(spans, reducer.base)
+    spans = at_times(spans, kept)
+    reducer.keep_times(kept)
     problem = Problem(
         unary=tuple(unary),
         edges=tuple(edges),
-        carriers=tuple(carriers),
-        mult=np.ascontiguousarray(mult[kept]),
-        base=reducer.base[kept],
-        times=reducer.times[kept],
+        carriers=carriers,
+        spans=spans,
+        base=reducer.base,
+        times=reducer.times,
         constant=reducer.constant,
         limit=reducer.problem.limit,
         weight=reducer.problem.weight,
@@ -282,18 +288,34 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
     return problem, Undo(steps=tuple(reducer.steps), sizes=reducer.problem.sizes, nodes=np.array(nodes, dtype=np.int64))
 
 
-def _uncovered_times(mult: Ints, base: Ints) -> list[int]:
-    """Times at which more can be in use than at any other one."""
-    rows = np.concatenate([mult, base[:, None]], axis=1)
+def _joined(found: list[tuple[int, Ints, int]], spans: Ints) -> tuple[tuple[Carrier, ...], Ints]:
+    """Carriers of (node, bytes per strategy, column) with their spans: columns that differ no longer are one, and none is unused."""
+    columns = np.array([column for _, _, column in found], dtype=np.int64)
+    used = np.zeros(int(max(columns.max(initial=-1), spans[:, 0].max(initial=-1))) + 1, dtype=bool)
+    used[columns] = True
+    spans, place = shared(spans[used[spans[:, 0]]], len(used))
+    total: dict[tuple[int, int], Ints] = {}
+    for node, usage, column in found:
+        key = (node, int(place[column]))
+        if key[1] >= 0:
+            total[key] = total[key] + usage if key in total else usage
+    return tuple(Carrier(node=node, usage=usage, column=column) for (node, column), usage in total.items()), spans
+
+
+def _uncovered_times(spans: Ints, base: Ints) -> Bools:
+    """Times at which more can be in use than at any other one; all where there are too many to compare."""
+    columns = int(spans[:, 0].max(initial=-1)) + 1
+    if len(base) > MAX_COVERED_TIMES or len(base) * columns > MAX_COVERED_CELLS:
+        return np.ones(len(base), dtype=bool)
+    rows = np.concatenate([counts(spans, len(base), columns), base[:, None]], axis=1)
     order = np.argsort(-rows.sum(axis=1), kind="stable")  # a time can only be covered by one of a larger or equal sum
     rows = rows[order]
-    kept: list[int] = []
+    kept = np.zeros(len(base), dtype=bool)
     alive = np.ones(len(rows), dtype=bool)
     for t in range(len(rows)):
         if not alive[t]:
             continue
-        kept.append(int(order[t]))
-        if len(rows) <= MAX_COVERED_TIMES:
-            later = t + 1 + np.flatnonzero(alive[t + 1 :])
-            alive[later] = (rows[later] > rows[t]).any(axis=1)
-    return sorted(kept)
+        kept[order[t]] = True
+        later = t + 1 + np.flatnonzero(alive[t + 1 :])
+        alive[later] = (rows[later] > rows[t]).any(axis=1)
+    return kept

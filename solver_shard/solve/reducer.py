@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Edge, Problem
+from solver_shard.solve.problem import Edge, Problem
+from solver_shard.solve.spans import Bools, at_times, canonical, over_time
 
 
 class NoAssignment(Exception):  # noqa: N818 - not an error of the program: an answer
@@ -55,9 +56,9 @@ class Reducer:
     Attributes:
         unary: costs per node, or None where the node is gone.
         adjacent: node -> neighbour -> edge.
-        carriers: node -> list of (bytes per strategy, column of ``mult``).
-        mult: int64[times, columns].
-        base: int64[times].
+        carriers: node -> list of (bytes per strategy, column).
+        spans: int64[S, 3], canonical (see spans.py).
+        times: int64[times].
         constant: cost of what is gone.
         steps: what was done, in order.
         touched: nodes whose surroundings changed since they were last simplified.
@@ -68,7 +69,10 @@ class Reducer:
         self.problem = problem
         self.unary: list[Ints | None] = list(problem.unary)
         self.adjacent: list[dict[int, Edge]] = [{} for _ in range(problem.size)]
-        self.mult, self.base, self.times = problem.mult, problem.base, problem.times
+        self.times = problem.times
+        self.spans = canonical(problem.spans)
+        self._base = problem.base
+        self._change: dict[int, int] = {}  # column -> bytes per count that join the base when it is asked for
         self.carriers: list[list[tuple[Ints, int]]] = [[] for _ in range(problem.size)]
         for carrier in problem.carriers:
             self.add_carrier(carrier.node, carrier.usage, carrier.column)
@@ -90,6 +94,21 @@ class Reducer:
 
     def size(self, v: int) -> int:
         return len(self.costs(v))
+
+    @property
+    def base(self) -> Ints:
+        """Bytes in use whatever is chosen, int64[times]."""
+        if self._change:
+            weights = np.zeros(self.problem.width, dtype=np.int64)
+            weights[list(self._change)] = list(self._change.values())
+            self._base = self._base + over_time(self.spans, weights, len(self._base))
+            self._change = {}
+        return self._base
+
+    def keep_times(self, keep: Bools) -> None:
+        """Keep some times."""
+        self._base, self.times = self.base[keep], self.times[keep]
+        self.spans = at_times(self.spans, keep)
 
     def add_edge(self, edge: Edge) -> None:
         """Add an edge; parallel edges become one."""
@@ -161,7 +180,7 @@ class Reducer:
             self.drop_edge(v, w)
         self.constant += int(self.costs(v)[0])
         for usage, column in self.carriers[v]:
-            self.base = self.base + self.mult[:, column] * usage[0]
+            self._change[column] = self._change.get(column, 0) + int(usage[0])
         self.steps.append(Eliminate(v, (), (), np.zeros((), dtype=np.int64)))
         self._remove(v)
 
