@@ -28,8 +28,8 @@ class Rows:
     """
 
     def __init__(self, flat: Flat, most: int = 400) -> None:
-        assert flat.limit is not None
-        self.flat, self.most, self.limit = flat, most, flat.limit
+        self.flat, self.most = flat, most
+        self.limit = flat.limit if flat.limit is not None else 2**62
         self.times: list[int] = []
         self.known: set[int] = set()
         self.index: list[Ints] = []
@@ -38,6 +38,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.times)
+
+    def copy(self) -> Rows:
+        """The same rows, to add others to."""
+        other = Rows(self.flat, self.most)
+        other.times, other.known = list(self.times), set(self.known)
+        other.index, other.bytes, other.least = list(self.index), list(self.bytes), list(self.least)
+        return other
 
     def add(self, time: int) -> bool:
         """Add the row of a time; false if it is there."""
