@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver_shard.choice.graph import Ints
 from solver_shard.solve.forest import _root
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
@@ -43,7 +42,9 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
 
 
 @compiled
-def _split(k, off, theta, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, share, forward, backward, unary, rows, cols, scratch):  # type: ignore[no-untyped-def]  # noqa: E501
+def _split(
+    k, off, theta, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, share, forward, backward, unary, rows, cols, scratch
+):
     """The constant; fills ``unary``, ``rows`` and ``cols``. One backward pass of message passing."""
     constant = 0.0
     belief, part, least = scratch[0], scratch[1], scratch[2]
@@ -83,7 +84,7 @@ def _split(k, off, theta, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, 
 
 
 @compiled
-def _along_forest(order, k, off, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, rows, cols, total, used):  # type: ignore[no-untyped-def]  # noqa: E501
+def _along_forest(order, k, off, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, rows, cols, total, used):  # type: ignore[no-untyped-def]
     """Turns ``total`` (unary parts) into least sums along a spanning forest of the first possible edges of ``order``."""
     n = len(k)
     leader = np.arange(n)

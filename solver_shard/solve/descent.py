@@ -1,8 +1,8 @@
 """Local search under the memory limit, compiled: descent that keeps the limit, and repair of what exceeds it.
 
-    local = Local(flat)
-    chosen = local.descend(chosen, theta, rng)      # better, and still within the limit
-    chosen = local.repair(chosen, theta)            # within the limit, or None
+local = Local(flat)
+chosen = local.descend(chosen, theta, rng)      # better, and still within the limit
+chosen = local.repair(chosen, theta)            # within the limit, or None
 """
 
 from __future__ import annotations
@@ -109,7 +109,35 @@ def _settle(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs,
 
 
 @compiled
-def _descend(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, ms, uoff, usage, ss, starts, stops, limit, chosen, top, added, order, sweeps):  # type: ignore[no-untyped-def]  # noqa: E501
+def _descend(
+    k,
+    off,
+    theta,
+    ea,
+    eb,
+    nc,
+    toff,
+    pool,
+    rmap,
+    cmap,
+    maps,
+    fs,
+    fl,
+    bs,
+    bl,
+    ms,
+    uoff,
+    usage,
+    ss,
+    starts,
+    stops,
+    limit,
+    chosen,
+    top,
+    added,
+    order,
+    sweeps,
+):
     out = np.empty(k.max())
     for _ in range(sweeps):
         changed = 0
@@ -135,7 +163,35 @@ def _descend(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs
 
 
 @compiled
-def _repair(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, ms, uoff, usage, ss, starts, stops, limit, chosen, top, added, carrier_node, moves):  # type: ignore[no-untyped-def]  # noqa: E501
+def _repair(
+    k,
+    off,
+    theta,
+    ea,
+    eb,
+    nc,
+    toff,
+    pool,
+    rmap,
+    cmap,
+    maps,
+    fs,
+    fl,
+    bs,
+    bl,
+    ms,
+    uoff,
+    usage,
+    ss,
+    starts,
+    stops,
+    limit,
+    chosen,
+    top,
+    added,
+    carrier_node,
+    moves,
+):
     n = len(k)
     out = np.empty(k.max())
     bytes_at = np.empty(k.max())

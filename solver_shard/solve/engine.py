@@ -76,7 +76,7 @@ def solve(
             if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = clock or clock_of(time_limit, work_limit)
-    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress, proven, watch)
+    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch)
     return run.solve()
 
 
@@ -112,11 +112,13 @@ class _Run:
         seed: int,
         clock: Clock,
         warm_starts: tuple[WarmStart, ...],
+        workers: int,
         progress: Progress | None,
         proven: int | None,
         watch: Watch | None,
     ) -> None:
         self.graph, self.objective, self.gap, self.seed, self.clock = graph, objective, gap, seed, clock
+        self.workers = workers
         self.memory_weight, self.warm_starts, self.progress, self.watch = memory_weight, warm_starts, progress, watch
         self.weight = MIB if objective == "memory" else memory_weight
         self.assignment: Ints | None = None
@@ -247,7 +249,7 @@ class _Run:
             if bound is not None:
                 self._raise(bound, found_by)
 
-        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report)
+        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, workers=self.workers)
 
     def _offer(self, assignment: Ints, source: str) -> None:
         """An assignment of the graph; kept if it is allowed, within the limit and better."""

@@ -11,9 +11,9 @@ Costs are integers times ``scale`` (a power of two), in float64, FORBIDDEN as ``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.messages import scaled
@@ -112,10 +112,10 @@ class Flat:
             nr=_ints(nr),
             nc=_ints(nc),
             toff=_ints(toff),
-            pool=pool.joined(np.float64),
+            pool=pool.floats(),
             rmap=_ints(rmap),
             cmap=_ints(cmap),
-            maps=maps.joined(np.int64),
+            maps=maps.ints(),
             fs=fs,
             fl=fl,
             bs=bs,
@@ -180,11 +180,11 @@ class _Store:
     """Arrays end to end; index maps that are equal are stored once."""
 
     def __init__(self) -> None:
-        self.parts: list[NDArray[np.generic]] = []
+        self.parts: list[Any] = []
         self.length = 0
         self.known: dict[bytes, int] = {}
 
-    def add(self, part: NDArray[np.generic]) -> int:
+    def add(self, part: Floats | Ints) -> int:
         start = self.length
         self.parts.append(part)
         self.length += len(part)
@@ -198,8 +198,11 @@ class _Store:
             self.known[key] = self.add(which)
         return self.known[key]
 
-    def joined(self, dtype: type) -> NDArray[np.generic]:
-        return np.concatenate([np.zeros(0, dtype=dtype), *self.parts])
+    def floats(self) -> Floats:
+        return np.concatenate([np.zeros(0), *self.parts])
+
+    def ints(self) -> Ints:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.parts])
 
 
 def _ints(values: object) -> Ints:

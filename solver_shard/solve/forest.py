@@ -113,7 +113,7 @@ def _walk(order, ea, eb, fs, fl, bs, bl, inside, sequence, via):  # type: ignore
 
 
 @compiled
-def _move(k, off, theta, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, chosen, order, values, first, second):  # type: ignore[no-untyped-def]  # noqa: E501
+def _move(k, off, theta, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, chosen, order, values, first, second):  # type: ignore[no-untyped-def]
     n = len(k)
     inside = np.zeros(n, np.bool_)
     _pick(order, ea, eb, fs, fl, bs, bl, inside)

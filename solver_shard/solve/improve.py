@@ -11,7 +11,7 @@ are least, and solve that exactly. Forest moves gain most at first, regions at t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,7 @@ class Improver:
         self.move_work = 2e-9 * cells + 1e-6 * flat.size
         self.repair_work = 1e-3 + 1e-6 * flat.size + 2e-8 * len(flat.usage)
 
-    def run(self, chosen: Ints, *, seed: int, work: float, share: float, nodes: int, over: Callable[[], bool]) -> Improved:
+    def run(self, chosen: Ints, *, seed: Sequence[int], work: float, share: float, nodes: int, over: Callable[[], bool]) -> Improved:
         """Spend about so much work, ``share`` of it on forest moves."""
         rng = np.random.default_rng(seed)
         start = self.flat.problem.value(chosen)
@@ -130,17 +130,18 @@ class Improver:
 
     def _moves(self, forest: Forest, state: Ints, theta: Floats) -> float:
         """Forest moves until three in a row hardly help; the work."""
-        cost, stale = self.flat.cost(state, theta), 0
-        for move in range(MOST_MOVES):
+        cost, stale, moves = self.flat.cost(state, theta), 0, 0
+        while stale < 3 and moves < MOST_MOVES:
             forest.move(state, theta)
+            moves += 1
             now = self.flat.cost(state, theta)
             stale = stale + 1 if now > cost - 1e-5 * abs(cost) else 0
             cost = now
-            if stale >= 3:
-                break
-        return (move + 1) * self.move_work
+        return moves * self.move_work
 
-    def _regions(self, chosen: Ints, rng: np.random.Generator, work: float, nodes: int, over: Callable[[], bool]) -> tuple[Ints, float, int]:
+    def _regions(
+        self, chosen: Ints, rng: np.random.Generator, work: float, nodes: int, over: Callable[[], bool]
+    ) -> tuple[Ints, float, int]:
         flat, spent, step = self.flat, 0.0, 0
         nodes = min(nodes, flat.size)
         while spent < work and not over():

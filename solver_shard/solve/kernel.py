@@ -153,8 +153,8 @@ def _broken(problem: Problem, profile: Ints, most: int) -> list[int]:
 def row_of(problem: Problem, t: int) -> tuple[Ints, Ints, int]:
     """Memory row of a time: (flat strategies, bytes above the node's least, bytes in use at least)."""
     total = np.zeros(int(problem.offsets[-1]), dtype=np.int64)
-    for carrier in problem.carriers:
-        count = int(problem.mult[t, carrier.column])
+    counts = problem.rows(np.array([t]))[0][problem.columns] if problem.carriers else problem.columns
+    for carrier, count in zip(problem.carriers, counts.tolist(), strict=True):
         if count:
             total[problem.offsets[carrier.node] : problem.offsets[carrier.node + 1]] += count * carrier.usage
     least = np.minimum.reduceat(total, problem.offsets[:-1])

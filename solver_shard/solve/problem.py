@@ -23,6 +23,9 @@ from solver_shard.solve.spans import at_times, between, counts, counts_at, over_
 
 Floats = NDArray[np.float64]
 
+SMALL_DENSE = 2**22
+"""Matrix of counts that is kept for looking up rows."""
+
 MAX_DENSE = 2**26
 """Largest matrix of counts (times x columns) that is built."""
 
@@ -135,6 +138,8 @@ class Problem:
 
     def rows(self, where: Ints) -> Ints:
         """The counts at some times only, int64[len(where), columns]."""
+        if len(self.base) * self.width <= SMALL_DENSE:
+            return self.mult[where]
         return counts_at(self.spans, np.asarray(where, dtype=np.int64), self.width)
 
     def allowed(self, assignment: Ints) -> bool:

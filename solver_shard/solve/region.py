@@ -84,7 +84,9 @@ def _memory(flat: Flat, chosen: Ints, nodes: Ints, kept: list[Ints]) -> tuple[In
     for i, v in enumerate(nodes.tolist()):
         for c in range(int(flat.ms[v]), int(flat.ms[v + 1])):
             usage = flat.usage[flat.uoff[c] : flat.uoff[c] + flat.k[v]]
-            live = tuple(zip(flat.starts[flat.ss[c] : flat.ss[c + 1]].tolist(), flat.stops[flat.ss[c] : flat.ss[c + 1]].tolist(), strict=True))
+            live = tuple(
+                zip(flat.starts[flat.ss[c] : flat.ss[c + 1]].tolist(), flat.stops[flat.ss[c] : flat.ss[c + 1]].tolist(), strict=True)
+            )
             own, least = usage[kept[i]], int(usage[kept[i]].min())
             freed = int(usage[chosen[v]]) - least
             for start, stop in live:

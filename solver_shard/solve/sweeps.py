@@ -15,6 +15,7 @@ from solver_shard.solve.flat import Flat
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
 
+
 class Passing:
     """The state of message passing: ``forward`` to second nodes over core columns, ``backward`` to first nodes over core rows."""
 

@@ -62,7 +62,7 @@ def _wait(here: Connection, over: Callable[[], bool]) -> list[T]:
             if time.monotonic() - late > GRACE:
                 return []
     try:
-        answer = here.recv()
+        answer: T | BaseException = here.recv()
     except EOFError:
         return []
     if isinstance(answer, BaseException):
