@@ -27,9 +27,13 @@ from dataclasses import replace
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Carrier, Edge, Problem, compact_edge
-from solver_shard.solve.reducer import NoAssignment, Reducer, Undo
-from solver_shard.solve.spans import Bools, at_times, counts, over_time, shared, uncovered
+from solver_shard.solve.aliases import merge_aliases
+from solver_shard.solve.ledger import Ledger
+from solver_shard.solve.memory import regrouped
+from solver_shard.solve.problem import Edge, Problem, compact_edge
+from solver_shard.solve.reducer import NoAssignment, Reducer
+from solver_shard.solve.spans import Bools, at_times, counts, over_time, uncovered
+from solver_shard.solve.undo import Merge, Steps, Undo
 
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
@@ -55,10 +59,10 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
     Raises:
         NoAssignment: forbidden entries leave no assignment at all.
     """
-    reducer = Reducer(problem)
-    for v, mask in enumerate(keep or ()):
-        reducer.restrict(v, mask)
-    _forbidden(reducer, reducer.alive())
+    ledger = Ledger()
+    problem, stages = _merged(problem, keep, ledger)
+    ledger.begin("parallel")
+    reducer = Reducer(problem, ledger)
     reducer.changed.update(reducer.alive())
     reducer.touched.update(reducer.alive())
     before = -1
@@ -66,12 +70,27 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
         before = len(reducer.steps)
         if not _settle(reducer, stop):
             break
+        ledger.begin("dominated")
         for v in sorted(reducer.changed):
             reducer.changed.discard(v)
             if reducer.unary[v] is not None:
                 _dominated(reducer, v)
     _forbidden(reducer, reducer.alive())
-    return _reduced(reducer)
+    ledger.begin("compact")
+    small, steps = _reduced(reducer)
+    return small, Undo(stages=(*stages, steps), size=small.size, log=ledger.steps())
+
+
+def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
+    """Rounds of aliases.py while they merge a good part of the nodes."""
+    stages: list[Merge | Steps] = []
+    while True:
+        size = problem.size
+        problem, merge = merge_aliases(problem, ledger, keep)
+        stages.append(merge)
+        keep = None
+        if problem.size > 0.9 * size or problem.size == 0:
+            return problem, stages
 
 
 def _settle(reducer: Reducer, stop: Callable[[], bool] | None) -> bool:
@@ -95,10 +114,13 @@ def _simplify(reducer: Reducer, v: int) -> None:
     """Whatever one node allows; marks what changed as touched."""
     _forbidden(reducer, [v])
     if reducer.size(v) == 1:
+        reducer.ledger.begin("fixed")
         reducer.fix(v)
         return
+    reducer.ledger.begin("normal")
     for w in sorted(reducer.adjacent[v]):
         _normalise(reducer, v, w)
+    reducer.ledger.begin("followers")
     for w in sorted(reducer.adjacent[v]):
         edge = reducer.adjacent[v][w]
         if edge.open:
@@ -110,12 +132,14 @@ def _simplify(reducer: Reducer, v: int) -> None:
                 reducer.touched.add(leader)
                 return
         reducer.mark(replace(edge, open=True))
+    reducer.ledger.begin("free")
     if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
 
 
 def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
     """Arc consistency from the given nodes on."""
+    reducer.ledger.begin("forbidden")
     queue = list(nodes)
     waiting = set(queue)
     while queue:
@@ -188,6 +212,7 @@ def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
 
 def _loose_times(reducer: Reducer) -> None:
     """Drop times that no choice can fill, then carriers that live at no kept time."""
+    reducer.ledger.begin("loose times")
     limit = reducer.problem.limit
     if len(reducer.times) == 0:
         return
@@ -253,7 +278,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
         reducer.restrict(v, ~dead)
 
 
-def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
+def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
     nodes = reducer.alive()
     index = {v: i for i, v in enumerate(nodes)}
     unary = []
@@ -261,45 +286,34 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
         low = int(reducer.costs(v).min())
         reducer.constant += low
         unary.append(reducer.costs(v) - low)
-    edges = [
-        compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
-        for v in nodes
-        for w, edge in sorted(reducer.adjacent[v].items())
-        if v < w
-    ]
-    carriers, spans = _joined([(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]], reducer.spans)
-    kept = uncovered(spans, reducer.base)
-    spans = at_times(spans, kept)
-    reducer.keep_times(kept)
-    kept = _uncovered_times(spans, reducer.base)
-    spans = at_times(spans, kept)
-    reducer.keep_times(kept)
+    known: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+    edges = []
+    for v in nodes:
+        for w, edge in sorted(reducer.adjacent[v].items()):
+            if v < w:
+                edge = compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
+                core = known.setdefault((edge.core.shape, edge.core.tobytes()), edge.core)
+                reducer.ledger.cells += reducer.adjacent[v][w].core.size - core.size
+                edges.append(edge if core is edge.core else replace(edge, core=core))
+    needs = [(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]]
+    carriers, spans, base = regrouped(needs, reducer.spans, reducer.base)
+    times = reducer.times
+    for keep in (uncovered, _uncovered_times):
+        kept = keep(spans, base)
+        times, base, spans = times[kept], base[kept], at_times(spans, kept)
+    reducer.ledger.times += len(reducer.times) - len(times)
     problem = Problem(
         unary=tuple(unary),
         edges=tuple(edges),
         carriers=carriers,
         spans=spans,
-        base=reducer.base,
-        times=reducer.times,
+        base=base,
+        times=times,
         constant=reducer.constant,
         limit=reducer.problem.limit,
         weight=reducer.problem.weight,
     )
-    return problem, Undo(steps=tuple(reducer.steps), sizes=reducer.problem.sizes, nodes=np.array(nodes, dtype=np.int64))
-
-
-def _joined(found: list[tuple[int, Ints, int]], spans: Ints) -> tuple[tuple[Carrier, ...], Ints]:
-    """Carriers of (node, bytes per strategy, column) with their spans: columns that differ no longer are one, and none is unused."""
-    columns = np.array([column for _, _, column in found], dtype=np.int64)
-    used = np.zeros(int(max(columns.max(initial=-1), spans[:, 0].max(initial=-1))) + 1, dtype=bool)
-    used[columns] = True
-    spans, place = shared(spans[used[spans[:, 0]]], len(used))
-    total: dict[tuple[int, int], Ints] = {}
-    for node, usage, column in found:
-        key = (node, int(place[column]))
-        if key[1] >= 0:
-            total[key] = total[key] + usage if key in total else usage
-    return tuple(Carrier(node=node, usage=usage, column=column) for (node, column), usage in total.items()), spans
+    return problem, Steps(steps=tuple(reducer.steps), count=reducer.problem.size, nodes=np.array(nodes, dtype=np.int64))
 
 
 def _uncovered_times(spans: Ints, base: Ints) -> Bools:
