@@ -13,10 +13,7 @@ import importlib.metadata
 import math
 import numbers
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard import __version__
@@ -24,6 +21,7 @@ from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
 from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
+from solver_shard.stages import Progress, StageClock
 from solver_shard.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -35,16 +33,20 @@ if TYPE_CHECKING:
     from solver_shard.costs.model import CostModel
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.rulebook.build import Rulebook
-    from solver_shard.solve.solution import Event, Solution
+    from solver_shard.solve.solution import Solution
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
 
-Progress = Callable[[str], None]
-"""Called with a short line whenever a stage starts or the solver gets further."""
-
 MAX_MEMORY_WEIGHT = 10**9
 MAX_MICROBATCHES = 4096
+MAX_WORKERS = 256
+
+FIRST_INCUMBENT = 2.0
+"""Seconds of solving after which a caller is first given the best plan so far."""
+
+INCUMBENTS = 10.0
+"""Seconds between two such plans, at least."""
 
 
 def optimize(
@@ -82,8 +84,12 @@ def optimize(
     time_limit: float = 60.0,
     work_limit: float | None = None,
     seed: int = 0,
+    workers: int = 2,
+    total_time_limit: float | None = None,
     command: str | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    incumbent: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Find the sharding of every tensor that makes one step fastest within a memory limit.
 
@@ -129,25 +135,40 @@ def optimize(
         time_limit: seconds for the solver.
         work_limit: units of solver work; the same limit and seed give the same plan.
         seed: for the solver's random choices.
+        workers: processor cores that the solver may use; with a work limit the plan does not depend on it.
+        total_time_limit: seconds for the whole call: what tracing and pricing leave of it bounds the solver, too.
         command: what to record as the plan's origin; default: a call of this function.
-        progress: called with a line of text when a stage starts.
+        progress: called with a line of text when a stage starts or the solver gets further.
+        stop: asked again and again while the solver runs; True ends it with the best plan so far, whose certificate then says
+            ``interrupted``. Signals are left alone: a Ctrl-C raises KeyboardInterrupt as anywhere in Python.
+        incumbent: called with the best plan so far, complete and with the bound of that moment, now and then while the solver runs:
+            first after some seconds, then at most every ten seconds and for 2% of the time.
 
     Raises:
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
         RuleError: a rules file is not legal, or a row does not fit its op; the message names file, row and fix.
         InfeasibleError: no plan fits the limit or the pins.
+        SolverShardError: no plan was found before a time limit struck, or before ``stop``.
     """
     from solver_shard.plan.plan import Options
     from solver_shard.rulebook.table import load_table, read_rules
 
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
-    clock = _Clock(progress=progress)
+    clock = StageClock(progress=progress, total=total_time_limit)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     axes, splitting = _split(axes, split)
     _check_numbers(
-        overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed
+        overlap=overlap,
+        objective=objective,
+        memory_weight=memory_weight,
+        gap=gap,
+        time_limit=time_limit,
+        total_time_limit=total_time_limit,
+        work_limit=work_limit,
+        seed=seed,
+        workers=workers,
     )
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE
@@ -196,6 +217,7 @@ def optimize(
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
+        total_time_limit=None if total_time_limit is None else float(total_time_limit),
         work_limit=None if work_limit is None else float(work_limit),
         seed=int(seed),
     )
@@ -213,7 +235,17 @@ def optimize(
         )
         source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
     return plan_program(
-        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+        program,
+        mesh=axes,
+        cluster=where,
+        options=options,
+        source=source,
+        command=command,
+        clock=clock,
+        propagation=propagation,
+        workers=int(workers),
+        stop=stop,
+        incumbent=incumbent,
     )
 
 
@@ -225,13 +257,17 @@ def plan_program(
     options: Options,
     source: str = "",
     command: str | None = None,
-    clock: _Clock | None = None,
+    clock: StageClock | None = None,
     propagation: Propagation | None = None,
     narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
+    workers: int = 2,
+    stop: Callable[[], bool] | None = None,
+    incumbent: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan.
 
-    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records. The last three
+    are those of :func:`optimize`.
     """
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
@@ -242,7 +278,7 @@ def plan_program(
     from solver_shard.plan.plan import Plan
     from solver_shard.rulebook.table import check_ops
 
-    clock = clock or _Clock()
+    clock = clock or StageClock()
     state = options.optimizer_state()
     rulebook = options.rulebook()
     check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
@@ -275,11 +311,11 @@ def plan_program(
         with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
-    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock)
-    with clock.stage("plan", "writing down the plan"):
-        if solution.assignment is None:
-            raise _infeasible(program, options, solution, problem, None)
+    origin = _provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)")
+
+    def written(solution: Solution, problem: Literal["tied", "free"]) -> Plan:
+        """The plan of a solution that has an assignment; InfeasibleError where that is above the limit."""
+        assert solution.assignment is not None, "only asked of a solution with an assignment"
         parts = decode(
             lowering,
             solution.assignment,
@@ -290,24 +326,33 @@ def plan_program(
             memory_weight=options.memory_weight,
         )
         if not solution.feasible:
-            raise _infeasible(program, options, solution, problem, parts.memory)
-    return Plan(
-        name=program.name,
-        mesh=mesh,
-        cluster=cluster,
-        options=options,
-        tensors=parts.tensors,
-        ops=parts.ops,
-        outputs=program.outputs,
-        gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
-        reshards=parts.reshards,
-        holds=parts.holds,
-        clip=parts.clip,
-        memory=parts.memory,
-        costs=parts.costs,
-        certificate=_certificate(solution, problem, clock),
-        provenance=_provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
-    )
+            raise _infeasible(program, options, solution, problem, parts.memory, clock)
+        return Plan(
+            name=program.name,
+            mesh=mesh,
+            cluster=cluster,
+            options=options,
+            tensors=parts.tensors,
+            ops=parts.ops,
+            outputs=program.outputs,
+            gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
+            reshards=parts.reshards,
+            holds=parts.holds,
+            clip=parts.clip,
+            memory=parts.memory,
+            costs=parts.costs,
+            certificate=_certificate(solution, problem, clock),
+            provenance=origin,
+        )
+
+    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
+        clock.bound_solver(options.time_limit)
+        watch = None if incumbent is None else lambda solution, problem: incumbent(written(solution, problem))
+        solution, problem = _solve(lowering, costs, mesh, options, clock, workers, stop, watch)
+    with clock.stage("plan", "writing down the plan"):
+        if solution.assignment is None:
+            raise _infeasible(program, options, solution, problem, None, clock)
+        return written(solution, problem)
 
 
 def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:
@@ -331,30 +376,54 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(
+    lowering: Lowering,
+    costs: CostModel,
+    mesh: Mesh,
+    options: Options,
+    clock: StageClock,
+    workers: int,
+    stop: Callable[[], bool] | None,
+    watch: Callable[[Solution, Literal["tied", "free"]], None] | None,
+) -> tuple[Solution, Literal["tied", "free"]]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
     from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.structure import node_classes
     from solver_shard.choice.transients import Transients
+    from solver_shard.solve.anytime import Saver
     from solver_shard.solve.rounds import solve_in_rounds
 
-    problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+    relaxed = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+
+    def halt() -> bool:
+        clock.flush()
+        return stop is not None and stop()
+
+    problem: Literal["tied", "free"] = "free" if relaxed.folded is None else "tied"
     solution = solve_in_rounds(
-        problem,
+        relaxed,
         objective=options.objective,
         memory_weight=options.memory_weight,
         gap=options.gap,
-        time_limit=options.time_limit,
+        time_limit=clock.solver_seconds,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, problem.folded, mesh),
+        warm_starts=warm_starts(lowering, relaxed.folded, mesh),
+        workers=workers,
         progress=clock.solver_event,
+        stop=halt,
+        saver=None if watch is None else Saver(lambda found: watch(found, problem), first=FIRST_INCUMBENT, every=INCUMBENTS),
     )
-    return solution, "free" if problem.folded is None else "tied"
+    return solution, problem
 
 
 def _infeasible(
-    program: Program, options: Options, solution: Solution, problem: Literal["tied", "free"], memory: MemoryTimeline | None
+    program: Program,
+    options: Options,
+    solution: Solution,
+    problem: Literal["tied", "free"],
+    memory: MemoryTimeline | None,
+    clock: StageClock,
 ) -> SolverShardError:
     """The error for a limit that cannot be kept, or was not within the time given; or for a time too short to find anything."""
     from solver_shard.plan.report import largest_holders
@@ -364,11 +433,16 @@ def _infeasible(
     if options.reserve:
         limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
     given, longer = f"{options.time_limit:g} s", "--time-limit"
+    if options.total_time_limit is not None and clock.solver_seconds < options.time_limit:
+        given = f"the {clock.solver_seconds:.1f} s that tracing and pricing left of {options.total_time_limit:g} s"
+        longer = "--total-time-limit"
     if options.work_limit is not None:
-        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
+        given, longer = f"{given} and {options.work_limit:g} work units", f"--work-limit and {longer}"
+    if solution.interrupted:
+        given, longer = f"the {clock.seconds['solve']:.1f} s until it was interrupted", "time"
     if solution.assignment is None and solution.status is Status.UNKNOWN:
         return SolverShardError(
-            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
+            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give it more {longer}"
         )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))
@@ -413,7 +487,8 @@ def _infeasible(
     )
 
 
-def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock) -> Certificate:
+def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: StageClock) -> Certificate:
+    """What is proven, with the seconds of the stages so far."""
     from solver_shard.plan.plan import Certificate
 
     assert solution.objective is not None, "a feasible solution has an objective"
@@ -421,6 +496,8 @@ def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _C
     stages = {**clock.seconds, **{f"solve: {stage.name}": round(stage.seconds, 3) for stage in solution.stages}}
     status = solution.status.value
     assert status in ("optimal", "gap", "feasible")
+    if solution.interrupted and status == "feasible":
+        status = "interrupted"
     return Certificate(
         objective=solution.objective,
         bound=solution.bound,
@@ -535,7 +612,16 @@ def _yes_or_no(name: str, value: object) -> bool:
 
 
 def _check_numbers(
-    *, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None, seed: int
+    *,
+    overlap: float,
+    objective: str,
+    memory_weight: int,
+    gap: float,
+    time_limit: float,
+    total_time_limit: float | None,
+    work_limit: float | None,
+    seed: int,
+    workers: int,
 ) -> None:
     if not _is_number(overlap) or not 0 <= overlap <= 1:
         raise InputError(f"overlap {overlap!r} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
@@ -551,44 +637,16 @@ def _check_numbers(
         raise InputError(f"gap {gap!r} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
     if not _is_number(time_limit) or not 0 < time_limit < math.inf:
         raise InputError(f"time limit {time_limit!r} is not legal; give seconds, more than 0")
+    if total_time_limit is not None and not (_is_number(total_time_limit) and 0 < total_time_limit < math.inf):
+        raise InputError(f"total time limit {total_time_limit!r} is not legal; give seconds, more than 0")
     if work_limit is not None and not (_is_number(work_limit) and 0 < work_limit < math.inf):
         raise InputError(f"work limit {work_limit!r} is not legal; give a number of work units, more than 0")
     if not _is_number(seed, whole=True) or not 0 <= seed < 2**31:
         raise InputError(f"seed {seed!r} is not legal; give a whole number, 0 to {2**31 - 1}")
+    if not _is_number(workers, whole=True) or not 1 <= workers <= MAX_WORKERS:
+        raise InputError(f"{workers!r} workers are not legal; give a whole number of processor cores, 1 to {MAX_WORKERS}")
 
 
 def _is_number(value: object, *, whole: bool = False) -> bool:
     """Whether this is a number of Python or numpy; truth values are not."""
     return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Clock:
-    """Wall seconds by stage, and the progress lines."""
-
-    progress: Progress | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    last_event: float = 0.0
-
-    @contextmanager
-    def stage(self, name: str, line: str) -> Iterator[None]:
-        self.say(line)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(time.perf_counter() - start, 3)
-
-    def say(self, line: str) -> None:
-        if self.progress is not None:
-            self.progress(line)
-
-    def solver_event(self, event: Event) -> None:
-        """A line for a better plan or bound, at most one per second."""
-        from solver_shard.solve.solution import relative_gap
-
-        now = time.perf_counter()
-        if event.objective is not None and event.bound is not None and now - self.last_event >= 1.0:
-            self.last_event = now
-            gap = relative_gap(event.objective, event.bound)
-            self.say(f"solving: objective {event.objective:,}, bound {event.bound:,}, gap {gap:.2%} ({event.source})")

@@ -29,8 +29,15 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
         os.replace(temporary, target)
     except (OSError, ValueError) as error:  # ValueError: a null byte or half a character in the path
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        _discard(temporary)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot write {str(path)!r}: {reason}; give a file in a folder that exists and can be written") from None
+    except BaseException:  # a KeyboardInterrupt in the midst of it
+        _discard(temporary)
+        raise
+
+
+def _discard(temporary: Path | None) -> None:
+    if temporary is not None:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -59,7 +59,8 @@ def solve(
         work_limit: work units (see ``Solution.work``), or None. With the same graph, seed and work limit, and no time limit that
             strikes, the assignment is the same.
         seed: of all random choices.
-        warm_starts: restrictions to start from.
+        warm_starts: restrictions to start from. One that names a single strategy of every node is taken as it is if it is allowed
+            and within the limit: the solution is at least as good.
         workers: processor cores that may be used; the result does not depend on it. One is used at present.
         progress: called at every improvement.
         clock: what is left of time and work, where this is a part of something larger; the two limits are then those of the clock.
@@ -77,6 +78,8 @@ def solve(
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = clock or clock_of(time_limit, work_limit)
     run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch)
+    for start in warm_starts:
+        run.take(start)
     return run.solve()
 
 
@@ -131,6 +134,13 @@ class _Run:
         self.searched_peak = False
         self.history: list[Event] = []
         self.stages: list[Stage] = []
+
+    def take(self, start: WarmStart) -> None:
+        """A complete warm start is an incumbent before the search begins."""
+        if len(start.allowed) == self.graph.size and all(mask.sum() == 1 for mask in start.allowed.values()):
+            assignment = np.array([int(start.allowed[v].argmax()) for v in range(self.graph.size)], dtype=np.int64)
+            if self.graph.allowed(assignment):
+                self._offer(assignment, f"warm start {start.name}")
 
     def solve(self) -> Solution:
         try:
@@ -292,6 +302,7 @@ class _Run:
                 stages=tuple(self.stages),
                 seed=self.seed,
                 work=self.clock.work,
+                interrupted=self.clock.halted(),
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
         value = objective_value(self.objective, self.memory_weight, cost, peak)
@@ -309,6 +320,7 @@ class _Run:
             stages=tuple(self.stages),
             seed=self.seed,
             work=self.clock.work,
+            interrupted=self.clock.halted(),
         )
 
 
