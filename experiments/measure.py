@@ -58,7 +58,9 @@ class Child:
         }
 
 
-def run_child(command: Sequence[str], *, seconds: float | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Child:
+def run_child(
+    command: Sequence[str], *, seconds: float | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Child:
     """Run a command in a session of its own, and measure it; after so many seconds all of its session is killed."""
     started = time.monotonic()
     process = subprocess.Popen(
@@ -218,7 +220,13 @@ def number(value: float | None) -> str:
     >>> number(6548641531)
     '6,548,641,531'
     """
-    return "-" if value is None or (isinstance(value, float) and not math.isfinite(value)) else f"{value:,.0f}" if isinstance(value, float) else f"{value:,}"
+    return (
+        "-"
+        if value is None or (isinstance(value, float) and not math.isfinite(value))
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+    )
 
 
 def gap_of(cost: int | None, bound: int | None) -> float | None:

@@ -122,7 +122,13 @@ def checked(path: Path, assignment: Sequence[int] | None, claimed: int | None) -
         return {"valid": False}
     exact = evaluate(load_problem(path), assignment)
     valid = exact["feasible"] and not exact["forbidden"] and (claimed is None or exact["cost"] == claimed)
-    return {"valid": valid, "exact_cost": exact["cost"], "exact_peak": exact["peak"], "limit": exact["limit"], "forbidden": exact["forbidden"]}
+    return {
+        "valid": valid,
+        "exact_cost": exact["cost"],
+        "exact_peak": exact["peak"],
+        "limit": exact["limit"],
+        "forbidden": exact["forbidden"],
+    }
 
 
 def run_prototype(name: str, path: Path, prototype: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -226,7 +232,20 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
                 f"{found['memory_mib']} MiB",
             ]
         )
-    head = ["instance", "valid", "median cost", "best cost", "least bound", "best bound", "gap", "read s", "presolve s", "solve s", "CPU s", "memory"]
+    head = [
+        "instance",
+        "valid",
+        "median cost",
+        "best cost",
+        "least bound",
+        "best bound",
+        "gap",
+        "read s",
+        "presolve s",
+        "solve s",
+        "CPU s",
+        "memory",
+    ]
     lines += ["## The engine", "", *table(head, body), ""]
     lines += ["## Targets", ""]
     for name in names:
@@ -262,7 +281,9 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     if failed:
         lines += ["## Runs that failed", ""]
         for row in failed:
-            lines += [f"- {row['by']} on {row['instance']}, seed {row['seed']}: exit {row['code']}, {row.get('error', 'not a valid solution')[-500:]}"]
+            lines += [
+                f"- {row['by']} on {row['instance']}, seed {row['seed']}: exit {row['code']}, {row.get('error', 'not a valid solution')[-500:]}"
+            ]
         lines.append("")
     lines += ["## Progress of the first seed", ""]
     for name in names:
@@ -303,7 +324,19 @@ def main() -> None:
             if store.has({"by": "engine", "instance": name, "seed": seed, **limits}):
                 continue
             store.add(row := run_engine(name, path, seed, given))
-            print(time.strftime("%H:%M:%S"), name, "seed", seed, "cost", row.get("exact_cost"), "bound", row.get("bound"), row["wall_s"], "s", flush=True)
+            print(
+                time.strftime("%H:%M:%S"),
+                name,
+                "seed",
+                seed,
+                "cost",
+                row.get("exact_cost"),
+                "bound",
+                row.get("bound"),
+                row["wall_s"],
+                "s",
+                flush=True,
+            )
     for name, path in instances.items() if given.prototype and not given.only_table else ():
         if not store.has({"by": "prototype", "instance": name, "seed": 0, **limits}):
             store.add(row := run_prototype(name, path, given.prototype, given))
