@@ -85,8 +85,8 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         "# Choice graphs of transformer steps: time to a gap of 1e-4",
         "",
         f"By `python experiments/choice_graphs.py FOLDER --time-limit {given.time_limit:g} --workers {given.workers}`, {machine()}.",
-        "Seconds are of the solver (presolve included, reading not) and the worst of the seeds; work counts units that do not depend on the",
-        "machine's load; memory is of all processes of a run together, sampled twice a second.",
+        "Seconds are of the solver (presolve included, reading not) and the worst of the seeds; work counts units that do not depend on",
+        "the machine's load; memory is of all processes of a run together, sampled twice a second.",
         "",
     ]
     body, told = [], []

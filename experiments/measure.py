@@ -131,9 +131,8 @@ def _tree_kib(session: int) -> int:
 
 def load_problem(path: Path) -> dict[str, Any]:
     """The ``problem`` of an IOPDDL file, plain or gzip."""
-    opened = gzip.open(path, "rt") if path.read_bytes()[:2] == b"\x1f\x8b" else path.open()
-    with opened as file:
-        found: dict[str, Any] = json.load(file)["problem"]
+    packed = path.read_bytes()
+    found: dict[str, Any] = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)["problem"]
     return found
 
 

@@ -35,7 +35,7 @@ GRACE = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What is known of an instance: the contest's winner on eight cores, the best value and bound anyone published, this project's targets."""
+    """What is known of an instance: the contest's winner on eight cores, the best value and bound published, this project's targets."""
 
     winner: int | None
     best: int
@@ -201,11 +201,12 @@ def verdicts(found: dict[str, Any], known: Published | None, time_limit: float) 
 def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     """The whole report."""
     names = list(dict.fromkeys(row["instance"] for row in rows))
+    seeds = ", ".join(sorted({str(row["seed"]) for row in rows if row["by"] == "engine"}))
     lines = [
         "# Scoreboard: instances of the IOPDDL contest",
         "",
         f"By `python experiments/iopddl/scoreboard.py FOLDER --time-limit {given.time_limit:g} --workers {given.workers}`, {machine()}.",
-        f"Limit {given.time_limit:g} s of solving, gap {given.gap:g}, seeds {', '.join(sorted({str(r['seed']) for r in rows if r['by'] == 'engine'}))}.",
+        f"Limit {given.time_limit:g} s of solving, gap {given.gap:g}, seeds {seeds}.",
         "Costs are those of an evaluator that shares no code with the engine. Times are the longest of the seeds, CPU the median;",
         "memory is of all processes of a run together (proportional sets, sampled twice a second).",
         "",
@@ -281,9 +282,8 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     if failed:
         lines += ["## Runs that failed", ""]
         for row in failed:
-            lines += [
-                f"- {row['by']} on {row['instance']}, seed {row['seed']}: exit {row['code']}, {row.get('error', 'not a valid solution')[-500:]}"
-            ]
+            why = row.get("error", "not a valid solution")[-500:]
+            lines.append(f"- {row['by']} on {row['instance']}, seed {row['seed']}: exit {row['code']}, {why}")
         lines.append("")
     lines += ["## Progress of the first seed", ""]
     for name in names:
