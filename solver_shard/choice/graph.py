@@ -32,6 +32,11 @@ def repeated(costs: Ints, count: int) -> Ints:
     return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, costs) * count)
 
 
+def exact_sum(values: Ints) -> int:
+    """The sum of int64 values, beyond 64 bits too."""
+    return (int((values >> 32).sum()) << 32) + int((values & (2**32 - 1)).sum())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChoiceGraph:
     """An immutable choice graph of N nodes and E edges.

@@ -120,7 +120,9 @@ class LargeBounding:
             bound = self.problem.whole(self.level()) if np.isfinite(relaxation.best) else 0
             self.found(bound, None, "multipliers")
             for assignment in relaxation.found:
-                self.found(bound, assignment, "multipliers")
+                value = self.value()
+                if value is None or self.flat.cost(assignment) / scale + self.problem.constant < value:
+                    self.found(bound, assignment, "multipliers")
             relaxation.found.clear()
             value = self.value()
             relaxation.target = np.inf if value is None else value * scale

@@ -8,21 +8,23 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from solver_shard.choice.graph import Ints
 from solver_shard.solve import team
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.flat import Flat
 from solver_shard.solve.improve import FIRST_NODES, Improved, Improver
-from solver_shard.solve.lagrange import Rows
-from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Proof
+from solver_shard.solve.relax import Relaxation
 
 FIRST_WORK, MOST_WORK, GROWTH = 1.0, 8.0, 1.5
 """Work of an improvement in the first and the later epochs."""
 
 LEAST_SHARE = 0.1
+
+SETTLING = 60
+"""Sweeps of message passing after multipliers have changed."""
 
 REST = 3
 """Epochs with an integer program alone, after one in which the improvement beside it gave nothing."""
@@ -34,16 +36,24 @@ class Campaign:
     """Epochs on one problem.
 
     Attributes:
-        improver: around assignments of the problem.
+        improver: around assignments of the problem; after ``reprice``.
         epoch: number of epochs so far.
         idle: epochs in a row that gave nothing.
     """
 
-    def __init__(self, flat: Flat, rows: Rows, multipliers: Floats, extra: Floats, *, seed: int, workers: int) -> None:
-        self.flat, self.seed, self.workers = flat, seed, workers
-        self.improver = Improver(flat, rows, multipliers, extra)
+    def __init__(self, relaxation: Relaxation, *, seed: int, workers: int) -> None:
+        self.relaxation, self.flat, self.seed, self.workers = relaxation, relaxation.flat, seed, workers
+        self.improver: Improver | None = None
         self.epoch = self.idle = 0
         self.work, self.share, self.nodes = FIRST_WORK, 0.5, FIRST_NODES
+
+    def reprice(self, prices: Mapping[int, float]) -> float:
+        """Take over better multipliers (cost per byte by time label); the work."""
+        spent = self.relaxation.work
+        self.relaxation.reprice(prices)
+        _, extra = self.relaxation.margins(sweeps=SETTLING)
+        self.improver = Improver(self.flat, self.relaxation.rows, self.relaxation.multipliers, extra)
+        return self.relaxation.work - spent
 
     def run(self, incumbent: Ints, prover: Prover | None, clock: Clock) -> tuple[list[Ints], Proof | None]:
         """One epoch: assignments worth a look, and what was proven."""
@@ -53,6 +63,7 @@ class Campaign:
         seeds = [[self.seed, self.epoch, i] for i in range(2)]
 
         def improve(i: int) -> Improved:
+            assert self.improver is not None
             return self.improver.run(incumbent, seed=seeds[i], work=work, share=self.share, nodes=self.nodes, over=clock.over)
 
         def proof() -> Proof:

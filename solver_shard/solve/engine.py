@@ -22,8 +22,8 @@ from solver_shard.solve.undo import Undo
 Progress = Callable[[Event], None]
 Watch = Callable[[Ints, int], None]
 
-FREE_SHARE = 0.4
-"""Share of time or work that may go into the problem without its limit while its best assignment is above the limit."""
+FREE_SHARE, FREE_GAP = 0.05, 0.02
+"""Share of time or work, and gap, after which the problem without its limit is left if its best assignment is above the limit."""
 
 RESERVE = 0.03
 """Share of the time limit kept for finishing up."""
@@ -132,6 +132,7 @@ class _Run:
         least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
         self.peak_bound = graph.peak(least)
         self.searched_peak = False
+        self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
 
@@ -165,8 +166,8 @@ class _Run:
         small, undo = presolve(free, stop=lambda: self.clock.over() or (limited and self.clock.used() > FREE_SHARE))
         self.clock.spend(1e-3 * free.size)
         search = self._search(small, undo, order)
-        if limited:  # with a limit to come, not all the time, unless the cheapest so far is within it
-            search.stop = lambda: self.clock.used() > FREE_SHARE and not self._fits(search, undo, order)
+        if limited:  # with a limit to come, no more than it takes to see that the cheapest is above it
+            search.stop = lambda: (self.clock.used() > FREE_SHARE or search.best.gap() < FREE_GAP) and not self._fits(search, undo, order)
         search.run()
         fits = self._fits(search, undo, order)
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
@@ -177,7 +178,9 @@ class _Run:
         best = search.best.assignment
         if best is None or self.graph.limit is None:
             return best is not None
-        return self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
+        if self._fit is None or self._fit[0] is not best:
+            self._fit = best, self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
+        return self._fit[1]
 
     def _limited(self) -> None:
         """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""

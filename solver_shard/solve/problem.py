@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, exact_sum
 from solver_shard.errors import InternalError
 from solver_shard.solve.solution import MIB
 from solver_shard.solve.spans import at_times, between, counts, counts_at, over_time, shared, uncovered
@@ -112,9 +112,39 @@ class Problem:
 
     def cost(self, assignment: Ints) -> int:
         """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
-        chosen = assignment.tolist()
-        total = self.constant + sum(int(row[x]) for row, x in zip(self.unary, chosen, strict=True))
-        return total + sum(int(e.core[e.rows[chosen[e.a]], e.cols[chosen[e.b]]]) for e in self.edges)
+        total = self.constant + exact_sum(self._unary[self.offsets[:-1] + assignment]) if self.size else self.constant
+        if not self.edges:
+            return total
+        start, width, pool, ends, row_start, col_start, maps = self._tables
+        rows = maps[row_start + assignment[ends[:, 0]]]
+        cols = maps[col_start + assignment[ends[:, 1]]]
+        return total + exact_sum(pool[start + rows * width + cols])
+
+    @cached_property
+    def _unary(self) -> Ints:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.unary])
+
+    @cached_property
+    def _tables(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
+        """Cores and index maps end to end, shared ones once: (start and width of each edge's core, cores, ends, starts of its
+        rows and cols, maps)."""
+        places: dict[int, int] = {}
+        lengths = {0: 0, 1: 0}
+        parts: dict[int, list[Ints]] = {0: [], 1: []}
+
+        def place(array: Ints, kind: int) -> int:
+            if id(array) not in places:
+                places[id(array)] = lengths[kind]
+                parts[kind].append(np.ravel(array))
+                lengths[kind] += array.size
+            return places[id(array)]
+
+        start = np.array([place(e.core, 0) for e in self.edges], dtype=np.int64)
+        row_start = np.array([place(e.rows, 1) for e in self.edges], dtype=np.int64)
+        col_start = np.array([place(e.cols, 1) for e in self.edges], dtype=np.int64)
+        width = np.array([e.core.shape[1] for e in self.edges], dtype=np.int64)
+        ends = np.array([(e.a, e.b) for e in self.edges], dtype=np.int64)
+        return start, width, np.concatenate(parts[0]), ends, row_start, col_start, np.concatenate(parts[1])
 
     def profile(self, assignment: Ints) -> Ints:
         """Bytes in use at each kept time, int64[times]."""

@@ -60,13 +60,20 @@ class Relaxation:
         self.found: list[Ints] = []
         self.work = 0.0
         self.target = np.inf
-        if flat.limit is not None and multipliers:
-            label = {int(t): i for i, t in enumerate(flat.problem.times.tolist())}
-            for t in sorted(multipliers):
-                if multipliers[t] > 0 and t in label:
-                    self.rows.add(label[t])
-        start = [multipliers[int(flat.problem.times[i])] * flat.scale for i in self.rows.times]
-        self.multipliers: Floats = np.array(start) * self.rows.slack if start else np.zeros(0)
+        self.multipliers: Floats = np.zeros(0)
+        self.reprice(multipliers)
+
+    def reprice(self, prices: Mapping[int, float]) -> None:
+        """Go on from these multipliers: unscaled cost per byte by time label."""
+        if self.flat.limit is None:
+            return
+        times = self.flat.problem.times.tolist()
+        place = {int(t): i for i, t in enumerate(times)}
+        for t in sorted(prices):
+            if prices[t] > 0 and t in place:
+                self.rows.add(place[t])
+        start = [prices.get(int(times[i]), 0.0) * self.flat.scale for i in self.rows.times]
+        self.multipliers = np.array(start) * self.rows.slack if start else np.zeros(0)
 
     def prices(self) -> dict[int, float]:
         """The multipliers by time label, unscaled cost per byte, for a further relaxation."""
@@ -84,13 +91,13 @@ class Relaxation:
         own = self.multipliers if multipliers is None else multipliers
         return self.constant + (self.rows.offset(own / self.rows.slack) if len(self.rows) else 0.0)
 
-    def margins(self, forests: int = 4) -> tuple[float, Floats]:
+    def margins(self, sweeps: int = 3 * SWEEPS, forests: int = 4) -> tuple[float, Floats]:
         """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra."""
         theta = self.theta()
-        for _ in range(3 * SWEEPS):
+        for _ in range(sweeps):
             self.passing.sweep(theta)
         base, extra = margins(self.passing, theta, forests=forests, rng=self.rng)
-        self.work += self.passing.work * (3 * SWEEPS + 2 + 2 * forests)
+        self.work += self.passing.work * (sweeps + 2 + 2 * forests)
         base += self.offset()
         self.best = max(self.best, base)
         return base, extra

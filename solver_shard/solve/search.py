@@ -214,7 +214,10 @@ class Search:
             return self.best.value
 
         if is_large(current):
-            return LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
+            large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
+            if current is self.problem:
+                self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
+            return large
         return SmallBounding(
             current,
             self.clock,
@@ -234,7 +237,8 @@ class Search:
         """Prove and improve until the gap is closed or nothing helps; a smaller problem if that has become possible."""
         margins = bounding.margins()
         self.multipliers.update(bounding.prices())
-        self._start_campaign(current, bounding, margins)
+        if self.campaign is not None:
+            self.clock.spend(self.campaign.reprice(self.multipliers))
         ladder, tried = _Ladder(), None
         while not self.stopped():
             if self.best.value is not None and self.best.value != tried:
@@ -254,13 +258,6 @@ class Search:
         if not self.stopped() and self.campaign is None and self.best.assignment is not None:
             neighbourhoods(self.problem, self.best.assignment, self.clock, seed=self.seed, gap=self.gap, offer=self.offer)
         return None
-
-    def _start_campaign(self, current: Problem, bounding: Bounding, margins: Margins) -> None:
-        """Large problems are improved as they were given, so the campaign belongs to the first round."""
-        if current is self.problem and isinstance(bounding, LargeBounding):
-            relaxation = bounding.relaxation
-            extra = np.concatenate(margins.extra)
-            self.campaign = Campaign(bounding.flat, relaxation.rows, relaxation.multipliers, extra, seed=self.seed, workers=self.workers)
 
     def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder) -> Proof | None:
         """An integer program where the ladder has one, and improvements beside it."""
@@ -310,8 +307,6 @@ class Search:
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
         self.multipliers.update(bounding.prices())
-        if self.campaign is None and is_large(current):
-            self._start_campaign(current, bounding, bounding.margins())
         try:
             smaller, undo = presolve(current, keep)
         except NoAssignment:
