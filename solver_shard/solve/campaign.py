@@ -21,7 +21,7 @@ from solver_shard.solve.relax import Relaxation
 FIRST_WORK, MOST_WORK, GROWTH = 1.0, 8.0, 1.5
 """Work of an improvement in the first and the later epochs."""
 
-LEAST_SHARE = 0.1
+LEAST_SHARE = 0.25
 
 SETTLING = 60
 """Sweeps of message passing after multipliers have changed."""

@@ -72,8 +72,9 @@ class Improver:
         self.neighbours = [np.concatenate([flat.eb[flat.fl[flat.fs[v] : flat.fs[v + 1]]], flat.ea[flat.bl[flat.bs[v] : flat.bs[v + 1]]]])
                            for v in range(flat.size)]  # fmt: skip
         cells = int((flat.nr * flat.nc).sum())
-        self.move_work = 2e-9 * cells + 1e-6 * flat.size
-        self.repair_work = 1e-3 + 1e-6 * flat.size + 2e-8 * len(flat.usage)
+        self.move_work = 6e-10 * cells + 3e-7 * flat.size
+        self.repair_work = 3e-4 + 6e-7 * flat.size
+        self.descend_work = 1.2e-6 * flat.size
 
     def run(self, chosen: Ints, *, seed: Sequence[int], work: float, share: float, nodes: int, over: Callable[[], bool]) -> Improved:
         """Spend about so much work, ``share`` of it on forest moves."""
@@ -112,7 +113,7 @@ class Improver:
             if repaired is not None:
                 better = self.local.descend(repaired, flat.theta, rng, 10)
                 found = problem.value(better)
-                spent += 10 * self.move_work
+                spent += self.descend_work
                 if found is not None and (value is None or found < value):
                     best, value = better, found
             if flat.limit is None:

@@ -164,7 +164,7 @@ class Relaxation:
 
     def _repair(self, chosen: Ints, theta: Floats) -> None:
         better = self.local.repair(self.local.settle(chosen, theta, 3), theta)
-        self.work += 3 * self.passing.work + 1e-3
+        self.work += 3e-4 + 1e-6 * self.flat.size
         if better is not None:
             self.found.append(self.local.descend(better, self.flat.theta, self.rng, 20))
-            self.work += 10 * self.passing.work
+            self.work += 2e-6 * self.flat.size

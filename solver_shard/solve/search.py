@@ -236,7 +236,7 @@ class Search:
     def _close(self, current: Problem, restore: Restore, bounding: Bounding) -> tuple[Problem, Restore] | None:
         """Prove and improve until the gap is closed or nothing helps; a smaller problem if that has become possible."""
         margins = bounding.margins()
-        self.multipliers.update(bounding.prices())
+        self.multipliers = bounding.prices()
         if self.campaign is not None:
             self.clock.spend(self.campaign.reprice(self.multipliers))
         ladder, tried = _Ladder(), None
@@ -306,7 +306,7 @@ class Search:
         return keep if left < 0.7 * sum(map(len, keep)) else None
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
-        self.multipliers.update(bounding.prices())
+        self.multipliers = bounding.prices()
         try:
             smaller, undo = presolve(current, keep)
         except NoAssignment:
