@@ -135,7 +135,7 @@ class LargeBounding:
         spent = self.relaxation.work
         base, extra = self.relaxation.margins()
         self.clock.spend(self.relaxation.work - spent)
-        rows = np.split(extra / self.flat.scale, self.flat.off[1:-1].tolist()) if self.flat.size else []
+        rows = np.split(extra / self.flat.scale, self.flat.graph.off[1:-1].tolist()) if self.flat.size else []
         return Margins(base / self.flat.scale, rows)
 
     def prices(self) -> dict[int, float]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver_shard.choice.graph import Ints
+from solver_shard.solve.flat import Graph
 from solver_shard.solve.forest import _root
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
@@ -24,73 +26,65 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
     unary = np.empty(len(theta))
     rows, cols = np.empty_like(passing.backward), np.empty_like(passing.forward)
     passing.forward_pass(theta)
-    base = _split(
-        f.k, f.off, theta, f.nr, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl, f.bo, f.fo, f.share,
-        passing.forward, passing.backward, unary, rows, cols, passing.scratch,
-    )  # fmt: skip
+    base = _split(f.graph, theta, passing.forward, passing.backward, unary, rows, cols, passing.scratch)
     extra = unary.copy()
-    used = np.zeros(len(f.ea))
+    used = np.zeros(len(f.graph.ea))
     for _ in range(forests):
-        order = np.argsort(used + rng.random(len(f.ea)), kind="stable")
+        order = np.argsort(used + rng.random(len(f.graph.ea)), kind="stable")
         found = unary.copy()
-        _along_forest(
-            order, f.k, f.off, f.ea, f.eb, f.nr, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl, f.bo, f.fo,
-            rows, cols, found, used,
-        )  # fmt: skip
+        _along_forest(f.graph, order, rows, cols, found, used)
         np.maximum(extra, found, out=extra)
     return base, extra
 
 
 @compiled
-def _split(
-    k, off, theta, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, share, forward, backward, unary, rows, cols, scratch
-):
+def _split(g: Graph, theta: Floats, forward: Floats, backward: Floats, unary: Floats, rows: Floats, cols: Floats, scratch: Floats) -> float:
     """The constant; fills ``unary``, ``rows`` and ``cols``. One backward pass of message passing."""
     constant = 0.0
     belief, part, least = scratch[0], scratch[1], scratch[2]
-    for v in range(len(k) - 1, -1, -1):
-        kv, o = k[v], off[v]
-        _belief(v, kv, o, theta, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, forward, backward, belief)
+    for v in range(len(g.k) - 1, -1, -1):
+        kv, o = g.k[v], g.off[v]
+        _belief(g, v, kv, o, theta, forward, backward, belief)
         low = np.inf
         for x in range(kv):
             low = min(low, belief[x])
         constant += low
-        lower = bs[v + 1] - bs[v]
+        lower = g.bs[v + 1] - g.bs[v]
         for x in range(kv):
             belief[x] -= low
-            part[x] = np.floor(belief[x] * share[v])
+            part[x] = np.floor(belief[x] * g.share[v])
             unary[o + x] = belief[x] - lower * part[x]
-        for q in range(bs[v], bs[v + 1]):
-            e = bl[q]
-            height, width, m = nr[e], nc[e], cmap[e]
-            _gather(kv, part, m, maps, width, least)
+        for q in range(g.bs[v], g.bs[v + 1]):
+            e = g.bl[q]
+            height, width, m = g.nr[e], g.nc[e], g.cmap[e]
+            _gather(kv, part, m, g.maps, width, least)
             for x in range(kv):
-                unary[o + x] += part[x] - least[x if m < 0 else maps[m + x]]
+                unary[o + x] += part[x] - least[x if m < 0 else g.maps[m + x]]
             for c in range(width):
-                cols[fo[e] + c] = least[c] - forward[fo[e] + c]
+                cols[g.fo[e] + c] = least[c] - forward[g.fo[e] + c]
             lowest = np.inf
             for r in range(height):
-                cell = toff[e] + r * width
+                cell = g.toff[e] + r * width
                 best = np.inf
                 for c in range(width):
-                    value = pool[cell + c] + cols[fo[e] + c]
+                    value = g.pool[cell + c] + cols[g.fo[e] + c]
                     best = value if value < best else best
-                rows[bo[e] + r] = -best
+                rows[g.bo[e] + r] = -best
                 lowest = min(lowest, best)
             for r in range(height):
-                backward[bo[e] + r] = -rows[bo[e] + r] - lowest
+                backward[g.bo[e] + r] = -rows[g.bo[e] + r] - lowest
             constant += lowest
     return constant
 
 
 @compiled
-def _along_forest(order, k, off, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, rows, cols, total, used):  # type: ignore[no-untyped-def]
+def _along_forest(g: Graph, order: Ints, rows: Floats, cols: Floats, total: Floats, used: Floats) -> None:
     """Turns ``total`` (unary parts) into least sums along a spanning forest of the first possible edges of ``order``."""
-    n = len(k)
+    n = len(g.k)
     leader = np.arange(n)
-    taken = np.zeros(len(ea), np.bool_)
+    taken = np.zeros(len(g.ea), np.bool_)
     for e in order:
-        a, b = _root(leader, ea[e]), _root(leader, eb[e])
+        a, b = _root(leader, g.ea[e]), _root(leader, g.eb[e])
         if a != b:
             leader[a] = b
             taken[e] = True
@@ -109,16 +103,16 @@ def _along_forest(order, k, off, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, f
             v = sequence[head]
             head += 1
             for side in range(2):
-                start, stop = (bs[v], bs[v + 1]) if side == 0 else (fs[v], fs[v + 1])
+                start, stop = (g.bs[v], g.bs[v + 1]) if side == 0 else (g.fs[v], g.fs[v + 1])
                 for q in range(start, stop):
-                    e = bl[q] if side == 0 else fl[q]
-                    w = ea[e] if side == 0 else eb[e]
+                    e = g.bl[q] if side == 0 else g.fl[q]
+                    w = g.ea[e] if side == 0 else g.eb[e]
                     if taken[e] and not seen[w]:
                         seen[w] = True
                         via[w] = e
                         sequence[count] = w
                         count += 1
-    widest = max(k.max(), nr.max() if len(nr) else 1, nc.max() if len(nc) else 1)
+    widest = max(g.k.max(), g.nr.max() if len(g.nr) else 1, g.nc.max() if len(g.nc) else 1)
     own, out = np.empty(widest), np.empty(widest)
     up_rows, up_cols = np.zeros(len(rows)), np.zeros(len(cols))  # what a parent heard from its child, by the parent's class
     for i in range(n - 1, -1, -1):
@@ -126,72 +120,72 @@ def _along_forest(order, k, off, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, f
         e = via[v]
         if e < 0:
             continue
-        if eb[e] == v:
-            _gather(k[v], total[off[v] : off[v + 1]], cmap[e], maps, nc[e], own)
-            _to_rows(e, nr, nc, toff, pool, bo, fo, rows, cols, own, out)
-            w, m = ea[e], rmap[e]
-            for r in range(nr[e]):
-                up_rows[bo[e] + r] = out[r]
+        if g.eb[e] == v:
+            _gather(g.k[v], total[g.off[v] : g.off[v + 1]], g.cmap[e], g.maps, g.nc[e], own)
+            _to_rows(g, e, rows, cols, own, out)
+            w, m = g.ea[e], g.rmap[e]
+            for r in range(g.nr[e]):
+                up_rows[g.bo[e] + r] = out[r]
         else:
-            _gather(k[v], total[off[v] : off[v + 1]], rmap[e], maps, nr[e], own)
-            _to_cols(e, nr, nc, toff, pool, bo, fo, rows, cols, own, out)
-            w, m = eb[e], cmap[e]
-            for c in range(nc[e]):
-                up_cols[fo[e] + c] = out[c]
-        for x in range(k[w]):
-            total[off[w] + x] += out[x if m < 0 else maps[m + x]]
+            _gather(g.k[v], total[g.off[v] : g.off[v + 1]], g.rmap[e], g.maps, g.nr[e], own)
+            _to_cols(g, e, rows, cols, own, out)
+            w, m = g.eb[e], g.cmap[e]
+            for c in range(g.nc[e]):
+                up_cols[g.fo[e] + c] = out[c]
+        for x in range(g.k[w]):
+            total[g.off[w] + x] += out[x if m < 0 else g.maps[m + x]]
     least = 0.0
     for i in range(n):
         v = sequence[i]
         e = via[v]
-        o, kv = off[v], k[v]
+        o, kv = g.off[v], g.k[v]
         if e < 0:
             low = total[o : o + kv].min()
             least += low
             for x in range(kv):
                 total[o + x] -= low
             continue
-        if eb[e] == v:
-            w, m = ea[e], cmap[e]
-            _gather(k[w], total[off[w] : off[w + 1]], rmap[e], maps, nr[e], own)
-            for r in range(nr[e]):
-                own[r] -= up_rows[bo[e] + r]
-            _to_cols(e, nr, nc, toff, pool, bo, fo, rows, cols, own, out)
+        if g.eb[e] == v:
+            w, m = g.ea[e], g.cmap[e]
+            _gather(g.k[w], total[g.off[w] : g.off[w + 1]], g.rmap[e], g.maps, g.nr[e], own)
+            for r in range(g.nr[e]):
+                own[r] -= up_rows[g.bo[e] + r]
+            _to_cols(g, e, rows, cols, own, out)
         else:
-            w, m = eb[e], rmap[e]
-            _gather(k[w], total[off[w] : off[w + 1]], cmap[e], maps, nc[e], own)
-            for c in range(nc[e]):
-                own[c] -= up_cols[fo[e] + c]
-            _to_rows(e, nr, nc, toff, pool, bo, fo, rows, cols, own, out)
+            w, m = g.eb[e], g.rmap[e]
+            _gather(g.k[w], total[g.off[w] : g.off[w + 1]], g.cmap[e], g.maps, g.nc[e], own)
+            for c in range(g.nc[e]):
+                own[c] -= up_cols[g.fo[e] + c]
+            _to_rows(g, e, rows, cols, own, out)
         for x in range(kv):
-            total[o + x] += out[x if m < 0 else maps[m + x]]
+            total[o + x] += out[x if m < 0 else g.maps[m + x]]
     for x in range(len(total)):
         total[x] += least
 
 
 @compiled
-def _to_rows(e, nr, nc, toff, pool, bo, fo, rows, cols, values, out):  # type: ignore[no-untyped-def]
+def _to_rows(g: Graph, e: int, rows: Floats, cols: Floats, values: Floats, out: Floats) -> None:
     """Least over the columns of cell + value, per row."""
-    width = nc[e]
-    for r in range(nr[e]):
-        cell = toff[e] + r * width
+    width = g.nc[e]
+    for r in range(g.nr[e]):
+        cell = g.toff[e] + r * width
         best = np.inf
         for c in range(width):
-            value = values[c] + pool[cell + c] + cols[fo[e] + c]
+            value = values[c] + g.pool[cell + c] + cols[g.fo[e] + c]
             best = value if value < best else best
-        out[r] = best + rows[bo[e] + r]
+        out[r] = best + rows[g.bo[e] + r]
 
 
 @compiled
-def _to_cols(e, nr, nc, toff, pool, bo, fo, rows, cols, values, out):  # type: ignore[no-untyped-def]
+def _to_cols(g: Graph, e: int, rows: Floats, cols: Floats, values: Floats, out: Floats) -> None:
     """Least over the rows of cell + value, per column."""
-    width = nc[e]
+    width = g.nc[e]
     for c in range(width):
         out[c] = np.inf
-    for r in range(nr[e]):
-        cell, low = toff[e] + r * width, values[r] + rows[bo[e] + r]
+    for r in range(g.nr[e]):
+        cell, low = g.toff[e] + r * width, values[r] + rows[g.bo[e] + r]
         for c in range(width):
-            value = low + pool[cell + c]
+            value = low + g.pool[cell + c]
             out[c] = value if value < out[c] else out[c]
     for c in range(width):
-        out[c] += cols[fo[e] + c]
+        out[c] += cols[g.fo[e] + c]

@@ -11,7 +11,7 @@ import numpy as np
 
 from solver_shard.choice.graph import Ints
 from solver_shard.solve import loads
-from solver_shard.solve.flat import Flat
+from solver_shard.solve.flat import Bytes, Flat, Graph
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
 
@@ -24,26 +24,19 @@ class Local:
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
-        self.costs = np.zeros(int(flat.off[-1]))
         self.limit = int(flat.limit) if flat.limit is not None else 2**62
-        self.carrier_node = np.repeat(np.arange(flat.size), np.diff(flat.ms))
 
     def descend(self, chosen: Ints, theta: Floats, rng: np.random.Generator, sweeps: int = 30) -> Ints:
         """Change one node at a time to its cheapest strategy that keeps the limit, until none helps. ``chosen`` must keep it."""
         f, chosen = self.flat, chosen.copy()
         top, added = loads.build(f.profile(chosen))
-        _descend(
-            f.k, f.off, theta, f.ea, f.eb, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl,
-            f.ms, f.uoff, f.usage, f.ss, f.starts, f.stops, self.limit, chosen, top, added, rng.permutation(f.size), sweeps,
-        )  # fmt: skip
+        _descend(f.graph, f.bytes, theta, self.limit, chosen, top, added, rng.permutation(f.size), sweeps)
         return chosen
 
     def settle(self, chosen: Ints, theta: Floats, sweeps: int = 10) -> Ints:
         """The same without the limit."""
         f, chosen = self.flat, chosen.copy()
-        _settle(
-            f.k, f.off, theta, f.ea, f.eb, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl, chosen, sweeps,
-        )  # fmt: skip
+        _settle(f.graph, theta, chosen, sweeps)
         return chosen
 
     def repair(self, chosen: Ints, theta: Floats, moves: int = MOVES) -> Ints | None:
@@ -53,52 +46,49 @@ class Local:
         if int(profile.max(initial=0)) <= self.limit:
             return chosen
         top, added = loads.build(profile)
-        done = _repair(
-            f.k, f.off, theta, f.ea, f.eb, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl,
-            f.ms, f.uoff, f.usage, f.ss, f.starts, f.stops, self.limit, chosen, top, added, self.carrier_node, moves,
-        )  # fmt: skip
+        done = _repair(f.graph, f.bytes, theta, self.limit, chosen, top, added, moves)
         return chosen if done else None
 
 
 @compiled
-def given(v, k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, chosen, out):  # type: ignore[no-untyped-def]
+def given(g: Graph, v: int, theta: Floats, chosen: Ints, out: Floats) -> None:
     """Cost of each strategy of node v, given all others."""
-    kv = k[v]
+    kv = g.k[v]
     for x in range(kv):
-        out[x] = theta[off[v] + x]
-    for q in range(bs[v], bs[v + 1]):
-        e = bl[q]
-        x = chosen[ea[e]]
-        r = x if rmap[e] < 0 else maps[rmap[e] + x]
-        cell, m = toff[e] + r * nc[e], cmap[e]
+        out[x] = theta[g.off[v] + x]
+    for q in range(g.bs[v], g.bs[v + 1]):
+        e = g.bl[q]
+        x = chosen[g.ea[e]]
+        r = x if g.rmap[e] < 0 else g.maps[g.rmap[e] + x]
+        cell, m = g.toff[e] + r * g.nc[e], g.cmap[e]
         if m < 0:
             for y in range(kv):
-                out[y] += pool[cell + y]
+                out[y] += g.pool[cell + y]
         else:
             for y in range(kv):
-                out[y] += pool[cell + maps[m + y]]
-    for q in range(fs[v], fs[v + 1]):
-        e = fl[q]
-        y = chosen[eb[e]]
-        c = y if cmap[e] < 0 else maps[cmap[e] + y]
-        cell, m, width = toff[e] + c, rmap[e], nc[e]
+                out[y] += g.pool[cell + g.maps[m + y]]
+    for q in range(g.fs[v], g.fs[v + 1]):
+        e = g.fl[q]
+        y = chosen[g.eb[e]]
+        c = y if g.cmap[e] < 0 else g.maps[g.cmap[e] + y]
+        cell, m, width = g.toff[e] + c, g.rmap[e], g.nc[e]
         if m < 0:
             for x in range(kv):
-                out[x] += pool[cell + x * width]
+                out[x] += g.pool[cell + x * width]
         else:
             for x in range(kv):
-                out[x] += pool[cell + maps[m + x] * width]
+                out[x] += g.pool[cell + g.maps[m + x] * width]
 
 
 @compiled
-def _settle(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, chosen, sweeps):  # type: ignore[no-untyped-def]
-    out = np.empty(k.max())
+def _settle(g: Graph, theta: Floats, chosen: Ints, sweeps: int) -> None:
+    out = np.empty(g.k.max())
     for _ in range(sweeps):
         changed = 0
-        for v in range(len(k)):
-            given(v, k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, chosen, out)
+        for v in range(len(g.k)):
+            given(g, v, theta, chosen, out)
             best = chosen[v]
-            for x in range(k[v]):
+            for x in range(g.k[v]):
                 if out[x] < out[best]:
                     best = x
             if best != chosen[v]:
@@ -109,92 +99,36 @@ def _settle(k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs,
 
 
 @compiled
-def _descend(
-    k,
-    off,
-    theta,
-    ea,
-    eb,
-    nc,
-    toff,
-    pool,
-    rmap,
-    cmap,
-    maps,
-    fs,
-    fl,
-    bs,
-    bl,
-    ms,
-    uoff,
-    usage,
-    ss,
-    starts,
-    stops,
-    limit,
-    chosen,
-    top,
-    added,
-    order,
-    sweeps,
-):
-    out = np.empty(k.max())
+def _descend(g: Graph, m: Bytes, theta: Floats, limit: int, chosen: Ints, top: Ints, added: Ints, order: Ints, sweeps: int) -> None:
+    out = np.empty(g.k.max())
     for _ in range(sweeps):
         changed = 0
         for v in order:
-            given(v, k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, chosen, out)
+            given(g, v, theta, chosen, out)
             old = chosen[v]
             while True:
                 best = old
-                for x in range(k[v]):
+                for x in range(g.k[v]):
                     if out[x] < out[best]:
                         best = x
                 if best == old:
                     break
-                loads.move(top, added, v, old, best, ms, uoff, usage, ss, starts, stops)
+                loads.move(m, top, added, v, old, best)
                 if top[1] <= limit:
                     chosen[v] = best
                     changed += 1
                     break
-                loads.move(top, added, v, best, old, ms, uoff, usage, ss, starts, stops)
+                loads.move(m, top, added, v, best, old)
                 out[best] = np.inf
         if changed == 0:
             break
 
 
 @compiled
-def _repair(
-    k,
-    off,
-    theta,
-    ea,
-    eb,
-    nc,
-    toff,
-    pool,
-    rmap,
-    cmap,
-    maps,
-    fs,
-    fl,
-    bs,
-    bl,
-    ms,
-    uoff,
-    usage,
-    ss,
-    starts,
-    stops,
-    limit,
-    chosen,
-    top,
-    added,
-    carrier_node,
-    moves,
-):
-    n = len(k)
-    out = np.empty(k.max())
-    bytes_at = np.empty(k.max())
+def _repair(g: Graph, m: Bytes, theta: Floats, limit: int, chosen: Ints, top: Ints, added: Ints, moves: int) -> bool:
+    n = len(g.k)
+    out = np.empty(g.k.max())
+    bytes_at = np.empty(g.k.max())
     nodes, strategies, ratios = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
     stale = np.zeros(n, np.int64)
     round_ = 0
@@ -203,26 +137,26 @@ def _repair(
         t, before = loads.argmax(top), top[1]
         excess = before - limit
         count, c = 0, 0
-        while c < len(carrier_node):
-            v = carrier_node[c]
-            kv = k[v]
+        while c < len(m.node):
+            v = m.node[c]
+            kv = g.k[v]
             live = False
             for x in range(kv):
                 bytes_at[x] = 0.0
-            while c < len(carrier_node) and carrier_node[c] == v:
+            while c < len(m.node) and m.node[c] == v:
                 times = 0
-                for s in range(ss[c], ss[c + 1]):
-                    if starts[s] <= t < stops[s]:
+                for s in range(m.ss[c], m.ss[c + 1]):
+                    if m.starts[s] <= t < m.stops[s]:
                         times += 1
                 if times:
                     live = True
                     for x in range(kv):
-                        bytes_at[x] += times * usage[uoff[c] + x]
+                        bytes_at[x] += times * m.usage[m.uoff[c] + x]
                 c += 1
             if not live:
                 continue
             old = chosen[v]
-            given(v, k, off, theta, ea, eb, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, chosen, out)
+            given(g, v, theta, chosen, out)
             best, best_ratio = -1, np.inf
             for x in range(kv):
                 saved = bytes_at[old] - bytes_at[x]
@@ -239,19 +173,19 @@ def _repair(
             if stale[v] == round_:
                 continue
             old = chosen[v]
-            loads.move(top, added, v, old, new, ms, uoff, usage, ss, starts, stops)
+            loads.move(m, top, added, v, old, new)
             if top[1] > before:
-                loads.move(top, added, v, new, old, ms, uoff, usage, ss, starts, stops)
+                loads.move(m, top, added, v, new, old)
                 continue
             chosen[v] = new
             applied += 1
             moves -= 1
-            for q in range(bs[v], bs[v + 1]):
-                stale[ea[bl[q]]] = round_
-            for q in range(fs[v], fs[v + 1]):
-                stale[eb[fl[q]]] = round_
+            for q in range(g.bs[v], g.bs[v + 1]):
+                stale[g.ea[g.bl[q]]] = round_
+            for q in range(g.fs[v], g.fs[v + 1]):
+                stale[g.eb[g.fl[q]]] = round_
             if loads.argmax(top) != t or top[1] <= limit or applied >= 64:
                 break
         if applied == 0 or moves <= 0:
-            return top[1] <= limit
+            return bool(top[1] <= limit)
     return True

@@ -11,7 +11,7 @@ Costs are integers times ``scale`` (a power of two), in float64, FORBIDDEN as ``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,26 +23,18 @@ CLASH = 2.0**50
 """Stands for FORBIDDEN: larger than any sum of other costs (``messages.HEADROOM``), and still exact."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flat:
-    """See the module.
+class Graph(NamedTuple):
+    """Nodes and edges, as compiled loops read them; see the module.
 
     Attributes:
         fs, fl: edges whose first node is v: ``fl[fs[v]:fs[v + 1]]``.
         bs, bl: edges whose second node is v.
         bo, fo: per edge, where its messages to the first and to the second node begin.
         share: TRW-S weight of each node.
-        ms: carriers of node v are ``ms[v]:ms[v + 1]``; carrier c has its bytes per strategy at ``uoff[c]`` of ``usage``, ...
-        ss: ... and its live spans are ``ss[c]:ss[c + 1]`` of ``starts`` and ``stops``.
-        base: bytes in use at each time whatever is chosen.
-        limit: bytes, or None.
     """
 
-    problem: Problem
-    scale: float
     k: Ints
     off: Ints
-    theta: Floats
     ea: Ints
     eb: Ints
     nr: Ints
@@ -59,19 +51,53 @@ class Flat:
     bo: Ints
     fo: Ints
     share: Floats
+
+
+class Bytes(NamedTuple):
+    """Memory, as compiled loops read it.
+
+    Attributes:
+        ms: carriers of node v are ``ms[v]:ms[v + 1]``.
+        uoff: carrier c has its bytes per strategy at ``uoff[c]`` of ``usage``.
+        ss: its live spans are ``ss[c]:ss[c + 1]`` of ``starts`` and ``stops``.
+        node: the node of each carrier.
+    """
+
     ms: Ints
     uoff: Ints
     usage: Ints
     ss: Ints
     starts: Ints
     stops: Ints
+    node: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flat:
+    """A problem in flat form.
+
+    Attributes:
+        problem: what it was made of.
+        scale: factor of all costs.
+        theta: unary costs per flat strategy, scaled.
+        graph: nodes and edges.
+        bytes: carriers and spans.
+        base: bytes in use at each time whatever is chosen.
+        limit: bytes, or None.
+    """
+
+    problem: Problem
+    scale: float
+    theta: Floats
+    graph: Graph
+    bytes: Bytes
     base: Ints
     limit: int | None
 
     @property
     def size(self) -> int:
         """Number of nodes."""
-        return len(self.k)
+        return len(self.graph.k)
 
     @staticmethod
     def of(problem: Problem, scale: float) -> Flat:
@@ -101,12 +127,9 @@ class Flat:
         columns = np.array([c.column for c in carriers], dtype=np.int64)
         counts = column_start[columns + 1] - column_start[columns] if len(columns) else columns
         which = np.repeat(column_start[columns], counts) + _within(counts) if len(columns) else columns
-        return Flat(
-            problem=problem,
-            scale=scale,
+        graph = Graph(
             k=sizes,
             off=problem.offsets,
-            theta=np.concatenate([np.zeros(0), *[scaled(row, scale) for row in problem.unary]]),
             ea=first,
             eb=second,
             nr=_ints(nr),
@@ -123,55 +146,60 @@ class Flat:
             bo=_starts(_ints(nr)),
             fo=_starts(_ints(nc)),
             share=1.0 / np.maximum(1, np.maximum(np.diff(fs), np.diff(bs))),
-            ms=np.searchsorted(np.array([c.node for c in carriers], dtype=np.int64), np.arange(n + 1)),
+        )
+        node = np.array([c.node for c in carriers], dtype=np.int64)
+        memory = Bytes(
+            ms=np.searchsorted(node, np.arange(n + 1)).astype(np.int64),
             uoff=_starts(_ints([len(c.usage) for c in carriers]))[:-1],
             usage=np.concatenate([np.zeros(0, dtype=np.int64), *[c.usage for c in carriers]]),
             ss=_starts(counts),
             starts=np.ascontiguousarray(spans[which, 1]),
             stops=np.ascontiguousarray(spans[which, 2]),
-            base=problem.base,
-            limit=problem.limit,
+            node=node,
         )
+        theta = np.concatenate([np.zeros(0), *[scaled(row, scale) for row in problem.unary]])
+        return Flat(problem=problem, scale=scale, theta=theta, graph=graph, bytes=memory, base=problem.base, limit=problem.limit)
 
     def cost(self, assignment: Ints, theta: Floats | None = None) -> float:
         """Scaled cost, without the problem's constant; at least CLASH where a forbidden pair is chosen."""
-        unary = self.theta if theta is None else theta
+        g, unary = self.graph, self.theta if theta is None else theta
         rows, cols = self.cells(assignment)
-        total = float(unary[self.off[:-1] + assignment].sum())
-        return total + float(self.pool[self.toff + rows * self.nc + cols].sum())
+        return float(unary[g.off[:-1] + assignment].sum()) + float(g.pool[g.toff + rows * g.nc + cols].sum())
 
     def cells(self, assignment: Ints) -> tuple[Ints, Ints]:
         """Row and column of the core of each edge that an assignment chooses."""
-        x, y = assignment[self.ea], assignment[self.eb]
-        if not len(self.maps):
+        g = self.graph
+        x, y = assignment[g.ea], assignment[g.eb]
+        if not len(g.maps):
             return x, y
-        rows = np.where(self.rmap >= 0, self.maps[np.maximum(self.rmap, 0) + np.where(self.rmap >= 0, x, 0)], x)
-        cols = np.where(self.cmap >= 0, self.maps[np.maximum(self.cmap, 0) + np.where(self.cmap >= 0, y, 0)], y)
+        rows = np.where(g.rmap >= 0, g.maps[np.maximum(g.rmap, 0) + np.where(g.rmap >= 0, x, 0)], x)
+        cols = np.where(g.cmap >= 0, g.maps[np.maximum(g.cmap, 0) + np.where(g.cmap >= 0, y, 0)], y)
         return rows, cols
 
     def profile(self, assignment: Ints) -> Ints:
         """Bytes in use at each time, int64[times]."""
-        times = len(self.base)
-        node = np.repeat(np.arange(self.size), np.diff(self.ms))
-        used = np.repeat(self.usage[self.uoff + assignment[node]], np.diff(self.ss))
+        m, times = self.bytes, len(self.base)
+        used = np.repeat(m.usage[m.uoff + assignment[m.node]], np.diff(m.ss))
         change = np.zeros(times + 1, dtype=np.int64)
-        np.add.at(change, self.starts, used)
-        np.subtract.at(change, self.stops, used)
-        return self.base + np.cumsum(change[:times])
+        np.add.at(change, m.starts, used)
+        np.subtract.at(change, m.stops, used)
+        result: Ints = self.base + np.cumsum(change[:times])
+        return result
 
     def row(self, time: int) -> tuple[Ints, Ints, int]:
         """Memory row of a time: (flat strategies, bytes above the node's least, bytes in use at least)."""
-        live = np.add.reduceat(np.append((self.starts <= time) & (time < self.stops), False).astype(np.int64), self.ss[:-1])
-        live[np.diff(self.ss) == 0] = 0
-        node = np.repeat(np.arange(self.size), np.diff(self.ms))
+        g, m = self.graph, self.bytes
+        live = np.zeros(len(m.node), dtype=np.int64)
+        carrier = np.repeat(np.arange(len(m.node)), np.diff(m.ss))
+        np.add.at(live, carrier[(m.starts <= time) & (time < m.stops)], 1)
         active = np.flatnonzero(live)
-        lengths = self.k[node[active]]
+        lengths = g.k[m.node[active]]
         inside = _within(lengths)
-        place = np.repeat(self.off[node[active]], lengths) + inside
-        total = np.zeros(int(self.off[-1]), dtype=np.int64)
-        np.add.at(total, place, np.repeat(live[active], lengths) * self.usage[np.repeat(self.uoff[active], lengths) + inside])
-        least = np.minimum.reduceat(total, self.off[:-1])
-        total -= np.repeat(least, self.k)
+        place = np.repeat(g.off[m.node[active]], lengths) + inside
+        total = np.zeros(int(g.off[-1]), dtype=np.int64)
+        np.add.at(total, place, np.repeat(live[active], lengths) * m.usage[np.repeat(m.uoff[active], lengths) + inside])
+        least = np.minimum.reduceat(total, g.off[:-1])
+        total -= np.repeat(least, g.k)
         where = np.flatnonzero(total)
         return where, total[where], int(self.base[time]) + int(least.sum())
 

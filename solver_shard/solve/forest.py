@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.flat import Flat
+from solver_shard.solve.flat import Flat, Graph
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
+from solver_shard.solve.spans import Bools
 
 
 class Forest:
@@ -20,24 +21,21 @@ class Forest:
 
     def __init__(self, flat: Flat, rng: np.random.Generator) -> None:
         self.flat, self.rng = flat, rng
-        degree = np.diff(flat.fs) + np.diff(flat.bs)
+        degree = np.diff(flat.graph.fs) + np.diff(flat.graph.bs)
         self.bias = (degree + 0.5) ** 0.7
-        self.values = np.zeros(int(flat.off[-1]))
-        self.first, self.second = np.zeros(int(flat.bo[-1]), np.int32), np.zeros(int(flat.fo[-1]), np.int32)
-        self.work = 2e-9 * int((flat.nr * flat.nc).sum()) + 1e-6 * flat.size
+        self.values = np.zeros(int(flat.graph.off[-1]))
+        self.first, self.second = np.zeros(int(flat.graph.bo[-1]), np.int64), np.zeros(int(flat.graph.fo[-1]), np.int64)
+        self.work = 2e-9 * int((flat.graph.nr * flat.graph.nc).sum()) + 1e-6 * flat.size
 
     def move(self, chosen: Ints, theta: Floats) -> None:
         """Improve ``chosen`` in place; its cost under ``theta`` never rises."""
         f = self.flat
         order = np.argsort(self.rng.random(f.size) * self.bias)
-        _move(
-            f.k, f.off, theta, f.ea, f.eb, f.nr, f.nc, f.toff, f.pool, f.rmap, f.cmap, f.maps, f.fs, f.fl, f.bs, f.bl, f.bo, f.fo,
-            chosen, order, self.values, self.first, self.second,
-        )  # fmt: skip
+        _move(f.graph, theta, chosen, order, self.values, self.first, self.second)
 
 
 @compiled
-def _root(leader, v):  # type: ignore[no-untyped-def]
+def _root(leader: Ints, v: int) -> int:
     while leader[v] != v:
         leader[v] = leader[leader[v]]
         v = leader[v]
@@ -45,7 +43,7 @@ def _root(leader, v):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _pick(order, ea, eb, fs, fl, bs, bl, inside):  # type: ignore[no-untyped-def]
+def _pick(g: Graph, order: Ints, inside: Bools) -> None:
     """Nodes of a maximal induced forest, in the given order of preference."""
     n = len(order)
     leader = np.arange(n)
@@ -53,9 +51,9 @@ def _pick(order, ea, eb, fs, fl, bs, bl, inside):  # type: ignore[no-untyped-def
     for v in order:
         free = True
         for side in range(2):
-            start, stop = (bs[v], bs[v + 1]) if side == 0 else (fs[v], fs[v + 1])
+            start, stop = (g.bs[v], g.bs[v + 1]) if side == 0 else (g.fs[v], g.fs[v + 1])
             for q in range(start, stop):
-                w = ea[bl[q]] if side == 0 else eb[fl[q]]
+                w = g.ea[g.bl[q]] if side == 0 else g.eb[g.fl[q]]
                 if inside[w]:
                     root = _root(leader, w)
                     if mark[root] == v:
@@ -67,18 +65,18 @@ def _pick(order, ea, eb, fs, fl, bs, bl, inside):  # type: ignore[no-untyped-def
         if not free:
             continue
         inside[v] = True
-        for q in range(bs[v], bs[v + 1]):
-            w = ea[bl[q]]
+        for q in range(g.bs[v], g.bs[v + 1]):
+            w = g.ea[g.bl[q]]
             if inside[w]:
                 leader[_root(leader, w)] = v
-        for q in range(fs[v], fs[v + 1]):
-            w = eb[fl[q]]
+        for q in range(g.fs[v], g.fs[v + 1]):
+            w = g.eb[g.fl[q]]
             if inside[w]:
                 leader[_root(leader, w)] = v
 
 
 @compiled
-def _walk(order, ea, eb, fs, fl, bs, bl, inside, sequence, via):  # type: ignore[no-untyped-def]
+def _walk(g: Graph, order: Ints, inside: Bools, sequence: Ints, via: Ints) -> int:
     """Nodes of the forest, parents first, and the edge to each one's parent (-1 for a root)."""
     count = 0
     seen = np.zeros(len(order), np.bool_)
@@ -93,17 +91,17 @@ def _walk(order, ea, eb, fs, fl, bs, bl, inside, sequence, via):  # type: ignore
         while head < count:
             v = sequence[head]
             head += 1
-            for q in range(bs[v], bs[v + 1]):
-                e = bl[q]
-                w = ea[e]
+            for q in range(g.bs[v], g.bs[v + 1]):
+                e = g.bl[q]
+                w = g.ea[e]
                 if inside[w] and not seen[w]:
                     seen[w] = True
                     via[w] = e
                     sequence[count] = w
                     count += 1
-            for q in range(fs[v], fs[v + 1]):
-                e = fl[q]
-                w = eb[e]
+            for q in range(g.fs[v], g.fs[v + 1]):
+                e = g.fl[q]
+                w = g.eb[e]
                 if inside[w] and not seen[w]:
                     seen[w] = True
                     via[w] = e
@@ -113,36 +111,36 @@ def _walk(order, ea, eb, fs, fl, bs, bl, inside, sequence, via):  # type: ignore
 
 
 @compiled
-def _move(k, off, theta, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, bs, bl, bo, fo, chosen, order, values, first, second):  # type: ignore[no-untyped-def]
-    n = len(k)
+def _move(g: Graph, theta: Floats, chosen: Ints, order: Ints, values: Floats, first: Ints, second: Ints) -> None:
+    n = len(g.k)
     inside = np.zeros(n, np.bool_)
-    _pick(order, ea, eb, fs, fl, bs, bl, inside)
+    _pick(g, order, inside)
     sequence, via = np.empty(n, np.int64), np.empty(n, np.int64)
-    count = _walk(order, ea, eb, fs, fl, bs, bl, inside, sequence, via)
+    count = _walk(g, order, inside, sequence, via)
     # costs given the nodes outside of the forest
     for i in range(count):
         v = sequence[i]
-        o, kv = off[v], k[v]
+        o, kv = g.off[v], g.k[v]
         for x in range(kv):
             values[o + x] = theta[o + x]
-        for q in range(bs[v], bs[v + 1]):
-            e = bl[q]
-            w = ea[e]
+        for q in range(g.bs[v], g.bs[v + 1]):
+            e = g.bl[q]
+            w = g.ea[e]
             if not inside[w]:
-                r = chosen[w] if rmap[e] < 0 else maps[rmap[e] + chosen[w]]
-                cell, m = toff[e] + r * nc[e], cmap[e]
+                r = chosen[w] if g.rmap[e] < 0 else g.maps[g.rmap[e] + chosen[w]]
+                cell, m = g.toff[e] + r * g.nc[e], g.cmap[e]
                 for y in range(kv):
-                    values[o + y] += pool[cell + (y if m < 0 else maps[m + y])]
-        for q in range(fs[v], fs[v + 1]):
-            e = fl[q]
-            w = eb[e]
+                    values[o + y] += g.pool[cell + (y if m < 0 else g.maps[m + y])]
+        for q in range(g.fs[v], g.fs[v + 1]):
+            e = g.fl[q]
+            w = g.eb[e]
             if not inside[w]:
-                c = chosen[w] if cmap[e] < 0 else maps[cmap[e] + chosen[w]]
-                cell, m, width = toff[e] + c, rmap[e], nc[e]
+                c = chosen[w] if g.cmap[e] < 0 else g.maps[g.cmap[e] + chosen[w]]
+                cell, m, width = g.toff[e] + c, g.rmap[e], g.nc[e]
                 for x in range(kv):
-                    values[o + x] += pool[cell + (x if m < 0 else maps[m + x]) * width]
+                    values[o + x] += g.pool[cell + (x if m < 0 else g.maps[m + x]) * width]
     # leaves first: what each class of the parent's strategies costs at least below it
-    widest = max(k.max(), nr.max() if len(nr) else 1, nc.max() if len(nc) else 1)
+    widest = max(g.k.max(), g.nr.max() if len(g.nr) else 1, g.nc.max() if len(g.nc) else 1)
     own, least = np.empty(widest), np.empty(widest)
     which = np.empty(widest, np.int64)
     for i in range(count - 1, -1, -1):
@@ -150,54 +148,54 @@ def _move(k, off, theta, ea, eb, nr, nc, toff, pool, rmap, cmap, maps, fs, fl, b
         e = via[v]
         if e < 0:
             continue
-        rows, cols = nr[e], nc[e]
-        child_first = ea[e] == v
-        mine, classes = (rmap[e], rows) if child_first else (cmap[e], cols)
+        rows, cols = g.nr[e], g.nc[e]
+        child_first = g.ea[e] == v
+        mine, classes = (g.rmap[e], rows) if child_first else (g.cmap[e], cols)
         for r in range(classes):
             own[r] = np.inf
             which[r] = 0
-        for x in range(k[v]):
-            r = x if mine < 0 else maps[mine + x]
-            if values[off[v] + x] < own[r]:
-                own[r] = values[off[v] + x]
+        for x in range(g.k[v]):
+            r = x if mine < 0 else g.maps[mine + x]
+            if values[g.off[v] + x] < own[r]:
+                own[r] = values[g.off[v] + x]
                 which[r] = x
         if child_first:
             for c in range(cols):
                 least[c] = np.inf
             for r in range(rows):
-                cell = toff[e] + r * cols
+                cell = g.toff[e] + r * cols
                 for c in range(cols):
-                    value = own[r] + pool[cell + c]
+                    value = own[r] + g.pool[cell + c]
                     if value < least[c]:
                         least[c] = value
-                        second[fo[e] + c] = which[r]
-            w, theirs = eb[e], cmap[e]
+                        second[g.fo[e] + c] = which[r]
+            w, theirs = g.eb[e], g.cmap[e]
         else:
             for r in range(rows):
-                cell = toff[e] + r * cols
+                cell = g.toff[e] + r * cols
                 best, at = np.inf, 0
                 for c in range(cols):
-                    value = own[c] + pool[cell + c]
+                    value = own[c] + g.pool[cell + c]
                     if value < best:
                         best, at = value, c
                 least[r] = best
-                first[bo[e] + r] = which[at]
-            w, theirs = ea[e], rmap[e]
-        for y in range(k[w]):
-            values[off[w] + y] += least[y if theirs < 0 else maps[theirs + y]]
+                first[g.bo[e] + r] = which[at]
+            w, theirs = g.ea[e], g.rmap[e]
+        for y in range(g.k[w]):
+            values[g.off[w] + y] += least[y if theirs < 0 else g.maps[theirs + y]]
     # roots first: choose
     for i in range(count):
         v = sequence[i]
         e = via[v]
         if e < 0:
             best = chosen[v]
-            for x in range(k[v]):
-                if values[off[v] + x] < values[off[v] + best]:
+            for x in range(g.k[v]):
+                if values[g.off[v] + x] < values[g.off[v] + best]:
                     best = x
             chosen[v] = best
-        elif ea[e] == v:
-            w = chosen[eb[e]]
-            chosen[v] = second[fo[e] + (w if cmap[e] < 0 else maps[cmap[e] + w])]
+        elif g.ea[e] == v:
+            w = chosen[g.eb[e]]
+            chosen[v] = second[g.fo[e] + (w if g.cmap[e] < 0 else g.maps[g.cmap[e] + w])]
         else:
-            w = chosen[ea[e]]
-            chosen[v] = first[bo[e] + (w if rmap[e] < 0 else maps[rmap[e] + w])]
+            w = chosen[g.ea[e]]
+            chosen[v] = first[g.bo[e] + (w if g.rmap[e] < 0 else g.maps[g.rmap[e] + w])]

@@ -69,9 +69,9 @@ class Improver:
     def __init__(self, flat: Flat, rows: Rows, multipliers: Floats, extra: Floats) -> None:
         self.flat, self.rows, self.multipliers, self.extra = flat, rows, multipliers, extra
         self.local = Local(flat)
-        self.neighbours = [np.concatenate([flat.eb[flat.fl[flat.fs[v] : flat.fs[v + 1]]], flat.ea[flat.bl[flat.bs[v] : flat.bs[v + 1]]]])
-                           for v in range(flat.size)]  # fmt: skip
-        cells = int((flat.nr * flat.nc).sum())
+        g = flat.graph
+        self.neighbours = [np.concatenate([g.eb[g.fl[g.fs[v] : g.fs[v + 1]]], g.ea[g.bl[g.bs[v] : g.bs[v + 1]]]]) for v in range(flat.size)]
+        cells = int((g.nr * g.nc).sum())
         self.move_work = 6e-10 * cells + 3e-7 * flat.size
         self.repair_work = 3e-4 + 6e-7 * flat.size
         self.descend_work = 1.2e-6 * flat.size
@@ -105,7 +105,7 @@ class Improver:
             state = state.copy()
             if mode == 1:
                 kicked = rng.random(flat.size) < KICK
-                state[kicked] = (rng.random(int(kicked.sum())) * flat.k[kicked]).astype(np.int64)
+                state[kicked] = (rng.random(int(kicked.sum())) * flat.graph.k[kicked]).astype(np.int64)
             spent += self._moves(forest, state, theta)
             profile = flat.profile(state)
             repaired = self.local.repair(state, theta)
@@ -182,24 +182,25 @@ class Improver:
         flat = self.flat
         keep = np.zeros(len(self.extra), dtype=bool)
         for v in picked.tolist():
-            row = self.extra[flat.off[v] : flat.off[v + 1]].copy()
+            row = self.extra[flat.graph.off[v] : flat.graph.off[v + 1]].copy()
             row[chosen[v]] = -1.0
-            keep[flat.off[v] + np.argsort(row, kind="stable")[:values]] = True
+            keep[flat.graph.off[v] + np.argsort(row, kind="stable")[:values]] = True
         return keep
 
     def _pick(self, chosen: Ints, rng: np.random.Generator, count: int, step: int) -> Ints:
         """A region: around a random node, around nodes that live at a tight time, or around one whose strategy looks bad."""
         flat = self.flat
         mode = step % 3
-        if mode == 1 and len(flat.starts) and flat.limit is not None:
+        if mode == 1 and len(flat.bytes.starts) and flat.limit is not None:
             profile = flat.profile(chosen)
             tight = np.flatnonzero(profile > 0.98 * profile.max())
             time = int(rng.choice(tight))
-            carriers = np.repeat(np.arange(len(flat.uoff)), np.diff(flat.ss))[(flat.starts <= time) & (time < flat.stops)]
-            live = np.unique(self.local.carrier_node[carriers])
+            m = flat.bytes
+            carriers = np.repeat(np.arange(len(m.node)), np.diff(m.ss))[(m.starts <= time) & (time < m.stops)]
+            live = np.unique(m.node[carriers])
             starts = rng.choice(live, min(len(live), 6), replace=False) if len(live) else rng.integers(flat.size, size=1)
         elif mode == 2:
-            bad = self.extra[flat.off[:-1] + chosen]
+            bad = self.extra[flat.graph.off[:-1] + chosen]
             weight = bad + 1e-3 * bad.max(initial=0.0) + 1e-9
             starts = np.array([rng.choice(flat.size, p=weight / weight.sum())])
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver_shard.choice.graph import Ints
+from solver_shard.solve.flat import Bytes
 from solver_shard.solve.jit import compiled
 
 
@@ -27,7 +28,7 @@ def build(profile: Ints) -> tuple[Ints, Ints]:
 
 
 @compiled
-def add(top, added, start, stop, amount):  # type: ignore[no-untyped-def]
+def add(top: Ints, added: Ints, start: int, stop: int, amount: int) -> None:
     """Add to all times from start to stop (exclusive)."""
     leaves = len(top) // 2
     left, right = start + leaves, stop + leaves
@@ -52,7 +53,7 @@ def add(top, added, start, stop, amount):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def argmax(top):  # type: ignore[no-untyped-def]
+def argmax(top: Ints) -> int:
     """The first time of the peak."""
     leaves = len(top) // 2
     p = 1
@@ -62,10 +63,10 @@ def argmax(top):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def move(top, added, v, old, new, ms, uoff, usage, ss, starts, stops):  # type: ignore[no-untyped-def]
+def move(m: Bytes, top: Ints, added: Ints, v: int, old: int, new: int) -> None:
     """Change node v from one strategy to another; calling it with both exchanged takes that back."""
-    for c in range(ms[v], ms[v + 1]):
-        amount = usage[uoff[c] + new] - usage[uoff[c] + old]
+    for c in range(m.ms[v], m.ms[v + 1]):
+        amount = m.usage[m.uoff[c] + new] - m.usage[m.uoff[c] + old]
         if amount != 0:
-            for s in range(ss[c], ss[c + 1]):
-                add(top, added, starts[s], stops[s], amount)
+            for s in range(m.ss[c], m.ss[c + 1]):
+                add(top, added, m.starts[s], m.stops[s], amount)

@@ -40,19 +40,19 @@ def region(flat: Flat, chosen: Ints, nodes: Ints, keep: Bools) -> Region:
     """The region of some nodes (sorted), of which only the strategies in ``keep`` (per flat strategy) may be chosen."""
     whole = flat.problem
     place = {int(v): i for i, v in enumerate(nodes)}
-    kept = [np.flatnonzero(keep[flat.off[v] : flat.off[v + 1]]) for v in nodes]
+    kept = [np.flatnonzero(keep[flat.graph.off[v] : flat.graph.off[v + 1]]) for v in nodes]
     unary = [whole.unary[v][own] for v, own in zip(nodes, kept, strict=True)]
     edges: list[Edge] = []
     for i, v in enumerate(nodes.tolist()):
         own = kept[i]
-        for e in flat.fl[flat.fs[v] : flat.fs[v + 1]].tolist():
+        for e in flat.graph.fl[flat.graph.fs[v] : flat.graph.fs[v + 1]].tolist():
             edge = whole.edges[e]
             other = place.get(edge.b)
             if other is None:
                 unary[i] = unary[i] + edge.core[edge.rows[own], edge.cols[chosen[edge.b]]]
             else:
                 edges.append(_edge(edge, i, other, own, kept[other]))
-        for e in flat.bl[flat.bs[v] : flat.bs[v + 1]].tolist():
+        for e in flat.graph.bl[flat.graph.bs[v] : flat.graph.bs[v + 1]].tolist():
             edge = whole.edges[e]
             if edge.a not in place:
                 unary[i] = unary[i] + edge.core[edge.rows[chosen[edge.a]], edge.cols[own]]
@@ -77,15 +77,20 @@ def _edge(edge: Edge, a: int, b: int, rows: Ints, cols: Ints) -> Edge:
 
 
 def _memory(flat: Flat, chosen: Ints, nodes: Ints, kept: list[Ints]) -> tuple[Ints, Ints, tuple[Carrier, ...], Ints]:
+    m = flat.bytes
     carriers: list[Carrier] = []
     spans: list[tuple[int, int, int]] = []
     columns: dict[tuple[tuple[int, int], ...], int] = {}
     rest = np.zeros(len(flat.base) + 1, dtype=np.int64)
     for i, v in enumerate(nodes.tolist()):
-        for c in range(int(flat.ms[v]), int(flat.ms[v + 1])):
-            usage = flat.usage[flat.uoff[c] : flat.uoff[c] + flat.k[v]]
+        for c in range(int(m.ms[v]), int(m.ms[v + 1])):
+            usage = m.usage[m.uoff[c] : m.uoff[c] + flat.graph.k[v]]
             live = tuple(
-                zip(flat.starts[flat.ss[c] : flat.ss[c + 1]].tolist(), flat.stops[flat.ss[c] : flat.ss[c + 1]].tolist(), strict=True)
+                zip(
+                    m.starts[m.ss[c] : m.ss[c + 1]].tolist(),
+                    m.stops[m.ss[c] : m.ss[c + 1]].tolist(),
+                    strict=True,
+                )
             )
             own, least = usage[kept[i]], int(usage[kept[i]].min())
             freed = int(usage[chosen[v]]) - least

@@ -116,7 +116,7 @@ class Relaxation:
             bound += self.offset(multipliers)
             chosen = self.passing.decode(theta)
             profile = self.flat.profile(chosen)
-            self.work += (SWEEPS + 0.5) * self.passing.work + 1e-4 + 1e-8 * len(self.flat.starts)
+            self.work += (SWEEPS + 0.5) * self.passing.work + 1e-4 + 1e-8 * len(self.flat.bytes.starts)
             if profile.max(initial=0) <= self.flat.limit:
                 self.found.append(chosen)
             if step % REPAIR_EVERY == 0 and bound > self.best - FAR * abs(self.best):

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ def run(tasks: Sequence[Callable[[], T]], *, workers: int, over: Callable[[], bo
         running = [_start(task) for task in others]
         try:
             mine = own()
-            results += [answer for _, here in running for answer in _wait(here, over)]
+            for _, here in running:
+                results += _wait(here, over)
             results.append(mine)
         finally:
             for process, here in running:
@@ -53,7 +54,7 @@ def _start(task: Callable[[], T]) -> tuple[multiprocessing.process.BaseProcess, 
     return process, here
 
 
-def _wait(here: Connection, over: Callable[[], bool]) -> list[T]:
+def _wait(here: Connection, over: Callable[[], bool]) -> list[Any]:
     """The answer of a process; none if it comes too late or the process was killed."""
     late: float | None = None
     while not here.poll(0.05):
@@ -62,7 +63,7 @@ def _wait(here: Connection, over: Callable[[], bool]) -> list[T]:
             if time.monotonic() - late > GRACE:
                 return []
     try:
-        answer: T | BaseException = here.recv()
+        answer = here.recv()
     except EOFError:
         return []
     if isinstance(answer, BaseException):
