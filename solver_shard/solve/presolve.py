@@ -42,6 +42,9 @@ MAX_COVERED_TIMES = 1500
 MAX_COVERED_CELLS = 1_000_000
 """Number of times, and size of the matrix of their counts, up to which all pairs of times are compared."""
 
+MAX_DOMINANCE = 3000
+"""Strategies of a node up to which all pairs of them are compared."""
+
 DOMINANCE_CELLS = 1_000_000
 """Table cells that a dominance check copies at a time."""
 
@@ -238,7 +241,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
     """Drop strategies that another one of the node is never worse than."""
     costs = reducer.costs(v)
     k = len(costs)
-    if k == 1:
+    if k == 1 or k > MAX_DOMINANCE:
         return
     better: Bools = np.less_equal(costs[:, None], costs[None, :])
     np.fill_diagonal(better, False)
