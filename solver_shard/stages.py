@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
-WRITING = 0.25
+WRITING = 0.4
 """Seconds that writing down a plan takes, by the second that pricing its model took: what a total time limit keeps back for it."""
 
 
