@@ -15,9 +15,9 @@ from solver_shard.errors import InputError, InternalError
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem, from_graph
-from solver_shard.solve.reducer import Undo
 from solver_shard.solve.search import Search
 from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
+from solver_shard.solve.undo import Undo
 
 Progress = Callable[[Event], None]
 Watch = Callable[[Ints, int], None]

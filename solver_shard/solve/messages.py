@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Floats, Problem
+from solver_shard.solve.problem import Floats, Problem
 from solver_shard.solve.solution import MIB
+from solver_shard.solve.spans import Bools
 
 HEADROOM = 2.0**49
 """Largest scaled objective; leaves sums of differences exact in float64."""

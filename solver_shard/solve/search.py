@@ -26,7 +26,8 @@ from solver_shard.solve.marginals import marginals
 from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.pricing import Pricing
-from solver_shard.solve.problem import Bools, Floats, Problem
+from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.spans import Bools
 
 Report = Callable[[Ints | None, int | None, str], None]
 """Called with a better assignment of the search's problem, or a better bound, and what found it."""
