@@ -13,6 +13,7 @@ import importlib.metadata
 import math
 import numbers
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -352,7 +353,8 @@ def plan_program(
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
             raise _infeasible(program, options, solution, problem, None, clock)
-        return written(solution, problem)
+        plan = written(solution, problem)
+    return dataclasses.replace(plan, certificate=_certificate(solution, problem, clock))
 
 
 def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:
@@ -393,6 +395,7 @@ def _solve(
     from solver_shard.solve.anytime import Saver
     from solver_shard.solve.rounds import solve_in_rounds
 
+    started = time.perf_counter()
     relaxed = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
 
     def halt() -> bool:
@@ -400,15 +403,17 @@ def _solve(
         return stop is not None and stop()
 
     problem: Literal["tied", "free"] = "free" if relaxed.folded is None else "tied"
+    starts = warm_starts(lowering, relaxed.folded, mesh)
+    left = clock.solver_seconds - (time.perf_counter() - started)
     solution = solve_in_rounds(
         relaxed,
         objective=options.objective,
         memory_weight=options.memory_weight,
         gap=options.gap,
-        time_limit=clock.solver_seconds,
+        time_limit=max(left, 0.1 * clock.solver_seconds),
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, relaxed.folded, mesh),
+        warm_starts=starts,
         workers=workers,
         progress=clock.solver_event,
         stop=halt,
@@ -442,7 +447,7 @@ def _infeasible(
         given, longer = f"the {clock.seconds['solve']:.1f} s until it was interrupted", "time"
     if solution.assignment is None and solution.status is Status.UNKNOWN:
         return SolverShardError(
-            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give it more {longer}"
+            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
         )
     proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
     pins = ", ".join(map(repr, options.pins))

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 """Called with a short line whenever a stage starts or the solver gets further."""
 
-WRITING = 0.25
+WRITING = 0.4
 """Seconds that writing down a plan takes, by the second that pricing its model took: what a total time limit keeps back for it."""
 
 
@@ -37,6 +38,7 @@ class StageClock:
     started: float = field(default_factory=time.perf_counter)
     last_event: float = -math.inf
     unsaid: Event | None = None
+    process: int = field(default_factory=os.getpid)
 
     @contextmanager
     def stage(self, name: str, line: str) -> Iterator[None]:
@@ -72,9 +74,9 @@ class StageClock:
         self.flush()
 
     def flush(self) -> None:
-        """Say the newest of what was not said yet, if it is time."""
+        """Say the newest of what was not said yet, if it is time; forked copies of this process leave that to it."""
         now = time.perf_counter()
-        if self.unsaid is not None and now - self.last_event >= 1.0:
+        if self.unsaid is not None and now - self.last_event >= 1.0 and os.getpid() == self.process:
             self.say(f"solving: {self.unsaid}")
             self.last_event, self.unsaid = now, None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,6 +65,30 @@ def random_graph(rng: np.random.Generator, nodes: int, strategies: int = 4, time
     )
     graph.validate()
     return graph
+
+
+def hard_graph(rng: np.random.Generator, nodes: int, *, strategies: int = 6, degree: int = 8, room: float | None = None) -> ChoiceGraph:
+    """Nothing is forbidden and nothing can be reduced: any assignment will do, and the best of 60 nodes takes minutes to prove.
+
+    ``room``: the limit by the least possible peak; without one, no limit.
+    """
+    pairs = [(u, v) for u in range(nodes) for v in sorted(rng.choice(nodes, degree, replace=False).tolist()) if u < v]
+    starts = rng.integers(0, 20, nodes)
+    usages = rng.integers(1, 1000, nodes * strategies)
+    graph = ChoiceGraph(
+        names=tuple(f"n{v}" for v in range(nodes)),
+        offsets=np.arange(nodes + 1, dtype=np.int64) * strategies,
+        costs=rng.integers(0, 1000, nodes * strategies),
+        usages=usages,
+        interval_offsets=np.arange(nodes + 1, dtype=np.int64),
+        intervals=np.stack([starts, starts + rng.integers(1, 15, nodes)], axis=1),
+        edges=np.array(pairs, dtype=np.int64),
+        edge_tables=np.arange(len(pairs), dtype=np.int64),
+        tables=tuple(rng.integers(0, 1000, (strategies, strategies)) for _ in pairs),
+    )
+    graph.validate()
+    least = graph.peak(usages.reshape(nodes, strategies).argmin(axis=1))
+    return graph if room is None else replace(graph, limit=int(room * least))
 
 
 def points(graph: ChoiceGraph) -> list[Point]:

@@ -32,6 +32,9 @@ from solver_shard.files import write_whole
 MAX_JOINT = 20_000
 """Most allowed joint choices of one edge of three nodes or more."""
 
+NODE = "node "
+"""How the names of a file's nodes begin."""
+
 
 def read(path: str | Path) -> ChoiceGraph:
     """Read an IOPDDL problem, plain or gzip.
@@ -48,13 +51,18 @@ def read(path: str | Path) -> ChoiceGraph:
     return builder.graph()
 
 
+def file_nodes(graph: ChoiceGraph) -> int:
+    """How many nodes of a graph that was read are the file's own; those that stand for edges follow them."""
+    return sum(name.startswith(NODE) for name in graph.names)
+
+
 class _Builder:
     """A graph of a file's contents."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self.contents = path, contents
         self.sizes: list[int] = contents.sizes().tolist()
-        self.names = [f"node {v}" for v in range(len(self.sizes))]
+        self.names = [f"{NODE}{v}" for v in range(len(self.sizes))]
         self.costs = contents.costs.copy()
         self.joint: list[Ints] = []  # costs of the nodes that stand for edges
         self.edges: list[tuple[int, int]] = []

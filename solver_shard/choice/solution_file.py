@@ -1,7 +1,8 @@
-"""Solutions of choice graphs as files, and whether they are ones, in exact integers.
+"""Solutions of IOPDDL problems as files, and as a start of the solver.
 
-    assignment = read_solution("solution.json", graph)      # [1, 0, 2, ...] or {"assignment": [1, 0, 2, ...], ...}
-    judge(graph, assignment).feasible
+    strategies = read_solution("solution.json")         # [1, 0, 2, ...] or {"assignment": [1, 0, 2, ...], ...}
+    evaluate("problem.json", strategies).feasible       # choice/iopddl.py
+    solve(graph, warm_starts=[start_from(strategies, graph, "solution.json")])
 
 The plain list is the form of the ASPLOS 2025 contest; the object is what ``solver-shard solve-graph -o`` writes.
 """
@@ -9,70 +10,25 @@ The plain list is the form of the ASPLOS 2025 contest; the object is what ``solv
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.choice.iopddl import file_nodes
 from solver_shard.errors import InputError
+from solver_shard.solve.solution import WarmStart
 
 MAX_BYTES = 2**26
 """Largest file that is read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a solution is worth.
-
-    Attributes:
-        cost: total cost; entries of 10^18 count as themselves.
-        peak: largest usage at any time.
-        peak_time: the first time of that usage, or None where nothing is used.
-        limit: of the graph, or None.
-        forbidden: how many chosen costs are 10^18 or more, which the solver never chooses.
-    """
-
-    cost: int
-    peak: int
-    peak_time: int | None
-    limit: int | None
-    forbidden: int
-
-    @property
-    def feasible(self) -> bool:
-        """Whether the usage is within the limit at all times."""
-        return self.limit is None or self.peak <= self.limit
-
-
-def judge(graph: ChoiceGraph, assignment: Ints) -> Verdict:
-    """Cost and peak by the definition, in integers of any length: they may exceed 64 bits.
-
-    It shares nothing with the solver but the graph itself.
-    """
-    chosen = assignment.tolist()
-    costs = graph.costs[graph.offsets[:-1] + assignment].tolist()
-    costs += [
-        int(graph.tables[t][chosen[u], chosen[v]]) for (u, v), t in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True)
-    ]
-    usages = np.repeat(graph.usages[graph.offsets[:-1] + assignment], np.diff(graph.interval_offsets)).tolist()
-    changes: dict[int, int] = {}
-    for (start, stop), usage in zip(graph.intervals.tolist(), usages, strict=True):
-        changes[start] = changes.get(start, 0) + usage
-        changes[stop] = changes.get(stop, 0) - usage
-    peak, peak_time, used = 0, None, 0
-    for moment in sorted(changes):
-        used += changes[moment]
-        if used > peak:
-            peak, peak_time = used, moment
-    return Verdict(cost=sum(costs), peak=peak, peak_time=peak_time, limit=graph.limit, forbidden=sum(c >= FORBIDDEN for c in costs))
-
-
-def read_solution(path: str | Path, graph: ChoiceGraph) -> Ints:
-    """A strategy per node, int64[nodes], from a file.
+def read_solution(path: str | Path) -> list[int]:
+    """A strategy per node of some problem.
 
     Raises:
-        InputError: the file cannot be read, is not a solution, or is not one of this graph; the message says where.
+        InputError: the file cannot be read, or is not a solution; the message says what it should be.
     """
     path = Path(path)
     try:
@@ -91,9 +47,27 @@ def read_solution(path: str | Path, graph: ChoiceGraph) -> Ints:
         data = data.get("assignment")
     if not isinstance(data, list):
         raise InputError(f"{path}: is not a solution: expected a list of strategy indices, or an object with one as its 'assignment'")
-    if len(data) != graph.size:
-        raise InputError(f"{path}: has {len(data)} strategies; this graph has {graph.size} nodes, and each needs one")
-    for v, (x, size) in enumerate(zip(data, graph.sizes().tolist(), strict=True)):
-        if type(x) is not int or not 0 <= x < size:
-            raise InputError(f"{path}: node {v} has strategy {str(x)[:40]}; legal is a whole number from 0 to {size - 1}")
-    return np.array(data, dtype=np.int64)
+    wrong = next(((v, x) for v, x in enumerate(data) if type(x) is not int), None)
+    if wrong is not None:
+        raise InputError(f"{path}: the strategy of node {wrong[0]} is {str(wrong[1])[:40]}; it must be a whole number, its index")
+    return data
+
+
+def start_from(solution: Sequence[int], graph: ChoiceGraph, name: str) -> WarmStart:
+    """A solution of a file as a start for the graph that was read from it; complete unless it chooses something forbidden.
+
+    Raises:
+        InputError: it is not one of this graph.
+    """
+    count, sizes = file_nodes(graph), graph.sizes().tolist()
+    if len(solution) != count:
+        raise InputError(f"{name}: has {len(solution)} strategies; this problem has {count} nodes, and needs one for each")
+    for v, (x, size) in enumerate(zip(solution, sizes[:count], strict=True)):
+        if not 0 <= x < size:
+            raise InputError(f"{name}: has strategy {x} for node {v}; legal is an integer from 0 to {size - 1}")
+    allowed = {v: np.arange(size) == x for v, (x, size) in enumerate(zip(solution, sizes[:count], strict=True))}
+    joint = {v: np.ones(size, dtype=bool) for v, size in enumerate(sizes[count:], start=count)}
+    for (u, v), table in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
+        if v in joint:
+            joint[v] &= graph.tables[table][solution[u]] < FORBIDDEN
+    return WarmStart(name=name, allowed=allowed | {v: mask for v, mask in joint.items() if mask.any()})

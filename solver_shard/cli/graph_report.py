@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,24 +10,20 @@ from solver_shard.errors import InfeasibleError, SolverShardError
 
 if TYPE_CHECKING:
     from solver_shard.choice.graph import ChoiceGraph
-    from solver_shard.choice.solution_file import Verdict
+    from solver_shard.choice.iopddl import Evaluation
     from solver_shard.solve.solution import Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What was asked: to minimise ``objective`` on a graph read from ``file`` within limits of time and work."""
+    """What was asked: to minimise ``objective`` on a graph read from ``file``, which has ``nodes``, within limits of time and work."""
 
     graph: ChoiceGraph
     file: str
+    nodes: int
     objective: Literal["time", "memory"]
     time_limit: float
     work_limit: float | None
-
-
-def headline(file: str, graph: ChoiceGraph) -> str:
-    """The file and the sizes of its graph."""
-    return f"{file}: {graph.size:,} nodes, {int(graph.offsets[-1]):,} strategies, {len(graph.edges):,} edges"
 
 
 def status_of(solution: Solution) -> str:
@@ -54,7 +49,9 @@ def report(task: Task, solution: Solution, seconds: float, *, stages: bool) -> l
         ("bound", "none" if solution.bound is None else f"{solution.bound:,} on the {what}, gap {100 * (solution.gap or 0.0):.2g}%"),
         ("time", f"{seconds:.2f} s, {solution.work:.2f} units of work, seed {solution.seed}"),
     ]
-    lines = [headline(task.file, task.graph), *(f"  {name:<8}{text}" for name, text in rows)]
+    graph = task.graph
+    sizes = f"{graph.size:,} nodes, {int(graph.offsets[-1]):,} strategies, {len(graph.edges):,} edges"
+    lines = [f"{task.file}: {sizes}", *(f"  {name:<8}{text}" for name, text in rows)]
     if stages:
         lines.append("  stages")
         lines += [f"    {stage.seconds:9.2f} s  {stage.name}{f': {stage.note}' if stage.note else ''}" for stage in solution.stages]
@@ -84,7 +81,7 @@ def as_json(task: Task, solution: Solution, seconds: float) -> str:
         "work": round(solution.work, 6),
         "seconds": round(seconds, 3),
         "stages": {stage.name: round(stage.seconds, 3) for stage in solution.stages},
-        "assignment": None if solution.assignment is None else list(solution.assignment),
+        "assignment": None if solution.assignment is None else list(solution.assignment[: task.nodes]),
     }
     return json.dumps(data, separators=(", ", ": ")) + "\n"
 
@@ -113,29 +110,30 @@ def failure(task: Task, solution: Solution) -> SolverShardError:
     )
 
 
-def verdict_lines(file: str, graph: ChoiceGraph, solution: str, verdict: Verdict) -> Sequence[str]:
+def verdict_lines(file: str, solution: str, checked: Evaluation) -> list[str]:
     """Lines about a checked solution."""
-    if verdict.feasible:
-        said = "feasible"
-    else:
-        assert verdict.limit is not None, "only a limit can be exceeded"
-        said = f"infeasible: {verdict.peak - verdict.limit:,} above the limit at time {verdict.peak_time}"
-    rows = [("solution", solution), ("status", said), ("cost", f"{verdict.cost:,}"), ("peak", usage(verdict.peak, verdict.limit))]
-    if verdict.forbidden:
-        rows.append(("note", f"{verdict.forbidden:,} of the chosen costs are 10^18; they count, but a solver never chooses them"))
-    return [headline(file, graph), *(f"  {name:<10}{text}" for name, text in rows)]
+    wrong = []
+    if checked.limit is not None and checked.peak > checked.limit:
+        wrong.append(f"{checked.peak - checked.limit:,} above the limit")
+    if checked.forbidden:
+        wrong.append(f"{checked.forbidden:,} of the chosen costs are 10^18, which means forbidden (they count as they are)")
+    rows = [
+        ("status", f"infeasible: {'; '.join(wrong)}" if wrong else "feasible"),
+        ("cost", f"{checked.cost:,}"),
+        ("peak", usage(checked.peak, checked.limit)),
+    ]
+    return [f"{solution}: a solution of {file}", *(f"  {name:<8}{text}" for name, text in rows)]
 
 
-def verdict_json(file: str, solution: str, verdict: Verdict) -> str:
+def verdict_json(file: str, solution: str, checked: Evaluation) -> str:
     """The same as JSON."""
     data = {
         "file": file,
         "solution": solution,
-        "feasible": verdict.feasible,
-        "cost": verdict.cost,
-        "peak": verdict.peak,
-        "peak_time": verdict.peak_time,
-        "limit": verdict.limit,
-        "forbidden": verdict.forbidden,
+        "feasible": checked.feasible,
+        "cost": checked.cost,
+        "peak": checked.peak,
+        "limit": checked.limit,
+        "forbidden": checked.forbidden,
     }
     return json.dumps(data, separators=(", ", ": ")) + "\n"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from solver_shard.choice.graph import Ints
     from solver_shard.cli.graph_report import Task
     from solver_shard.solve.clock import Clock
-    from solver_shard.solve.solution import Event, Solution
+    from solver_shard.solve.solution import Event, Solution, WarmStart
     from solver_shard.stages import Progress
 
 SAVES = 1.0
@@ -68,23 +68,24 @@ def solve_graph(
     if check is not None and (start is not None or output is not None):
         raise typer.BadParameter("--check solves nothing; leave --start and --output out", param_hint="--check")
     check_output(output)
-    from solver_shard.choice.iopddl import read
-    from solver_shard.choice.solution_file import judge, read_solution
+    from solver_shard.choice.iopddl import evaluate, file_nodes, read
+    from solver_shard.choice.solution_file import read_solution, start_from
     from solver_shard.cli.graph_report import Task, as_json, failure, report, verdict_json, verdict_lines
     from solver_shard.files import write_whole
 
-    graph = read(file)
     if check is not None:
-        verdict = judge(graph, read_solution(check, graph))
-        if json_:
-            sys.stdout.write(verdict_json(str(file), str(check), verdict))
-        else:
-            sys.stdout.write("\n".join(verdict_lines(str(file), graph, str(check), verdict)) + "\n")
-        if not verdict.feasible:
+        checked = evaluate(file, read_solution(check))
+        lines = verdict_lines(str(file), str(check), checked)
+        sys.stdout.write(verdict_json(str(file), str(check), checked) if json_ else "\n".join(lines) + "\n")
+        if not checked.feasible:
             raise typer.Exit(INFEASIBLE)
         return
-    task = Task(graph=graph, file=str(file), objective=objective.value, time_limit=time_limit, work_limit=work_limit)
-    first = None if start is None else read_solution(start, graph)
+    given = None if start is None else read_solution(start)
+    graph = read(file)
+    starts = () if given is None else (start_from(given, graph, str(start)),)
+    task = Task(
+        graph=graph, file=str(file), nodes=file_nodes(graph), objective=objective.value, time_limit=time_limit, work_limit=work_limit
+    )
     from solver_shard.solve.engine import clock_of  # after the files were read: what is wrong with them is said at once
 
     clock = clock_of(time_limit, work_limit)
@@ -100,7 +101,7 @@ def solve_graph(
         solution = _solve(
             task,
             clock,
-            first,
+            starts,
             gap=gap,
             seed=seed,
             workers=workers,
@@ -122,7 +123,7 @@ def solve_graph(
 def _solve(
     task: Task,
     clock: Clock,
-    start: Ints | None,
+    starts: tuple[WarmStart, ...],
     *,
     gap: float,
     seed: int,
@@ -135,7 +136,7 @@ def _solve(
     """The engine's solution; meanwhile its progress is said and its incumbent saved."""
     from solver_shard.solve.anytime import Saver
     from solver_shard.solve.engine import solve
-    from solver_shard.solve.solution import Solution, Status, WarmStart, objective_value, relative_gap
+    from solver_shard.solve.solution import Solution, Status, objective_value, relative_gap
     from solver_shard.stages import StageClock
 
     lines = StageClock(progress=say)
@@ -184,7 +185,7 @@ def _solve(
         time_limit=task.time_limit,
         work_limit=task.work_limit,
         seed=seed,
-        warm_starts=() if start is None else (WarmStart.complete("given", start, task.graph.sizes()),),
+        warm_starts=starts,
         workers=workers,
         progress=progress,
         clock=clock,

@@ -10,6 +10,7 @@ most a small share of the time.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -21,11 +22,15 @@ SHARE = 0.02
 
 
 class Saver(Generic[T]):
-    """Writes the newest of what is offered: first after ``first`` seconds, then every ``every``, or less often where that is costly."""
+    """Writes the newest of what is offered: first after ``first`` seconds, then every ``every``, or less often where that is costly.
+
+    Forked copies of this process, in which parts of the search may run, write nothing: what they know is older.
+    """
 
     def __init__(self, write: Callable[[T], None], *, every: float, first: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
         self.write, self.every, self.now = write, every, now
         self.next = now() + first
+        self.process = os.getpid()
         self._make: Callable[[], T | None] | None = None
 
     def offer(self, make: Callable[[], T | None]) -> None:
@@ -34,7 +39,7 @@ class Saver(Generic[T]):
 
     def poll(self) -> None:
         """Write what was last offered, if it is time and it was not written yet."""
-        if self._make is None or self.now() < self.next:
+        if self._make is None or self.now() < self.next or os.getpid() != self.process:
             return
         make, self._make = self._make, None
         started = self.now()

@@ -145,7 +145,7 @@ class _Run:
 
     def solve(self) -> Solution:
         try:
-            if not self._unlimited():
+            if not self._unlimited() and (self.assignment is None or not self.clock.over()):
                 self._limited()
         except NoAssignment:
             return self._solution(Status.INFEASIBLE)

@@ -43,12 +43,6 @@ class WarmStart:
     name: str
     allowed: Mapping[int, NDArray[np.bool_]]
 
-    @classmethod
-    def complete(cls, name: str, assignment: NDArray[np.int64], sizes: NDArray[np.int64]) -> WarmStart:
-        """A start that names the strategy of every node; ``sizes``: int64[nodes], the strategies that each has."""
-        chosen = enumerate(zip(assignment.tolist(), sizes.tolist(), strict=True))
-        return cls(name=name, allowed={v: np.arange(size) == x for v, (x, size) in chosen})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
