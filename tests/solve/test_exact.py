@@ -182,7 +182,9 @@ def middling_graph(seed: int) -> ChoiceGraph:
     for u, v in edges:
         shape = (int(sizes[u]), int(sizes[v]))
         table = rng.integers(0, 1000, shape) * (rng.random(shape) < 0.6)
-        tables.append(np.where(rng.random(shape) < 0.08, FORBIDDEN, table).astype(np.int64))
+        table = np.where(rng.random(shape) < 0.08, FORBIDDEN, table)
+        table[0, 0] = min(int(table[0, 0]), 1000)  # the first strategies use least: together they keep the limit
+        tables.append(table.astype(np.int64))
     stops = np.minimum(np.arange(nodes) + rng.integers(1, 9, nodes), nodes)
     stops[rng.random(nodes) < 0.1] = nodes
     graph = ChoiceGraph(
@@ -199,7 +201,7 @@ def middling_graph(seed: int) -> ChoiceGraph:
     graph.validate()
     least = graph.peak([int(graph.node_usages(v).argmin()) for v in range(nodes)])
     most = graph.peak([int(graph.node_usages(v).argmax()) for v in range(nodes)])
-    return replace(graph, limit=int(least + rng.uniform(0.15, 0.6) * (most - least)))
+    return replace(graph, limit=int(least + rng.uniform(0.2, 0.7) * (most - least)))
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -207,11 +209,9 @@ def test_larger_graphs_by_another_solver(block: int, capfd: pytest.CaptureFixtur
     for seed in range(block * 6, block * 6 + 6):
         graph, events = middling_graph(seed), list[Event]()
         theirs = solve_with("highs", graph, seconds=60.0)
-        assert theirs.status in ("optimal", "infeasible"), seed
+        assert theirs.status == "optimal", seed
+        assert theirs.value is not None
         ours = solve(graph, gap=0.0, time_limit=None, progress=events.append)
-        if theirs.value is None:
-            assert ours.status is Status.INFEASIBLE, seed
-            continue
         assert (ours.status, ours.objective) == (Status.OPTIMAL, theirs.value), seed
         assert all(event.bound is None or event.bound <= theirs.value for event in events), seed
         assert all(event.objective is None or event.objective >= theirs.value for event in events), seed
