@@ -63,7 +63,11 @@ class Case:
 
 def cases() -> dict[str, Case]:
     """All cases by name, small ones first."""
-    found = [Case(model="gpt2-tiny", mesh=mesh, batch=64, seq=256, dtype="f32", tight=tight) for mesh in ("8", "dp=4,tp=4") for tight in (False, True)]
+    found = [
+        Case(model="gpt2-tiny", mesh=mesh, batch=64, seq=256, dtype="f32", tight=tight)
+        for mesh in ("8", "dp=4,tp=4")
+        for tight in (False, True)
+    ]
     found += [Case(model="gpt2", mesh="8", batch=16, seq=1024, dtype="f32", tied=tied) for tied in (True, False)]
     found += [Case(model="gpt2", mesh="dp=32,tp=8", batch=256, seq=1024, dtype="f32", tied=tied, tight=True) for tied in (True, False)]
     for layers in (1, 2, 4):
