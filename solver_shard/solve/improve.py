@@ -191,7 +191,7 @@ class Improver:
         """A region: around a random node, around nodes that live at a tight time, or around one whose strategy looks bad."""
         flat = self.flat
         mode = step % 3
-        if mode == 1 and len(flat.bytes.starts) and flat.limit is not None:
+        if mode == 1 and len(flat.base) and len(flat.bytes.starts) and flat.limit is not None:
             profile = flat.profile(chosen)
             tight = np.flatnonzero(profile > 0.98 * profile.max())
             time = int(rng.choice(tight))
