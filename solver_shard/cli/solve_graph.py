@@ -62,8 +62,8 @@ def solve_graph(
 
     Ctrl-C while the solver runs ends with the best so far and what is proven of it; a second one ends at once.
 
-    Exit codes: 0 a solution within the limit, 1 error (also a time limit that was too short to find anything), 2 usage, 3 no solution
-    fits the limit or none was found that does, or the checked one does not, 130 ended by Ctrl-C.
+    Exit codes: 0 ok, 1 error (also a time too short to find anything), 2 usage, 3 no solution fits the limit (or none was found that
+    does, or the checked one is not feasible), 130 ended by Ctrl-C.
     """
     if check is not None and (start is not None or output is not None):
         raise typer.BadParameter("--check solves nothing; leave --start and --output out", param_hint="--check")

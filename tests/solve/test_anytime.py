@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from solver_shard.solve.anytime import Saver
 
 
@@ -60,3 +64,16 @@ def test_nothing_is_written_where_there_is_nothing_new() -> None:
     saver.offer(lambda: None)
     saver.poll()
     assert written == []
+
+
+def test_a_forked_copy_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[int]()
+    saver = Saver(written.append, every=0.0)
+    saver.offer(lambda: 1)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    saver.poll()
+    assert written == []
+    monkeypatch.undo()
+    saver.poll()
+    assert written == [1]
