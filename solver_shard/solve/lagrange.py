@@ -84,7 +84,7 @@ class Rows:
         apart, near = max(1, len(profile) // 150), max(0, len(profile) // 1500)
         for time in self.times:
             left[max(0, time - near) : time + near + 1] = 0
-        while len(found) < count:
+        while len(found) < count and len(left):
             time = int(left.argmax())
             if left[time] <= self.limit:
                 break
