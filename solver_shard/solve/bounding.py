@@ -20,7 +20,6 @@ from solver_shard.solve.messages import scale_of
 from solver_shard.solve.pricing import Pricing
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
-from solver_shard.solve.relax import Relaxation
 
 LARGE_CELLS = 20_000
 LARGE_COUNTS = 2**24
@@ -108,6 +107,8 @@ class LargeBounding:
         rng: np.random.Generator,
     ) -> None:
         self.problem, self.clock, self.found, self.value = problem, clock, found, value
+        from solver_shard.solve.relax import Relaxation  # numba: only where it is needed
+
         self.flat = Flat.of(problem, scale_of(problem))
         self.relaxation = Relaxation(self.flat, prices, rng)
 
