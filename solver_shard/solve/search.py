@@ -278,7 +278,7 @@ class Search:
 
         if self.campaign is None or self.best.assignment is None:
             return None if ladder.ended else prover(self.clock)
-        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, self.clock)
+        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
         for assignment in found:
             self.offer(assignment, "improvement")
         return proof
