@@ -12,6 +12,7 @@ import numpy as np
 
 from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.errors import InputError, InternalError
+from solver_shard.solve.bounding import is_large
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem, from_graph
@@ -193,12 +194,21 @@ class _Run:
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
         search = self._search(small, undo, order)
-        self._warm(small, undo, order)
-        search.best.value = self.value
+        large = is_large(small)
+        if not large:  # a large one has better incumbents from its relaxation
+            self._warm(search, undo, order)
+        if self.value is not None and (search.best.value is None or self.value < search.best.value):
+            search.best.value = self.value
         if self.proven is not None:
             search.enough = int(self.proven / (1 - self.gap))
+
+        def rescue() -> int | None:
+            if large:
+                self._warm(search, undo, order)
+            return self._least_peak() if self.value is None else self.value
+
         if not memory and self.graph.limit is not None:
-            search.rescue = self._least_peak
+            search.rescue = rescue
         search.run()
         self._stage("search", started, "")
         if memory:
@@ -213,6 +223,19 @@ class _Run:
             return self.value
         self.searched_peak = True
         started = self.clock.seconds()
+        problem, order = from_graph(self.graph, limit=self.graph.limit, costs_count=False)
+        small, undo = presolve(problem, stop=self.clock.over)
+        self.clock.spend(1e-3 * problem.size)
+        if is_large(small):
+            from solver_shard.solve.flat import Flat
+            from solver_shard.solve.lightest import lightest
+
+            found, least = lightest(Flat.of(small, 1.0), self.clock, np.random.default_rng(self.seed))
+            self.peak_bound = max(self.peak_bound, least)
+            if found is not None:
+                self._offer(_unordered(undo.restore(found), order), "least peak")
+            self._stage("least peak", started, f"within the limit: {found is not None}, bound {self.peak_bound}")
+            return self.value
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
         small, undo = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
@@ -229,8 +252,9 @@ class _Run:
         self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
         return self.value
 
-    def _warm(self, small: Problem, undo: Undo, order: Ints) -> None:
-        """Complete each warm start as well as a little work allows."""
+    def _warm(self, search: Search, undo: Undo, order: Ints) -> None:
+        """Complete each warm start as well as a little work allows; what is found is an incumbent of the search."""
+        small = search.problem
         for start in self.warm_starts:
             if self.clock.over():
                 return
@@ -248,12 +272,12 @@ class _Run:
 
             def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Undo = inner, name: str = start.name) -> None:
                 if assignment is not None:
-                    self._offer(_unordered(undo.restore(inner.restore(assignment)), order), f"warm start {name}, {found_by}")
+                    search.offer(inner.restore(assignment), f"warm start {name}, {found_by}")
 
             clock = self.clock.part(time_share=0.05, work=1.0)
-            search = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
-            search.run()
-            self._stage(f"warm start {start.name}", started, f"objective {search.best.value}")
+            part = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
+            part.run()
+            self._stage(f"warm start {start.name}", started, f"objective {part.best.value}")
 
     def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:

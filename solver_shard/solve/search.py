@@ -14,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.bounding import Bounding, LargeBounding, SmallBounding, is_large
-from solver_shard.solve.campaign import Campaign
+from solver_shard.solve.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins, Proof, prove
 from solver_shard.solve.spans import Bools
+
+if TYPE_CHECKING:
+    from solver_shard.solve.campaign import Campaign
 
 Report = Callable[[Ints | None, int | None, str], None]
 """Called with a better assignment of the search's problem, or a better bound, and what found it."""
@@ -214,6 +217,9 @@ class Search:
             return self.best.value
 
         if is_large(current):
+            from solver_shard.solve.campaign import Campaign
+            from solver_shard.solve.large import LargeBounding
+
             large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
             if current is self.problem:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
