@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard import __version__
-from solver_shard.errors import InfeasibleError, InputError, SolverShardError
+from solver_shard.errors import InputError, SolverShardError
 from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
 from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
+    from solver_shard.choice.transients import Transients
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
@@ -237,7 +238,7 @@ def plan_program(
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
     from solver_shard.costs.model import CostModel
-    from solver_shard.pins import parse_pin, resolve_pins
+    from solver_shard.pins import parse_pin, pins_apart, resolve_pins
     from solver_shard.plan.decode import decode
     from solver_shard.plan.plan import Plan
     from solver_shard.rulebook.table import check_ops
@@ -247,7 +248,8 @@ def plan_program(
     rulebook = options.rulebook()
     check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
-    program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
+    pins, given = [parse_pin(text, mesh) for text in options.pins], program
+    program, pinned = constrain(given, resolve_pins(pins, given, mesh))
     templates = parse_template(options.template, mesh) if options.template else None
     narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
@@ -276,10 +278,31 @@ def plan_program(
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock)
+        solution, solved = _solve(lowering, costs, mesh, options, clock)
+
+    def unsolved(memory: MemoryTimeline | None) -> SolverShardError:
+        from solver_shard.infeasible import Unsolved, infeasible
+
+        return infeasible(
+            Unsolved(
+                program=program,
+                options=options,
+                costs=costs,
+                rulebook=rulebook,
+                pins=constrain(given, pins_apart(pins, given, mesh))[1],
+                restriction=narrowed,
+                lowering=lowering,
+                problem=solved,
+                solution=solution,
+                memory=memory,
+                seconds=clock.seconds["solve"],
+            ),
+            clock.say,
+        )
+
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
-            raise _infeasible(program, options, solution, problem, None)
+            raise unsolved(None)
         parts = decode(
             lowering,
             solution.assignment,
@@ -290,7 +313,7 @@ def plan_program(
             memory_weight=options.memory_weight,
         )
         if not solution.feasible:
-            raise _infeasible(program, options, solution, problem, parts.memory)
+            raise unsolved(parts.memory)
     return Plan(
         name=program.name,
         mesh=mesh,
@@ -305,7 +328,7 @@ def plan_program(
         clip=parts.clip,
         memory=parts.memory,
         costs=parts.costs,
-        certificate=_certificate(solution, problem, clock),
+        certificate=_certificate(solution, solved, clock),
         provenance=_provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
     )
 
@@ -331,7 +354,7 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
+def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Transients]:
     """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
     from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.structure import node_classes
@@ -350,70 +373,10 @@ def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, c
         warm_starts=warm_starts(lowering, problem.folded, mesh),
         progress=clock.solver_event,
     )
-    return solution, "free" if problem.folded is None else "tied"
+    return solution, problem
 
 
-def _infeasible(
-    program: Program, options: Options, solution: Solution, problem: Literal["tied", "free"], memory: MemoryTimeline | None
-) -> SolverShardError:
-    """The error for a limit that cannot be kept, or was not within the time given; or for a time too short to find anything."""
-    from solver_shard.plan.report import largest_holders
-    from solver_shard.solve.solution import Status
-
-    limit = f"{format_bytes(options.usable_memory)} per device"
-    if options.reserve:
-        limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
-    given, longer = f"{options.time_limit:g} s", "--time-limit"
-    if options.work_limit is not None:
-        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
-    if solution.assignment is None and solution.status is Status.UNKNOWN:
-        return SolverShardError(
-            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
-        )
-    proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
-    pins = ", ".join(map(repr, options.pins))
-    if solution.assignment is None and proven and (options.pins or options.template) and solution.peak_bound <= options.usable_memory:
-        asked, ways = [f"keeps the pins {pins}"] if options.pins else [], ["drop or loosen a pin"] if options.pins else []
-        if options.template:
-            asked.append(
-                f"is of the template {options.template!r}, whose layouts and transitions may not carry through all ops of this model,"
-            )
-            ways.append("use another template or none")
-        return InfeasibleError(
-            f"no plan of {program.name} {' and '.join(asked)} within {limit}; {', '.join(ways)}, or give more --memory",
-            peak_bound=solution.peak_bound or None,
-        )
-    details: tuple[str, ...] = ()
-    if memory is not None:
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.at_peak.items() if size)
-        details = (
-            f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are",
-            *(f"  {text}" for text in largest_holders(memory, 8)),
-        )
-    found = (
-        f"the smallest peak found is {format_bytes(solution.peak)} ({solution.peak} bytes)"
-        if solution.peak is not None
-        else "no peak was reached"
-    )
-    bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    enough = "at least the peak found" + (" and the reserve together" if options.reserve else "")
-    enough += " (less, down to the bound, may do)" if solution.peak_bound and solution.peak != solution.peak_bound else ""
-    smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
-    hint = f"give {f'--memory {enough}' if solution.peak is not None else 'more --memory'}, a larger mesh, or {smaller}" + (
-        "; --free may need less" if tied else ""
-    )
-    if pins:
-        hint += f"; or drop or loosen a pin ({pins})"
-    what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
-    return InfeasibleError(
-        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
-        achieved_peak=solution.peak,
-        peak_bound=solution.peak_bound or None,
-        details=details,
-    )
-
-
-def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock) -> Certificate:
+def _certificate(solution: Solution, problem: Transients, clock: _Clock) -> Certificate:
     from solver_shard.plan.plan import Certificate
 
     assert solution.objective is not None, "a feasible solution has an objective"
@@ -426,7 +389,7 @@ def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _C
         bound=solution.bound,
         gap=solution.gap or 0.0,
         status=status,  # type: ignore[arg-type]  # narrowed by the assertion above, which mypy does not follow for enums
-        problem=problem,
+        problem="free" if problem.folded is None else "tied",
         seed=solution.seed,
         work=solution.work,
         stages=stages,

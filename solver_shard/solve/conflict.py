@@ -21,7 +21,7 @@ stays, and the conflict says that it may not be minimal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Bools, from_graph
 from solver_shard.solve.solution import Solution, Status
 
-__all__ = ["Conflict", "Constraint", "find_conflict", "least_bytes", "masks", "without"]
+__all__ = ["Conflict", "Constraint", "find_conflict", "least_bytes", "masks", "narrowed", "without"]
 
 EFFORT = 2.0
 """Work units of one question to CP-SAT; what it leaves open the solver is asked."""
@@ -104,7 +104,7 @@ def without(
     Where that is infeasible too, it is the one of least peak, with the bound on any's, as ``engine.solve`` gives it.
     """
     kept = [constraint for k, constraint in enumerate(constraints) if k != dropped]
-    narrow = _narrowed(graph, masks(kept), costs=None, dropped=constraints[dropped].edges)
+    narrow = narrowed(graph, masks(kept), dropped=constraints[dropped].edges)
     return solve(narrow, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed)
 
 
@@ -185,7 +185,7 @@ class _Question:
     def bytes_at(self, kept: Sequence[int], time: int, others: Sequence[int], gap: float) -> Solution:
         """Fewest bytes at one time, with these constraints and the limit at the other times."""
         dropped = self._dropped(kept)
-        narrow = _narrowed(self.graph, self._masks(kept), costs=self._use(time), times=others, dropped=dropped, tables=self._plain)
+        narrow = narrowed(self.graph, self._masks(kept), costs=self._use(time), times=others, dropped=dropped, tables=self._plain)
         if not others:
             narrow = replace(narrow, limit=None)
         return solve(narrow, gap=gap, seed=self.seed, clock=self.clock.part(time_share=SHARE, work=self._part()))
@@ -193,7 +193,7 @@ class _Question:
     def _searched(self, kept: Sequence[int], times: Sequence[int]) -> tuple[bool | None, Ints | None]:
         """CP-SAT on the presolved graph, then the solver."""
         nothing = np.zeros_like(self.graph.costs)
-        narrow = _narrowed(self.graph, self._masks(kept), costs=nothing, times=times, dropped=self._dropped(kept), tables=self._plain)
+        narrow = narrowed(self.graph, self._masks(kept), costs=nothing, times=times, dropped=self._dropped(kept), tables=self._plain)
         problem, order = from_graph(narrow, limit=self.graph.limit if times else None, memory_counts=bool(times))
         try:
             small, undo = presolve(problem, stop=self.clock.over)
@@ -325,11 +325,11 @@ def _living(graph: ChoiceGraph, times: Sequence[int]) -> Ints:
     return counts
 
 
-def _narrowed(
+def narrowed(
     graph: ChoiceGraph,
-    allowed: dict[int, Bools],
+    allowed: Mapping[int, Bools],
     *,
-    costs: Ints | None,
+    costs: Ints | None = None,
     times: Sequence[int] | None = None,
     dropped: Collection[int] = (),
     tables: tuple[Ints, ...] | None = None,
@@ -338,7 +338,7 @@ def _narrowed(
 
     Args:
         allowed: strategies by node.
-        costs: in place of those of the strategies; what is forbidden stays so.
+        costs: in place of the graph's; what is forbidden stays so.
         times: the only ones that count; all where None.
         dropped: edges to leave out.
         tables: in place of the graph's.

@@ -167,7 +167,7 @@ def test_prices_are_those_of_enumeration() -> None:
             others = [j for j in range(len(pins)) if j != k]
             keeping = every.which(others, [], None)
             within = every.which(others, times, graph.limit)
-            bare = conflict_module._narrowed(graph, {}, costs=None, dropped=pins[k].edges)
+            bare = conflict_module.narrowed(graph, {}, dropped=pins[k].edges)
             if len(within):
                 assert solution.cost == solution.bound == min(bare.cost(every.assignments[i]) for i in within), seed
             elif len(keeping):
@@ -203,7 +203,7 @@ def test_the_reasons_of_arc_consistency_and_of_cp_sat_conflict() -> None:
 
 
 def two_of_three() -> tuple[ChoiceGraph, list[Constraint]]:
-    """Three nodes that may not be alike in pairs, with two strategies each, which arc consistency cannot see; and a pin that plays no part."""
+    """Three nodes that may not be alike in pairs, with two strategies each, which arc consistency cannot see; and a pin without a part in it."""
     unlike = np.where(np.eye(2, dtype=bool), FORBIDDEN, 0)
     graph = ChoiceGraph(
         names=("a", "b", "c", "d"),

@@ -1,0 +1,329 @@
+"""What to tell where there is no plan: how small the peak can get, which pins and memory times conflict, and what dropping a pin gives.
+
+The graph is lowered once more without pins; each pin is then a constraint of its own (``choice.masks``), and ``solve.conflict`` finds
+a minimal set of pins and memory times that conflict. Where memory has no part in it, the ops at which the pins meet are found in the
+same way, or those through which a template does not carry. Dropping a pin is priced by solving without it, in rounds, with
+the intermediates of transitions counted.
+
+All of it is of the problem that was solved: of plans whose repeated layers share their decisions, unless the search was free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.choice.graph import Ints
+from solver_shard.choice.lower import lower
+from solver_shard.choice.masks import folded_constraint, op_constraints, pin_masks, pinned_classes
+from solver_shard.choice.nodes import Lowering, Restriction
+from solver_shard.choice.transients import Transients
+from solver_shard.costs.model import CostModel
+from solver_shard.errors import Conflict, Dropped, InfeasibleError, SolverShardError
+from solver_shard.names import fold_names
+from solver_shard.pins import Allowed
+from solver_shard.plan.plan import MemoryTimeline, Options
+from solver_shard.plan.report import largest_holders
+from solver_shard.program import Program
+from solver_shard.rulebook.build import Rulebook
+from solver_shard.solve.arcs import Constraint
+from solver_shard.solve.clock import Clock
+from solver_shard.solve.conflict import find_conflict, least_bytes, masks, narrowed
+from solver_shard.solve.problem import Bools
+from solver_shard.solve.rounds import solve_in_rounds
+from solver_shard.solve.solution import Solution, Status
+from solver_shard.units import format_bytes, format_ns
+
+SHARE = 0.5
+"""Of the limits on time and work: the most that looking for a conflict takes, where solving has left so much."""
+
+LEAST_SHARE = 0.1
+"""What it may take where solving has left nothing."""
+
+SEARCH_SHARE, OPS_SHARE = 0.5, 0.5
+"""Of what is left of that: for the conflict, and for the ops at which pins meet."""
+
+PRICE_GAP = 0.01
+"""Relative gap of the prices of dropping pins; what is said is what is proven."""
+
+MOST_OPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Unsolved:
+    """A problem that has no plan.
+
+    Attributes:
+        program: with its pinned activations, see ``constraints.constrain``.
+        pins: tensor to pin text to what the pin leaves of its layouts.
+        restriction: of the template.
+        lowering: what was solved; ``problem`` and ``solution`` are of it.
+        memory: of the plan of smallest peak that was found, or None.
+        seconds: that solving took.
+    """
+
+    program: Program
+    options: Options
+    costs: CostModel
+    rulebook: Rulebook
+    pins: Mapping[int, Mapping[str, Allowed]]
+    restriction: Restriction | None
+    lowering: Lowering
+    problem: Transients
+    solution: Solution
+    memory: MemoryTimeline | None
+    seconds: float
+
+
+def infeasible(unsolved: Unsolved, say: Callable[[str], None]) -> SolverShardError:
+    """The error for what cannot be kept, or was not within the time given; or for a time too short to find anything."""
+    options, solution, name = unsolved.options, unsolved.solution, unsolved.program.name
+    given, longer = f"{options.time_limit:g} s", "--time-limit"
+    if options.work_limit is not None:
+        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
+    if solution.assignment is None and solution.status is Status.UNKNOWN:
+        return SolverShardError(f"no plan of {name} was found within {given}, which does not prove that there is none; give more {longer}")
+    conflict = None
+    if solution.status is Status.INFEASIBLE and options.propagation is None:
+        say("looking for what conflicts")
+        conflict = find(unsolved)
+    lines = tuple(conflict_lines(conflict, unsolved)) if conflict is not None else ()
+    limit = f"{format_bytes(options.usable_memory)} per device"
+    if options.reserve:
+        limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
+    blamed = options.pins if conflict is None else conflict.pins
+    pins = ", ".join(map(repr, blamed))
+    asks = solution.status is Status.INFEASIBLE and (options.pins or options.template) and solution.peak_bound <= options.usable_memory
+    if solution.assignment is None and asks:
+        asked, ways = [f"keeps the pins {pins}"] if blamed else [], ["drop or loosen a pin"] if blamed else []
+        if options.template:
+            asked.append(
+                f"is of the template {options.template!r}, whose layouts and transitions may not carry through all ops of this model,"
+            )
+            ways.append("use another template or none")
+        within, memory = (f" within {limit}", ", or give more --memory") if conflict is None or conflict.times else ("", "")
+        return InfeasibleError(
+            f"no plan of {name} {' and '.join(asked)}{within}; {', '.join(ways)}{memory}",
+            peak_bound=solution.peak_bound or None,
+            details=lines,
+            conflict=conflict,
+        )
+    return _too_large(unsolved, limit, longer, pins, lines, conflict)
+
+
+def _too_large(
+    unsolved: Unsolved, limit: str, longer: str, pins: str, lines: tuple[str, ...], conflict: Conflict | None
+) -> InfeasibleError:
+    """The error for a memory limit that no plan keeps."""
+    options, solution, memory = unsolved.options, unsolved.solution, unsolved.memory
+    proven, tied = solution.status is Status.INFEASIBLE, unsolved.problem.folded is not None
+    details: tuple[str, ...] = ()
+    if memory is not None:
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.at_peak.items() if size)
+        details = (
+            f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are",
+            *(f"  {text}" for text in largest_holders(memory, 8)),
+        )
+    found = (
+        f"the smallest peak found is {format_bytes(solution.peak)} ({solution.peak} bytes)"
+        if solution.peak is not None
+        else "no peak was reached"
+    )
+    bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
+    enough = "at least the peak found" + (" and the reserve together" if options.reserve else "")
+    enough += " (less, down to the bound, may do)" if solution.peak_bound and solution.peak != solution.peak_bound else ""
+    smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
+    hint = f"give {f'--memory {enough}' if solution.peak is not None else 'more --memory'}, a larger mesh, or {smaller}" + (
+        "; --free may need less" if tied else ""
+    )
+    if pins:
+        hint += f"; or drop or loosen a pin ({pins})"
+    what = f"no plan of {unsolved.program.name} fits" if proven else f"no plan of {unsolved.program.name} was found that fits"
+    return InfeasibleError(
+        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
+        achieved_peak=solution.peak,
+        peak_bound=solution.peak_bound or None,
+        details=(*details, *lines),
+        conflict=conflict,
+    )
+
+
+def find(unsolved: Unsolved) -> Conflict | None:
+    """What conflicts in a problem without a plan; None where that is not found within its share of the limits."""
+    clock = _clock(unsolved)
+    pinned, options = unsolved.lowering, unsolved.options
+    lowering, constraints = pinned, list[Constraint]()
+    if unsolved.pins:
+        lowering = lower(
+            unsolved.program,
+            unsolved.rulebook,
+            unsolved.costs,
+            optimizer_state=options.optimizer_state(),
+            restriction=unsolved.restriction,
+            limit=options.usable_memory,
+            fusion=options.fusion,
+            microbatches=options.microbatches,
+        )
+        constraints = _constraints(unsolved, lowering)
+    classes = pinned_classes(lowering, pinned, constraints) if unsolved.problem.folded is not None else None
+    problem = _problem(unsolved, lowering, classes)
+    graph, there = problem.graph, [folded_constraint(constraint, problem.folded) for constraint in constraints]
+    part = clock.part(time_share=SEARCH_SHARE, work=_share(clock, SEARCH_SHARE))
+    found = find_conflict(graph, there, times=_likely(unsolved, problem), seed=options.seed, clock=part)
+    if found is None:
+        return None
+    times, ops, minimal = list[tuple[str, int | None, int]](), tuple[str, ...](), found.minimal
+    for t in found.times:
+        part = clock.part(time_share=0.5, work=_share(clock, 0.5))
+        most, least = least_bytes(graph, there, found, t, gap=options.gap, seed=options.seed, clock=part)
+        times.append((_running(unsolved, problem, t), most, max(least, options.usable_memory + 1)))
+    if not found.times:
+        allowed = masks([there[k] for k in found.constraints])
+        bare = dataclasses.replace(narrowed(graph, allowed), limit=None)
+        member = np.arange(lowering.graph.size) if problem.folded is None else problem.folded.member
+        owners, positions = op_constraints(lowering, bare.edges, member)
+        part = clock.part(time_share=OPS_SHARE, work=_share(clock, OPS_SHARE))
+        meeting = find_conflict(bare, owners, seed=options.seed, clock=part)
+        if meeting is not None:
+            ops = tuple(_op(unsolved.program, positions[k]) for k in meeting.constraints)
+            minimal = minimal and meeting.minimal
+    dropped = []
+    for i, k in enumerate(found.constraints):
+        part = clock.part(time_share=1 / (len(found.constraints) - i), work=_share(clock, 1 / (len(found.constraints) - i)))
+        dropped.append(_price(unsolved, lowering, classes, constraints, k, part))
+    return Conflict(
+        pins=tuple(constraints[k].name for k in found.constraints), times=tuple(times), ops=ops, minimal=minimal, dropped=tuple(dropped)
+    )
+
+
+def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
+    """A conflict for a person, one fact a line."""
+    options = unsolved.options
+    lines = []
+    if not conflict.minimal:
+        lines.append("what is named here conflicts, but perhaps not all of it is needed: the time for finding out was up")
+    pins = ", ".join(map(repr, conflict.pins))
+    which = f"with {pins}" if pins else "whatever the pins" if options.pins else ""
+    if conflict.times:
+        which = f"{which}, " if which else ""
+        if len(conflict.times) > 1:
+            lines.append(f"{which}the limit cannot be kept at all of these times; kept at the others, a device needs")
+        for running, most, least in conflict.times:
+            needs = format_bytes(least) if most == least or most is None else f"{format_bytes(most)} (proven: {format_bytes(least)})"
+            several = len(conflict.times) > 1
+            lines.append(f"  at least {needs} during {running}" if several else f"{which}a device needs at least {needs} during {running}")
+    if conflict.ops:
+        names = fold_names(conflict.ops)
+        shown = "; ".join(names[:MOST_OPS]) + (f"; and {len(names) - MOST_OPS} more" if len(names) > MOST_OPS else "")
+        what = " and ".join([*(["these pins"] if pins else []), *(["the template"] if options.template else [])]) or "these layouts"
+        lines.append(f"{what} cannot carry through {'these ops together' if len(names) > 1 else 'this op'}: {shown}")
+    lines += [f"without {dropped.pin!r}: {_worth(dropped)}" for dropped in conflict.dropped]
+    spared = [text for text in dict.fromkeys(options.pins) if text not in conflict.pins]
+    if spared and conflict.pins:
+        lines.append(f"of the other pins, none is needed for this conflict: {', '.join(map(repr, spared))}")
+    return lines
+
+
+def _worth(dropped: Dropped) -> str:
+    """What dropping a pin gives."""
+    if dropped.nanoseconds is not None:
+        bound = f", and none is faster than {format_ns(dropped.bound)}" if dropped.bound not in (None, dropped.nanoseconds) else ""
+        peak = f" with a peak of {format_bytes(dropped.peak)}" if dropped.peak is not None else ""
+        return f"a plan of {format_ns(dropped.nanoseconds)} a step fits{peak}{bound}"
+    least = f", and no plan needs less than {format_bytes(dropped.peak_bound)}" if dropped.peak_bound else ""
+    if dropped.peak is not None:
+        none = "still none fits" if dropped.proven else "none was found that fits"
+        return f"{none}: the smallest peak found is {format_bytes(dropped.peak)}{least}"
+    return f"still no plan{least}; something else conflicts as well" if dropped.proven else f"no plan was found in the time for this{least}"
+
+
+def _clock(unsolved: Unsolved) -> Clock:
+    """What solving has left, up to a share, and at least a little."""
+    options = unsolved.options
+
+    def part(whole: float, used: float) -> float:
+        return min(SHARE * whole, max(whole - used, LEAST_SHARE * whole))
+
+    work = options.work_limit
+    return Clock(part(options.time_limit, unsolved.seconds), None if work is None else part(work, unsolved.solution.work))
+
+
+def _share(clock: Clock, share: float) -> float | None:
+    left = clock.work_left()
+    return None if left == float("inf") else left * share
+
+
+def _constraints(unsolved: Unsolved, lowering: Lowering) -> list[Constraint]:
+    """Every pin as masks on the nodes of all the tensors that it matches."""
+    allowed: dict[str, dict[int, Bools]] = {text: {} for text in dict.fromkeys(unsolved.options.pins)}
+    for t, pins in unsolved.pins.items():
+        for text, left in pins.items():
+            allowed[text].update(pin_masks(lowering, t, left.allows))
+    return [Constraint(name=text, allowed=found) for text, found in allowed.items()]
+
+
+def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Transients:
+    """The lowering with the intermediates that the solved problem counted."""
+    problem = Transients(lowering, unsolved.costs, classes)
+    if unsolved.problem.added:
+        problem.add(unsolved.problem.added)
+    return problem
+
+
+def _price(
+    unsolved: Unsolved, lowering: Lowering, classes: Ints | None, constraints: Sequence[Constraint], dropped: int, clock: Clock
+) -> Dropped:
+    """The best plan that keeps all pins but one."""
+    pin = constraints[dropped].name
+    if clock.over():
+        return Dropped(pin=pin)
+    options = unsolved.options
+    allowed = masks([constraint for k, constraint in enumerate(constraints) if k != dropped])
+    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, allowed)), classes)
+    work = clock.work_left()
+    found = solve_in_rounds(
+        problem,
+        gap=max(options.gap, PRICE_GAP),
+        time_limit=clock.time_left(),
+        work_limit=None if work == float("inf") else work,
+        seed=options.seed,
+    )
+    clock.spend(found.work)
+    return Dropped(
+        pin=pin,
+        nanoseconds=found.cost if found.feasible else None,
+        bound=found.bound if found.feasible else None,
+        peak=found.peak,
+        peak_bound=found.peak_bound or None,
+        proven=found.status is Status.INFEASIBLE,
+    )
+
+
+def _added_times(problem: Transients) -> Ints:
+    """Op positions after which the graph has a time point of its own for the intermediates of a transition."""
+    return np.sort(np.array([problem.moves[m].time for m in sorted(problem.added)], dtype=np.int64))
+
+
+def _likely(unsolved: Unsolved, problem: Transients) -> tuple[int, ...]:
+    """Times of the graph at the peak of the plan of smallest peak."""
+    if unsolved.memory is None:
+        return ()
+    op, added = unsolved.memory.peak_time, _added_times(problem)
+    first = op + int((added < op).sum())
+    return tuple(range(first, first + 1 + int((added == op).sum())))
+
+
+def _running(unsolved: Unsolved, problem: Transients, t: int) -> str:
+    """What runs at a time of the graph."""
+    added, ops = _added_times(problem), unsolved.program.ops
+    starts = np.arange(len(ops) + 1) + np.searchsorted(added, np.arange(len(ops) + 1))  # a time's own points come right after it
+    i = int(np.searchsorted(starts, t, side="right")) - 1
+    return _op(unsolved.program, i) if i < len(ops) else "optimizer"
+
+
+def _op(program: Program, i: int) -> str:
+    op = program.ops[i]
+    return f"{op.module or 'model'}: {op.name} ({op.phase.value})"
