@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What there would be without one pin of a conflict, all others kept.
+    """What there would be without one pin of a conflict, all others kept; or without all pins.
 
     Attributes:
-        pin: as the user wrote it.
+        pin: as the user wrote it; None for all pins.
         nanoseconds: of the step of the best plan found within the limit, or None where none was found.
         bound: proven lower bound on the nanoseconds of every such plan, or None.
         peak: of that plan; without one the smallest that was found, or None.
@@ -28,7 +28,7 @@ class Dropped:
         proven: without a plan within the limit: proven that there is none, rather than none found in the time given.
     """
 
-    pin: str
+    pin: str | None
     nanoseconds: int | None = None
     bound: int | None = None
     peak: int | None = None
@@ -41,12 +41,12 @@ class Conflict:
     """What cannot be had together: of the pins, the memory limit and the template.
 
     Attributes:
-        pins: as the user wrote them; none where there is no plan whatever the pins.
+        pins: as the user wrote them; none where there is no plan even without pins.
         times: where the memory limit takes part: the op that runs, and the fewest bytes in use then, as (found, proven), with
             these pins and the limit kept at the other times; none where memory does not matter.
         ops: where it does not matter: ops at which pins or template meet, which cannot be run together.
         minimal: proven that without any one of the pins, of the times or of the ops, what remains is possible.
-        dropped: the price of dropping each pin.
+        dropped: the price of dropping each pin; where none is blamed though there are some, of dropping all.
     """
 
     pins: tuple[str, ...] = ()

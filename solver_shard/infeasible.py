@@ -40,7 +40,7 @@ from solver_shard.units import format_bytes, format_ns
 SHARE = 0.5
 """Of the limits on time and work: the most that looking for a conflict takes, where solving has left so much."""
 
-LEAST_SHARE = 0.1
+LEAST_SHARE = 0.2
 """What it may take where solving has left nothing."""
 
 SEARCH_SHARE, OPS_SHARE = 0.5, 0.5
@@ -90,23 +90,27 @@ def infeasible(unsolved: Unsolved, say: Callable[[str], None]) -> SolverShardErr
     if solution.status is Status.INFEASIBLE and options.propagation is None:
         say("looking for what conflicts")
         conflict = find(unsolved)
-    lines = tuple(conflict_lines(conflict, unsolved)) if conflict is not None else ()
+    lines: tuple[str, ...] = ()
+    if conflict is not None:
+        lines = tuple(conflict_lines(conflict, unsolved))
+    elif solution.status is Status.INFEASIBLE and options.propagation is None:
+        lines = (f"which times{' and pins' if options.pins else ''} conflict was not found in the time for it; give more {longer}",)
     limit = f"{format_bytes(options.usable_memory)} per device"
     if options.reserve:
         limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
     blamed = options.pins if conflict is None else conflict.pins
     pins = ", ".join(map(repr, blamed))
     asks = solution.status is Status.INFEASIBLE and (options.pins or options.template) and solution.peak_bound <= options.usable_memory
-    if solution.assignment is None and asks:
+    if solution.assignment is None and (asks or (conflict is not None and not conflict.times)):
         asked, ways = [f"keeps the pins {pins}"] if blamed else [], ["drop or loosen a pin"] if blamed else []
         if options.template:
-            asked.append(
-                f"is of the template {options.template!r}, whose layouts and transitions may not carry through all ops of this model,"
-            )
+            carry = "do not carry" if conflict is not None and not conflict.times else "may not carry"
+            asked.append(f"is of the template {options.template!r}, whose layouts and transitions {carry} through all ops of this model")
             ways.append("use another template or none")
-        within, memory = (f" within {limit}", ", or give more --memory") if conflict is None or conflict.times else ("", "")
+        within = conflict is None or conflict.times
         return InfeasibleError(
-            f"no plan of {name} {' and '.join(asked)}{within}; {', '.join(ways)}{memory}",
+            f"no plan of {name} {', and '.join(asked) or 'exists'}{f', within {limit}' if within else ''}; "
+            + ", ".join([*ways, *(["or give more --memory"] if within else [])]),
             peak_bound=solution.peak_bound or None,
             details=lines,
             conflict=conflict,
@@ -190,10 +194,12 @@ def find(unsolved: Unsolved) -> Conflict | None:
         if meeting is not None:
             ops = tuple(_op(unsolved.program, positions[k]) for k in meeting.constraints)
             minimal = minimal and meeting.minimal
+    spare = [(constraints[k].name, [c for j, c in enumerate(constraints) if j != k]) for k in found.constraints]
+    without = spare or ([(None, [])] if constraints and found.times else [])
     dropped = []
-    for i, k in enumerate(found.constraints):
-        part = clock.part(time_share=1 / (len(found.constraints) - i), work=_share(clock, 1 / (len(found.constraints) - i)))
-        dropped.append(_price(unsolved, lowering, classes, constraints, k, part))
+    for i, (pin, kept) in enumerate(without):
+        part = clock.part(time_share=1 / (len(without) - i), work=_share(clock, 1 / (len(without) - i)))
+        dropped.append(_price(unsolved, lowering, classes, pin, kept, part))
     return Conflict(
         pins=tuple(constraints[k].name for k in found.constraints), times=tuple(times), ops=ops, minimal=minimal, dropped=tuple(dropped)
     )
@@ -206,7 +212,7 @@ def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
     if not conflict.minimal:
         lines.append("what is named here conflicts, but perhaps not all of it is needed: the time for finding out was up")
     pins = ", ".join(map(repr, conflict.pins))
-    which = f"with {pins}" if pins else "whatever the pins" if options.pins else ""
+    which = f"with {pins}" if pins else "even without pins" if options.pins else ""
     if conflict.times:
         which = f"{which}, " if which else ""
         if len(conflict.times) > 1:
@@ -218,12 +224,14 @@ def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
     if conflict.ops:
         names = fold_names(conflict.ops)
         shown = "; ".join(names[:MOST_OPS]) + (f"; and {len(names) - MOST_OPS} more" if len(names) > MOST_OPS else "")
-        what = " and ".join([*(["these pins"] if pins else []), *(["the template"] if options.template else [])]) or "these layouts"
-        lines.append(f"{what} cannot carry through {'these ops together' if len(names) > 1 else 'this op'}: {shown}")
-    lines += [f"without {dropped.pin!r}: {_worth(dropped)}" for dropped in conflict.dropped]
+        what = " and ".join([*(["these pins"] if pins else []), *(["the template"] if options.template else [])])
+        which = "these ops cannot all run" if len(conflict.ops) > 1 else "this op cannot run"
+        lines.append(f"{f'with {what} ' if what else ''}{which}: {shown}")
+    for dropped in conflict.dropped:
+        lines.append(f"without {'any pin' if dropped.pin is None else repr(dropped.pin)}: {_worth(dropped)}")
     spared = [text for text in dict.fromkeys(options.pins) if text not in conflict.pins]
     if spared and conflict.pins:
-        lines.append(f"of the other pins, none is needed for this conflict: {', '.join(map(repr, spared))}")
+        lines.append(f"no part in this conflict have {', '.join(map(repr, spared))}")
     return lines
 
 
@@ -237,7 +245,7 @@ def _worth(dropped: Dropped) -> str:
     if dropped.peak is not None:
         none = "still none fits" if dropped.proven else "none was found that fits"
         return f"{none}: the smallest peak found is {format_bytes(dropped.peak)}{least}"
-    return f"still no plan{least}; something else conflicts as well" if dropped.proven else f"no plan was found in the time for this{least}"
+    return "still no plan: something else conflicts as well" if dropped.proven else "no plan was found in the time for this"
 
 
 def _clock(unsolved: Unsolved) -> Clock:
@@ -274,15 +282,13 @@ def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Tr
 
 
 def _price(
-    unsolved: Unsolved, lowering: Lowering, classes: Ints | None, constraints: Sequence[Constraint], dropped: int, clock: Clock
+    unsolved: Unsolved, lowering: Lowering, classes: Ints | None, pin: str | None, kept: Sequence[Constraint], clock: Clock
 ) -> Dropped:
-    """The best plan that keeps all pins but one."""
-    pin = constraints[dropped].name
+    """The best plan that keeps the pins but this one."""
     if clock.over():
         return Dropped(pin=pin)
     options = unsolved.options
-    allowed = masks([constraint for k, constraint in enumerate(constraints) if k != dropped])
-    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, allowed)), classes)
+    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks(kept))), classes)
     work = clock.work_left()
     found = solve_in_rounds(
         problem,

@@ -161,6 +161,8 @@ class _Question:
         kept, times = self._less(kept, times)
         kept = self._fewest(kept, times)
         times = self._fewest_times(kept, times)
+        if not kept and len(times) == 1:
+            times = self._worst(times)
         return Conflict(constraints=tuple(sorted(kept)), times=tuple(sorted(times)), minimal=self.minimal)
 
     def possible(self, kept: Sequence[int], times: Sequence[int]) -> tuple[bool | None, Ints | None]:
@@ -282,6 +284,13 @@ class _Question:
             elif possible is None:
                 self.minimal = False
         return times
+
+    def _worst(self, times: list[int]) -> list[int]:
+        """In place of a single time that blames no constraint, one that needs more: the better reason."""
+        least = self._least_use(self.arcs.alive)
+        worst = int(least.argmax())
+        limit = self.graph.limit
+        return [worst] if limit is not None and least[worst] > max(limit, int(least[times[0]])) else times
 
     def _masks(self, kept: Sequence[int]) -> dict[int, Bools]:
         return masks([self.constraints[k] for k in kept])

@@ -1,0 +1,140 @@
+"""Problems without a plan, from the traced model to the message: the pins, times and ops that conflict, and what dropping a pin gives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import model_zoo
+import pytest
+import torch
+from programs import trained_mlp
+
+import solver_shard
+from solver_shard.errors import InfeasibleError
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program
+from solver_shard.source import program_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KIB = 1024
+
+
+@functools.cache
+def gpt2() -> Program:
+    """The forward pass of two layers, without a loss."""
+    model, inputs = model_zoo.make("gpt2")
+    return program_of(model, {"input_ids": inputs["input_ids"]}, forward_only=True)[0]
+
+
+def plan_of(program: Program, **options: Any) -> Plan:
+    options = {"mesh": "4", "forward_only": not program.gradients, "time_limit": 60.0, "gap": 0.01, **options}
+    return solver_shard.optimize(program, **options)
+
+
+def refused(program: Program, **options: Any) -> InfeasibleError:
+    with pytest.raises(InfeasibleError) as caught:
+        plan_of(program, **options)
+    return caught.value
+
+
+REPLICATED = ("*.c_fc.weight=R", "*.wte.weight=R", "input_ids=S(0)")
+"""The first two keep 370 KiB each, together 466 KiB: 96 KiB of a weight that would be cut by four are kept whole."""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_pins_that_force_replication_above_the_limit(tied: bool) -> None:
+    error = refused(gpt2(), memory=420 * KIB, reserve=0, pins=REPLICATED, tied=tied)
+    found = error.conflict
+    assert found is not None
+    assert found.pins == REPLICATED[:2]
+    assert found.minimal
+    assert len(found.times) == 1
+    running, most, least = found.times[0]
+    assert "(forward)" in running
+    assert most is not None
+    assert 420 * KIB < least <= most
+    for dropped, pin in zip(found.dropped, found.pins, strict=True):
+        left = [text for text in REPLICATED if text != pin]
+        plan = plan_of(gpt2(), memory=420 * KIB, reserve=0, pins=left, tied=tied)
+        assert dropped.pin == pin
+        assert dropped.nanoseconds is not None
+        assert dropped.bound is not None
+        assert dropped.bound <= plan.costs.total_ns
+        assert plan.certificate.bound <= dropped.nanoseconds
+        assert dropped.peak is not None
+        assert dropped.peak <= 420 * KIB
+    said = "\n".join([str(error), *error.details])
+    assert "drop or loosen a pin ('*.c_fc.weight=R', '*.wte.weight=R')" in said
+    assert "with '*.c_fc.weight=R', '*.wte.weight=R', a device needs at least" in said
+    assert "no part in this conflict have 'input_ids=S(0)'" in said
+    assert "transformer.wte.weight (parameters) 128 KiB" in said
+
+
+def test_a_limit_below_every_plan_blames_no_pin() -> None:
+    error = refused(gpt2(), memory=200 * KIB, reserve=0, pins=REPLICATED)
+    found = error.conflict
+    assert found is not None
+    assert found.pins == ()
+    assert found.times
+    (without,) = found.dropped
+    assert without.pin is None
+    assert without.nanoseconds is None
+    assert without.proven
+    assert without.peak_bound is not None
+    assert without.peak_bound > 200 * KIB
+    assert "drop or loosen a pin" not in str(error)
+    assert any(line.startswith("even without pins, a device needs at least") for line in error.details)
+
+
+def test_two_pins_that_fight() -> None:
+    """One cuts the sequence in the last block, the other wants whole logits, and the template gathers nothing in between."""
+    pins = ["transformer.h.0:out=R", "transformer.h.1.mlp.c_fc:out=S(1)", "lm_head:out=R"]
+    error = refused(gpt2(), template="replicate", pins=pins)
+    found = error.conflict
+    assert found is not None
+    assert (found.pins, found.times, found.minimal) == (tuple(pins[1:]), (), True)
+    assert all(dropped.nanoseconds is not None for dropped in found.dropped)
+    assert found.ops[0].startswith("transformer.h.1.mlp.act: aten.mul.Tensor")
+    assert found.ops[-1].startswith("lm_head: ")
+    for pin in pins[1:]:
+        assert plan_of(gpt2(), template="replicate", pins=[text for text in pins if text != pin]).costs.total_ns > 0
+    assert "keeps the pins 'transformer.h.1.mlp.c_fc:out=S(1)', 'lm_head:out=R', and is of the template 'replicate'" in str(error)
+
+
+def test_a_template_that_cannot_be_met_names_the_ops_that_block_it() -> None:
+    """Two matrices without a residual are both cut by columns: the second cannot read what the first made, through the activation."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(256, 1024, bias=False), torch.nn.ReLU(), torch.nn.Linear(1024, 256, bias=False))
+        program, _ = program_of(model, (torch.empty(64, 256),), forward_only=True)
+    error = refused(program, template="megatron")
+    assert error.conflict is not None
+    assert error.conflict.ops == (
+        "0: aten.einsum.default (forward)",
+        "1: aten.relu.default (forward)",
+        "2: aten.einsum.default (forward)",
+    )
+    assert "{0,2}: aten.einsum.default (forward); 1: aten.relu.default (forward)" in error.details[0]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_pins_of_single_layers_of_a_trained_model(tied: bool) -> None:
+    """Four equal weights: with all of them whole the limit is exceeded, with any three it is not; and ties do not hide which."""
+    program = trained_mlp(64, 64, 256, 2)
+    weights = [program.tensors[p].name for p in program.gradients]
+    pins = [f"{name}=R" for name in weights]
+    peaks = [plan_of(program, pins=some, tied=tied, objective="memory", gap=0.0).memory.peak for some in (pins[:3], pins)]
+    assert peaks[0] < peaks[1]
+    error = refused(program, memory=peaks[1] - 1, reserve=0, pins=pins, tied=tied)
+    assert error.conflict is not None
+    assert error.conflict.pins == tuple(pins)
+    assert all(dropped.nanoseconds is not None for dropped in error.conflict.dropped)
+    assert error.achieved_peak == peaks[1]
+
+
+def test_a_work_limit_gives_the_same_conflict_every_time() -> None:
+    options = {"memory": 420 * KIB, "reserve": 0, "pins": REPLICATED, "work_limit": 5.0}
+    first, again = refused(gpt2(), **options), refused(gpt2(), **options)
+    assert first.conflict is not None
+    assert (first.details, first.conflict) == (again.details, again.conflict)
