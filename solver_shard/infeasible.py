@@ -18,7 +18,7 @@ import numpy as np
 
 from solver_shard.choice.graph import Ints
 from solver_shard.choice.lower import lower
-from solver_shard.choice.masks import folded_constraint, op_constraints, pin_masks, pinned_classes
+from solver_shard.choice.masks import folded_constraint, op_constraints, pin_constraints, pinned_classes
 from solver_shard.choice.nodes import Lowering, Restriction
 from solver_shard.choice.transients import Transients
 from solver_shard.costs.model import CostModel
@@ -32,7 +32,6 @@ from solver_shard.rulebook.build import Rulebook
 from solver_shard.solve.arcs import Constraint
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.conflict import find_conflict, least_bytes, masks, narrowed
-from solver_shard.solve.problem import Bools
 from solver_shard.solve.rounds import solve_in_rounds
 from solver_shard.solve.solution import Solution, Status
 from solver_shard.units import format_bytes, format_ns
@@ -171,7 +170,7 @@ def find(unsolved: Unsolved) -> Conflict | None:
             fusion=options.fusion,
             microbatches=options.microbatches,
         )
-        constraints = _constraints(unsolved, lowering)
+        constraints = pin_constraints(lowering, options.pins, unsolved.pins)
     classes = pinned_classes(lowering, pinned, constraints) if unsolved.problem.folded is not None else None
     problem = _problem(unsolved, lowering, classes)
     graph, there = problem.graph, [folded_constraint(constraint, problem.folded) for constraint in constraints]
@@ -262,15 +261,6 @@ def _clock(unsolved: Unsolved) -> Clock:
 def _share(clock: Clock, share: float) -> float | None:
     left = clock.work_left()
     return None if left == float("inf") else left * share
-
-
-def _constraints(unsolved: Unsolved, lowering: Lowering) -> list[Constraint]:
-    """Every pin as masks on the nodes of all the tensors that it matches."""
-    allowed: dict[str, dict[int, Bools]] = {text: {} for text in dict.fromkeys(unsolved.options.pins)}
-    for t, pins in unsolved.pins.items():
-        for text, left in pins.items():
-            allowed[text].update(pin_masks(lowering, t, left.allows))
-    return [Constraint(name=text, allowed=found) for text, found in allowed.items()]
 
 
 def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Transients:

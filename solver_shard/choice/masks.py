@@ -8,6 +8,7 @@ allows, at the same cost and memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,12 @@ from solver_shard.solve.arcs import Constraint
 from solver_shard.solve.problem import Bools
 
 
+class Allows(Protocol):
+    """What a pin leaves of a tensor's layouts."""
+
+    def allows(self, layout: Layout) -> bool: ...
+
+
 def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> dict[int, Bools]:
     """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller."""
     groups = lowering.lives.groups.get(t, ())
@@ -28,6 +35,15 @@ def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> d
     kinds = [(Kind.SOURCE, 0), *((Kind.RESHARD, k) for k in last), *([] if last else [(Kind.RESULT, 0)])]
     nodes = [lowering.index[kind, t, k] for kind, k in kinds if (kind, t, k) in lowering.index]
     return {v: np.array([allows(layout) for layout in lowering.nodes[v].layouts], dtype=bool) for v in nodes}
+
+
+def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allows]]) -> list[Constraint]:
+    """Every pin as masks on the nodes of all the tensors that it matches; ``pins``: tensor to pin text to what it leaves."""
+    allowed: dict[str, dict[int, Bools]] = {text: {} for text in dict.fromkeys(texts)}
+    for t, own in pins.items():
+        for text, left in own.items():
+            allowed[text].update(pin_masks(lowering, t, left.allows))
+    return [Constraint(name=text, allowed=found) for text, found in allowed.items()]
 
 
 def pinned_classes(lowering: Lowering, pinned: Lowering, constraints: Sequence[Constraint]) -> Ints:
