@@ -5,7 +5,8 @@ a minimal set of pins and memory times that conflict. Where memory has no part i
 same way, or those through which a template does not carry. Dropping a pin is priced by solving without it, in rounds, with
 the intermediates of transitions counted.
 
-All of it is of the problem that was solved: of plans whose repeated layers share their decisions, unless the search was free.
+All of it is of the problem that was solved: of plans whose repeated layers share their decisions, unless the search was free (layers
+with different pins are apart). That a set is minimal is meant of its graph, with the intermediates that solving has counted.
 """
 
 from __future__ import annotations

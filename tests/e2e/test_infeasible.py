@@ -11,6 +11,7 @@ import torch
 from programs import mlp
 
 import solver_shard
+from solver_shard.cli import main
 from solver_shard.errors import InfeasibleError
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
@@ -29,7 +30,7 @@ def gpt2() -> Program:
 
 
 def plan_of(program: Program, **options: Any) -> Plan:
-    options = {"mesh": "4", "forward_only": not program.gradients, "time_limit": 60.0, "gap": 0.05, **options}
+    options = {"mesh": "4", "forward_only": not program.gradients, "time_limit": 300.0, "gap": 0.05, **options}
     return solver_shard.optimize(program, **options)
 
 
@@ -138,3 +139,18 @@ def test_a_work_limit_gives_the_same_conflict_every_time() -> None:
     first, again = refused(gpt2(), **options), refused(gpt2(), **options)
     assert first.conflict is not None
     assert (first.details, first.conflict) == (again.details, again.conflict)
+
+
+def test_the_command_line_says_it_and_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two weights of 64 KiB: both whole on every device need 313 KiB at least, one of them 265 KiB."""
+    words = (
+        "solve entry_models:mlp --mesh 4 --memory 290KiB --reserve 0 --pin up.weight=R --pin down.weight=R --pin x=S(0) --time-limit 300"
+    )
+    assert main([*words.split(), "-q"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "drop or loosen a pin ('up.weight=R', 'down.weight=R')\n" in err
+    assert "\n  with 'up.weight=R', 'down.weight=R', a device needs at least " in err
+    assert "\n  without 'up.weight=R': a plan of " in err
+    assert "\n  without 'down.weight=R': a plan of " in err
+    assert "\n  no part in this conflict have 'x=S(0)'\n" in err
