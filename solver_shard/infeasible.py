@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.choice.graph import Ints
+from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.choice.lower import lower
 from solver_shard.choice.masks import folded_constraint, op_constraints, pin_constraints, pinned_classes
 from solver_shard.choice.nodes import Lowering, Restriction
@@ -32,6 +32,7 @@ from solver_shard.program import Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.solve.arcs import Constraint
 from solver_shard.solve.clock import Clock
+from solver_shard.solve.conflict import Conflict as Found
 from solver_shard.solve.conflict import find_conflict, least_bytes, masks, narrowed
 from solver_shard.solve.rounds import solve_in_rounds
 from solver_shard.solve.solution import Solution, Status
@@ -43,8 +44,8 @@ SHARE = 0.5
 LEAST_SHARE = 0.2
 """What it may take where solving has left nothing."""
 
-SEARCH_SHARE, OPS_SHARE = 0.5, 0.5
-"""Of what is left of that: for the conflict, and for the ops at which pins meet."""
+SEARCH_SHARE, TIME_SHARE, OPS_SHARE = 0.5, 0.3, 0.5
+"""Of what is left of that: for the conflict, for the bytes of each of its times, and for the ops at which pins meet."""
 
 PRICE_GAP = 0.01
 """Relative gap of the prices of dropping pins; what is said is what is proven."""
@@ -157,10 +158,41 @@ def _too_large(
 
 def find(unsolved: Unsolved) -> Conflict | None:
     """What conflicts in a problem without a plan; None where that is not found within its share of the limits."""
-    clock = _clock(unsolved)
-    pinned, options = unsolved.lowering, unsolved.options
-    lowering, constraints = pinned, list[Constraint]()
+    clock, apart = _clock(unsolved), _pins_apart(unsolved)
+    likely = _likely(unsolved, apart.problem)
+    found = find_conflict(apart.graph, apart.there, times=likely, seed=unsolved.options.seed, clock=_part(clock, SEARCH_SHARE))
+    if found is None:
+        return None
+    times = tuple(_need(unsolved, apart, found, t, _part(clock, TIME_SHARE)) for t in found.times)
+    ops, minimal = ((), True) if times else _meeting(unsolved, apart, found.constraints, _part(clock, OPS_SHARE))
+    return Conflict(
+        pins=tuple(apart.constraints[k].name for k in found.constraints),
+        times=times,
+        ops=ops,
+        minimal=found.minimal and minimal,
+        dropped=_prices(unsolved, apart, found.constraints, times, clock),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Apart:
+    """The problem with its pins apart: lowered without them, each a constraint on the free graph, and (``there``) on the problem's."""
+
+    lowering: Lowering
+    constraints: list[Constraint]
+    classes: Ints | None
+    problem: Transients
+    there: list[Constraint]
+
+    @property
+    def graph(self) -> ChoiceGraph:
+        return self.problem.graph
+
+
+def _pins_apart(unsolved: Unsolved) -> _Apart:
+    lowering, constraints = unsolved.lowering, list[Constraint]()
     if unsolved.pins:
+        options = unsolved.options
         lowering = lower(
             unsolved.program,
             unsolved.rulebook,
@@ -172,36 +204,45 @@ def find(unsolved: Unsolved) -> Conflict | None:
             microbatches=options.microbatches,
         )
         constraints = pin_constraints(lowering, options.pins, unsolved.pins)
-    classes = pinned_classes(lowering, pinned, constraints) if unsolved.problem.folded is not None else None
+    classes = pinned_classes(lowering, unsolved.lowering, constraints) if unsolved.problem.folded is not None else None
     problem = _problem(unsolved, lowering, classes)
-    graph, there = problem.graph, [folded_constraint(constraint, problem.folded) for constraint in constraints]
-    part = clock.part(time_share=SEARCH_SHARE, work=_share(clock, SEARCH_SHARE))
-    found = find_conflict(graph, there, times=_likely(unsolved, problem), seed=options.seed, clock=part)
+    there = [folded_constraint(constraint, problem.folded) for constraint in constraints]
+    return _Apart(lowering=lowering, constraints=constraints, classes=classes, problem=problem, there=there)
+
+
+def _need(unsolved: Unsolved, apart: _Apart, found: Found, t: int, clock: Clock) -> tuple[str, int | None, int]:
+    """What runs at a time of a conflict, and the fewest bytes then, found and proven."""
+    options = unsolved.options
+    most, least = least_bytes(apart.graph, apart.there, found, t, gap=options.gap, seed=options.seed, clock=clock)
+    return _running(unsolved, apart.problem, t), most, max(least, options.usable_memory + 1)
+
+
+def _meeting(unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], clock: Clock) -> tuple[tuple[str, ...], bool]:
+    """The ops that cannot all run with these pins and the template, and whether each is needed for that."""
+    bare = dataclasses.replace(narrowed(apart.graph, masks([apart.there[k] for k in blamed])), limit=None)
+    folded = apart.problem.folded
+    member = np.arange(apart.lowering.graph.size) if folded is None else folded.member
+    owners, positions = op_constraints(apart.lowering, bare.edges, member)
+    found = find_conflict(bare, owners, seed=unsolved.options.seed, clock=clock)
     if found is None:
-        return None
-    times, ops, minimal = list[tuple[str, int | None, int]](), tuple[str, ...](), found.minimal
-    for t in found.times:
-        part = clock.part(time_share=0.5, work=_share(clock, 0.5))
-        most, least = least_bytes(graph, there, found, t, gap=options.gap, seed=options.seed, clock=part)
-        times.append((_running(unsolved, problem, t), most, max(least, options.usable_memory + 1)))
-    if not found.times:
-        allowed = masks([there[k] for k in found.constraints])
-        bare = dataclasses.replace(narrowed(graph, allowed), limit=None)
-        member = np.arange(lowering.graph.size) if problem.folded is None else problem.folded.member
-        owners, positions = op_constraints(lowering, bare.edges, member)
-        part = clock.part(time_share=OPS_SHARE, work=_share(clock, OPS_SHARE))
-        meeting = find_conflict(bare, owners, seed=options.seed, clock=part)
-        if meeting is not None:
-            ops = tuple(_op(unsolved.program, positions[k]) for k in meeting.constraints)
-            minimal = minimal and meeting.minimal
-    spare = [(constraints[k].name, [c for j, c in enumerate(constraints) if j != k]) for k in found.constraints]
-    without = spare or ([(None, [])] if constraints and found.times else [])
-    dropped = []
-    for i, (pin, kept) in enumerate(without):
-        part = clock.part(time_share=1 / (len(without) - i), work=_share(clock, 1 / (len(without) - i)))
-        dropped.append(_price(unsolved, lowering, classes, pin, kept, part))
-    return Conflict(
-        pins=tuple(constraints[k].name for k in found.constraints), times=tuple(times), ops=ops, minimal=minimal, dropped=tuple(dropped)
+        return (), True
+    return tuple(_op(unsolved.program, positions[k]) for k in found.constraints), found.minimal
+
+
+def _prices(
+    unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], times: Sequence[tuple[str, int | None, int]], clock: Clock
+) -> tuple[Dropped, ...]:
+    """What dropping each of these pins gives; where memory is too small whatever the pins, what dropping all does."""
+    pins = apart.constraints
+    if not blamed and pins and times:
+        price = _price(unsolved, apart, None, [], clock)
+        if len(times) == 1:  # what one time needs without pins, every plan needs
+            price = dataclasses.replace(price, peak_bound=max(price.peak_bound or 0, times[0][2]))
+        return (price,)
+    shares = [1 / (len(blamed) - i) for i in range(len(blamed))]
+    return tuple(
+        _price(unsolved, apart, pins[k].name, [pin for j, pin in enumerate(pins) if j != k], _part(clock, share))
+        for k, share in zip(blamed, shares, strict=True)
     )
 
 
@@ -217,10 +258,9 @@ def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
         which = f"{which}, " if which else ""
         if len(conflict.times) > 1:
             lines.append(f"{which}the limit cannot be kept at all of these times; kept at the others, a device needs")
-        for running, most, least in conflict.times:
-            needs = format_bytes(least) if most == least or most is None else f"{format_bytes(most)} (proven: {format_bytes(least)})"
-            several = len(conflict.times) > 1
-            lines.append(f"  at least {needs} during {running}" if several else f"{which}a device needs at least {needs} during {running}")
+        for running, _, least in conflict.times:
+            needs = f"at least {format_bytes(least)} during {running}"
+            lines.append(f"  {needs}" if len(conflict.times) > 1 else f"{which}a device needs {needs}")
     if conflict.ops:
         names = fold_names(conflict.ops)
         shown = "; ".join(names[:MOST_OPS]) + (f"; and {len(names) - MOST_OPS} more" if len(names) > MOST_OPS else "")
@@ -259,9 +299,9 @@ def _clock(unsolved: Unsolved) -> Clock:
     return Clock(part(options.time_limit, unsolved.seconds), None if work is None else part(work, unsolved.solution.work))
 
 
-def _share(clock: Clock, share: float) -> float | None:
+def _part(clock: Clock, share: float) -> Clock:
     left = clock.work_left()
-    return None if left == float("inf") else left * share
+    return clock.part(time_share=share, work=None if left == float("inf") else left * share)
 
 
 def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Transients:
@@ -272,14 +312,12 @@ def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Tr
     return problem
 
 
-def _price(
-    unsolved: Unsolved, lowering: Lowering, classes: Ints | None, pin: str | None, kept: Sequence[Constraint], clock: Clock
-) -> Dropped:
+def _price(unsolved: Unsolved, apart: _Apart, pin: str | None, kept: Sequence[Constraint], clock: Clock) -> Dropped:
     """The best plan that keeps the pins but this one."""
     if clock.over():
         return Dropped(pin=pin)
-    options = unsolved.options
-    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks(kept))), classes)
+    options, lowering = unsolved.options, apart.lowering
+    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks(kept))), apart.classes)
     work = clock.work_left()
     found = solve_in_rounds(
         problem,

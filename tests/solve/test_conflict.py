@@ -203,7 +203,7 @@ def test_the_reasons_of_arc_consistency_and_of_cp_sat_conflict() -> None:
 
 
 def two_of_three() -> tuple[ChoiceGraph, list[Constraint]]:
-    """Three nodes that may not be alike in pairs, with two strategies each, which arc consistency cannot see; and a pin without a part in it."""
+    """Three nodes of two strategies, no two alike, which arc consistency does not see to be impossible; and a pin of no part in it."""
     unlike = np.where(np.eye(2, dtype=bool), FORBIDDEN, 0)
     graph = ChoiceGraph(
         names=("a", "b", "c", "d"),
