@@ -23,7 +23,7 @@ from solver_shard import __version__
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
-from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
+from solver_shard.source import DEFAULT_DTYPE, is_entry_point, traced_of
 from solver_shard.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
     from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
+    from solver_shard.choice.transients import Transients
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
+    from solver_shard.frontends.clean import Traced
     from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
     from solver_shard.rulebook.build import Rulebook
-    from solver_shard.solve.solution import Event, Solution
+    from solver_shard.solve.solution import Event, Solution, WarmStart
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
@@ -201,7 +203,7 @@ def optimize(
     )
     _check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
-        program, source = program_of(
+        program, traced, source = traced_of(
             model,
             inputs,
             batch=_part(batch, options.microbatches),
@@ -213,7 +215,15 @@ def optimize(
         )
         source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
     return plan_program(
-        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+        program,
+        mesh=axes,
+        cluster=where,
+        options=options,
+        source=source,
+        command=command,
+        clock=clock,
+        propagation=propagation,
+        traced=traced,
     )
 
 
@@ -228,13 +238,19 @@ def plan_program(
     clock: _Clock | None = None,
     propagation: Propagation | None = None,
     narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
+    traced: Traced | None = None,
 ) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan.
+    """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 
     ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    ``traced``: the trace that the program was cleaned from; without it there is no hint of what DTensor would do.
     """
+    from solver_shard.baselines.hints import hints, middles
     from solver_shard.baselines.restrict import parse_template, restriction
+    from solver_shard.baselines.templates import warm_starts
     from solver_shard.choice.lower import lower
+    from solver_shard.choice.structure import node_classes
+    from solver_shard.choice.transients import Transients
     from solver_shard.constraints import constrain
     from solver_shard.costs.model import CostModel
     from solver_shard.pins import parse_pin, resolve_pins
@@ -275,11 +291,17 @@ def plan_program(
         with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
+    with clock.stage("hints", "deciding op by op, as greedy executors do"):
+        free = propagation is None and narrow is None and templates is None
+        problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+        others = hints(lowering, costs, rulebook, pinned, traced, middles(problem.folded)) if free else {}
+        starts = warm_starts(lowering, problem.folded, mesh, others)
     with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock)
+        solution, baseline = _solve(problem, starts, options, clock, complete=free)
+    kind: Literal["tied", "free"] = "free" if problem.folded is None else "tied"
     with clock.stage("plan", "writing down the plan"):
         if solution.assignment is None:
-            raise _infeasible(program, options, solution, problem, None)
+            raise _infeasible(program, options, solution, kind, None)
         parts = decode(
             lowering,
             solution.assignment,
@@ -290,7 +312,7 @@ def plan_program(
             memory_weight=options.memory_weight,
         )
         if not solution.feasible:
-            raise _infeasible(program, options, solution, problem, parts.memory)
+            raise _infeasible(program, options, solution, kind, parts.memory)
     return Plan(
         name=program.name,
         mesh=mesh,
@@ -305,7 +327,7 @@ def plan_program(
         clip=parts.clip,
         memory=parts.memory,
         costs=parts.costs,
-        certificate=_certificate(solution, problem, clock),
+        certificate=_certificate(solution, kind, clock, baseline),
         provenance=_provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
     )
 
@@ -331,14 +353,18 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
-    """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    from solver_shard.baselines.templates import warm_starts
-    from solver_shard.choice.structure import node_classes
-    from solver_shard.choice.transients import Transients
+def _solve(
+    problem: Transients, starts: tuple[WarmStart, ...], options: Options, clock: _Clock, *, complete: bool
+) -> tuple[Solution, str | None]:
+    """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph.
+
+    ``complete``: where the solver stops without a proof, hold what it has against every baseline. The second value then names the
+    baseline whose plan it is, if it is one's.
+    """
+    from solver_shard.baselines.fallback import with_baselines
     from solver_shard.solve.rounds import solve_in_rounds
 
-    problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
+    graph = problem.graph
     solution = solve_in_rounds(
         problem,
         objective=options.objective,
@@ -347,10 +373,21 @@ def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, c
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        warm_starts=warm_starts(lowering, problem.folded, mesh),
+        warm_starts=starts,
         progress=clock.solver_event,
     )
-    return solution, "free" if problem.folded is None else "tied"
+    if not complete:
+        return solution, None
+    return with_baselines(
+        solution,
+        problem,
+        graph,
+        starts,
+        objective=options.objective,
+        memory_weight=options.memory_weight,
+        time_limit=options.time_limit,
+        seed=options.seed,
+    )
 
 
 def _infeasible(
@@ -413,7 +450,7 @@ def _infeasible(
     )
 
 
-def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock) -> Certificate:
+def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock, baseline: str | None) -> Certificate:
     from solver_shard.plan.plan import Certificate
 
     assert solution.objective is not None, "a feasible solution has an objective"
@@ -427,6 +464,7 @@ def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _C
         gap=solution.gap or 0.0,
         status=status,  # type: ignore[arg-type]  # narrowed by the assertion above, which mypy does not follow for enums
         problem=problem,
+        baseline=baseline,
         seed=solution.seed,
         work=solution.work,
         stages=stages,

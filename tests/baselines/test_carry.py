@@ -6,15 +6,14 @@ import pytest
 from dtensor_models import MODELS, inputs_of
 
 from solver_shard.api import plan_program
-from solver_shard.baselines.carry import NAME, dtensor_greedy_plan, told_apart
+from solver_shard.baselines.carry import NAME, dtensor_greedy_plan
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expand.call import Kind, Strided
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.raw import RawGraph
 from solver_shard.frontends.torch import trace_raw
-from solver_shard.layout import Layout, P, R, S
+from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Options
@@ -64,19 +63,3 @@ def test_what_dtensor_decides_is_kept_and_the_rest_is_listed() -> None:
     gelu = next(made for op, made in zip(program.ops, plan.ops, strict=True) if op.name == "aten.gelu.default")
     assert gelu.result_layouts == (Layout.parse("S(2)"),)
     assert "aten.add.Tensor" in str(plan.options.propagation)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "raw", "shape", "wanted"),
-    [
-        ((S(0), R), (32, 8), (32, 8), "S(0)R"),
-        ((S(0), P("sum")), (32, 8), (4, 8, 8), "S(0)P(sum)"),
-        ((Strided(0, 4), R), (32, 8), (4, 8, 8), "S(1)R"),
-        ((S(1), R), (32, 8), (4, 8, 8), "S(2)R"),
-        ((Strided(0, 2), R), (32, 8), (4, 8, 8), None),
-        ((S(0), R), (8, 32), (4, 8, 8), None),
-        ((S(0), R), (4, 8, 8), (32, 8), None),
-    ],
-)
-def test_merged_dims_are_told_apart(kinds: tuple[Kind, ...], raw: tuple[int, ...], shape: tuple[int, ...], wanted: str | None) -> None:
-    assert told_apart(kinds, raw, shape) == (None if wanted is None else Layout.parse(wanted))

@@ -1,0 +1,98 @@
+"""What is returned when the solver stops early: never less than the best of the baselines.
+
+A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out before
+that, every baseline is completed by itself, each in a little work, and the cheapest that keeps the memory limit replaces the solver's plan
+if it is better, or if there is none. The dual bound stays what it was. So after a time limit this may take a moment longer than asked: with
+a plan in hand at most ``SHARE`` of the time limit, without one as long as the baselines need, for any plan is better than none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.choice.transients import Transients
+from solver_shard.solve.engine import solve
+from solver_shard.solve.solution import Solution, Stage, Status, WarmStart, objective_value, relative_gap
+
+WORK = 0.5
+"""Work units for one baseline: most of its nodes are decided, and what is left falls apart."""
+
+SHARE = 0.03
+"""Part of the time limit that completing them may take where the solver has a plan."""
+
+
+def with_baselines(
+    found: Solution,
+    problem: Transients,
+    graph: ChoiceGraph,
+    baselines: Sequence[WarmStart],
+    *,
+    objective: str,
+    memory_weight: int,
+    time_limit: float,
+    seed: int,
+) -> tuple[Solution, str | None]:
+    """The solution, or the cheapest baseline where that is better; and its name where the plan is a baseline's that nothing proves.
+
+    ``graph`` is the problem's before anything was added to it, ``baselines`` are restrictions of that graph.
+    """
+    if found.status not in (Status.FEASIBLE, Status.UNKNOWN):
+        return found, None
+    started = time.monotonic()
+    best, name = found, origin(found)
+    for baseline in baselines:
+        if best.feasible and time.monotonic() - started > SHARE * time_limit:
+            break
+        made = _completed(problem, graph, baseline, objective, memory_weight, seed, found)
+        if made is not None and (not best.feasible or _value(made) < _value(best)):
+            best, name = made, baseline.name
+    if best is not found:
+        stage = Stage(name="baselines", seconds=time.monotonic() - started, note=f"the plan is that of {name}")
+        best = dataclasses.replace(best, stages=(*found.stages, stage))
+    return best, name
+
+
+def origin(found: Solution) -> str | None:
+    """The warm start whose completion a solution is; None where the solver found it."""
+    sources = [event.source for event in found.history if event.objective is not None]
+    words = sources[-1].removeprefix("warm start ") if sources and sources[-1].startswith("warm start ") else ""
+    return words.rpartition(", ")[0] or None
+
+
+def _value(solution: Solution) -> int:
+    assert solution.objective is not None, "a feasible solution has an objective"
+    return solution.objective
+
+
+def _completed(
+    problem: Transients, graph: ChoiceGraph, baseline: WarmStart, objective: str, memory_weight: int, seed: int, found: Solution
+) -> Solution | None:
+    """A baseline as a plan, with what is proven of the problem; None where it cannot be had within the memory limit."""
+    costs = graph.costs.copy()
+    for v, mask in baseline.allowed.items():
+        if mask.any():
+            costs[graph.offsets[v] : graph.offsets[v + 1]][~mask] = FORBIDDEN
+    narrowed = dataclasses.replace(graph, costs=costs)
+    made = solve(narrowed, objective=objective, memory_weight=memory_weight, gap=0.01, time_limit=None, work_limit=WORK, seed=seed)
+    if not made.feasible or made.assignment is None or made.cost is None:
+        return None
+    peak = problem.peak(made.assignment)
+    if graph.limit is not None and peak > graph.limit:
+        return None
+    value = objective_value(objective, memory_weight, made.cost, peak)
+    bound = min(value, max([found.bound or 0, *(event.bound or 0 for event in found.history)]))
+    return dataclasses.replace(
+        found,
+        status=Status.FEASIBLE,
+        assignment=tuple(np.asarray(problem.plain(made.assignment)).tolist()),
+        cost=made.cost,
+        peak=peak,
+        objective=value,
+        bound=bound,
+        gap=relative_gap(value, bound),
+    )
