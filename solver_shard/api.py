@@ -361,10 +361,10 @@ def _solve(
     ``complete``: where the solver stops without a proof, hold what it has against every baseline. The second value then names the
     baseline whose plan it is, if it is one's.
     """
-    from solver_shard.baselines.fallback import with_baselines
+    from solver_shard.baselines.fallback import OVERTIME, with_baselines
     from solver_shard.solve.rounds import solve_in_rounds
 
-    graph = problem.graph
+    graph, started = problem.graph, time.perf_counter()
     solution = solve_in_rounds(
         problem,
         objective=options.objective,
@@ -385,8 +385,8 @@ def _solve(
         starts,
         objective=options.objective,
         memory_weight=options.memory_weight,
-        time_limit=options.time_limit,
         seed=options.seed,
+        seconds=options.time_limit * (1 + OVERTIME) - (time.perf_counter() - started),
     )
 
 

@@ -1,9 +1,10 @@
 """What is returned when the solver stops early: never less than the best of the baselines.
 
 A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out before
-that, every baseline is completed by itself, each in a little work, and the cheapest that keeps the memory limit replaces the solver's plan
-if it is better, or if there is none. The dual bound stays what it was. So after a time limit this may take a moment longer than asked: with
-a plan in hand at most ``SHARE`` of the time limit, without one as long as the baselines need, for any plan is better than none.
+that, the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first; the cheapest
+that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was. With a plan
+in hand this ends ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one it ends when all have been tried, for
+any plan is better than none.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from solver_shard.choice.transients import Transients
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import Solution, Stage, Status, WarmStart, objective_value, relative_gap
 
-WORK = 0.5
+WORK = 0.3
 """Work units for one baseline: most of its nodes are decided, and what is left falls apart."""
 
-SHARE = 0.03
-"""Part of the time limit that completing them may take where the solver has a plan."""
+OVERTIME = 0.05
+"""Part of the time limit by which a solve may run over."""
+
+LEAST = 3.0
+"""Seconds that the baselines have, however short the time limit."""
 
 
 def with_baselines(
@@ -34,19 +38,23 @@ def with_baselines(
     *,
     objective: str,
     memory_weight: int,
-    time_limit: float,
     seed: int,
+    seconds: float,
 ) -> tuple[Solution, str | None]:
     """The solution, or the cheapest baseline where that is better; and its name where the plan is a baseline's that nothing proves.
 
-    ``graph`` is the problem's before anything was added to it, ``baselines`` are restrictions of that graph.
+    ``graph`` is the problem's before anything was added to it, ``baselines`` are restrictions of that graph; ``seconds`` is what is left
+    of the time limit, less than nothing where it is over.
     """
     if found.status not in (Status.FEASIBLE, Status.UNKNOWN):
         return found, None
     started = time.monotonic()
     best, name = found, origin(found)
+    tried = {stage.name.removeprefix("warm start ") for stage in found.stages if not stage.note.endswith("None")}
     for baseline in baselines:
-        if best.feasible and time.monotonic() - started > SHARE * time_limit:
+        if baseline.name in tried and best.feasible:
+            continue
+        if best.feasible and time.monotonic() - started > max(seconds, LEAST):
             break
         made = _completed(problem, graph, baseline, objective, memory_weight, seed, found)
         if made is not None and (not best.feasible or _value(made) < _value(best)):
@@ -78,6 +86,8 @@ def _completed(
         if mask.any():
             costs[graph.offsets[v] : graph.offsets[v + 1]][~mask] = FORBIDDEN
     narrowed = dataclasses.replace(graph, costs=costs)
+    if graph.limit is not None and _least(narrowed) > graph.limit:
+        return None
     made = solve(narrowed, objective=objective, memory_weight=memory_weight, gap=0.01, time_limit=None, work_limit=WORK, seed=seed)
     if not made.feasible or made.assignment is None or made.cost is None:
         return None
@@ -96,3 +106,9 @@ def _completed(
         bound=bound,
         gap=relative_gap(value, bound),
     )
+
+
+def _least(graph: ChoiceGraph) -> int:
+    """No allowed assignment has a smaller peak: every node at its smallest usage."""
+    smallest = [int(np.where(graph.node_costs(v) < FORBIDDEN, graph.node_usages(v), FORBIDDEN).argmin()) for v in range(graph.size)]
+    return graph.peak(smallest)

@@ -11,7 +11,6 @@ in their middle does, for the first and the last of them may differ from all oth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, get_args
 

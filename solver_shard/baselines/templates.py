@@ -30,11 +30,11 @@ _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.de
 def warm_starts(
     lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None, others: Mapping[str, Masks] | None = None
 ) -> tuple[WarmStart, ...]:
-    """The templates, and other baselines by name, as restrictions of the graph's nodes (of the folded graph's, when there is one).
+    """Other baselines by name, then the templates, as restrictions of the graph's nodes (of the folded graph's, when there is one).
 
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """
-    found = {**_templates(lowering, mesh), **(others or {})}
+    found = {**(others or {}), **_templates(lowering, mesh)}
     return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded)) for name, masks in found.items())
 
 

@@ -21,8 +21,8 @@ its strategies stay few. So the search gives up once it holds ``MAX_STATES``, as
 full product, which has S^N combinations whatever the number of inputs.
 
 The algorithm is that of torch 2.13, ``_dijkstra_expand_single_dim_strategy_to_mesh``, which DTensor does not call and which bounds
-neither what is left nor what it holds: E. W. Dijkstra, "A note on two problems in connexion with graphs" (1959); P. E. Hart, N. J. Nilsson, B. Raphael, "A formal basis
-for the heuristic determination of minimum cost paths" (1968).
+neither what is left nor what it holds: E. W. Dijkstra, "A note on two problems in connexion with graphs" (1959); P. E. Hart,
+N. J. Nilsson, B. Raphael, "A formal basis for the heuristic determination of minimum cost paths" (1968).
 """
 
 from __future__ import annotations
