@@ -114,6 +114,18 @@ KINDS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduc
 """Functional collectives that DTensor runs on a CPU."""
 
 
+def mlp_step() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    """An entry point."""
+    model = MLP()
+    return model, inputs_of(model), lambda output: (output**2).mean()
+
+
+def sdpa_step() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    """An entry point whose attention DTensor cannot shard on a CPU."""
+    model = Attention(fused=True)
+    return model, inputs_of(model), lambda output: (output**2).mean()
+
+
 class Recorder(TorchDispatchMode):
     """Functional collectives: kind, axis and bytes, and the last op that came through."""
 

@@ -29,8 +29,8 @@ from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.costs.model import CostModel
 from solver_shard.expand.call import Kinds, kinds_of
 from solver_shard.frontends import dims as D
-from solver_shard.frontends.clean import Traced, clean_with_values
-from solver_shard.frontends.raw import RawGraph, Use, uses
+from solver_shard.frontends.clean import Traced
+from solver_shard.frontends.raw import Use, uses
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program
@@ -61,11 +61,19 @@ class Carried:
 
 
 def dtensor_greedy_plan(
-    raw: RawGraph, *, mesh: Mesh, cluster: Cluster, options: Options, pins: Mapping[str, Layout], devices_per_host: int = 8
+    traced: Traced,
+    *,
+    mesh: Mesh,
+    cluster: Cluster,
+    options: Options,
+    pins: Mapping[str, Layout],
+    devices_per_host: int = 8,
+    more: Mapping[str, str] | None = None,
 ) -> tuple[Plan, Walk]:
     """The plan that keeps what DTensor decides from these pins, and the walk that says so.
 
-    ``Plan.options.propagation`` names the ops that are left to the solver. Pins of the options are replaced.
+    ``Plan.options.propagation`` names the ops that are left to the solver; pins of the options are only recorded. ``more``: source and
+    command, for ``Plan.provenance``.
 
     Raises:
         InputError: a pin that cannot be.
@@ -73,8 +81,7 @@ def dtensor_greedy_plan(
     """
     from solver_shard.api import plan_program
 
-    found = walk(raw, mesh, pins, devices_per_host=devices_per_host)
-    traced = clean_with_values(raw)
+    found = walk(traced.raw, mesh, pins, devices_per_host=devices_per_host)
 
     def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
         masks, missing = dtensor_masks(lowering, carry(lowering.program, traced, found, pins))
@@ -82,7 +89,8 @@ def dtensor_greedy_plan(
 
     # axes are not split: DTensor knows no parts of an axis
     asked = dataclasses.replace(options, tied=False, pins=(), split="off")
-    return plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, narrow=decide), found
+    plan = plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, **(more or {}))
+    return dataclasses.replace(plan, options=dataclasses.replace(plan.options, pins=options.pins)), found
 
 
 def dtensor_masks(lowering: Lowering, carried: Carried, nodes: Collection[int] | None = None) -> tuple[Masks, tuple[int, ...]]:

@@ -125,12 +125,17 @@ def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lo
     return narrowed(lowering, masks), NAME + left_over(program, missing)
 
 
-def dijkstra_greedy_plan(program: Program, *, mesh: Mesh, cluster: Cluster, options: Options) -> Plan:
+def dijkstra_greedy_plan(
+    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, more: Mapping[str, str] | None = None
+) -> Plan:
     """The plan of the walk, priced as all plans are; ``Plan.options.propagation`` names what was left to the solver.
+
+    ``more``: source and command, for ``Plan.provenance``.
 
     Raises:
         InfeasibleError: it does not fit the memory limit of the options.
     """
     from solver_shard.api import plan_program
 
-    return plan_program(program, mesh=mesh, cluster=cluster, options=dataclasses.replace(options, tied=False), narrow=decide)
+    asked = dataclasses.replace(options, tied=False)
+    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, **(more or {}))

@@ -31,7 +31,7 @@ def narrowed(lowering: Lowering, masks: Masks) -> Lowering:
 
 def left_over(program: Program, missing: Sequence[int]) -> str:
     """``; left to the solver: mlp: aten.add.Tensor``: the ops of which a baseline says nothing; empty where there are none."""
-    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}" for i in missing)
+    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}".removeprefix(": ") for i in missing)
     shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
     return f"; left to the solver: {shown}" if names else ""
 

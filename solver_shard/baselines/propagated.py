@@ -136,6 +136,11 @@ def propagated_plan(
         command=command,
         progress=progress,
     )
+    return limited_to_itself(plan)
+
+
+def limited_to_itself(plan: Plan) -> Plan:
+    """A plan that was made without a limit, as one whose limit is the device's memory, or its own peak where that is more."""
     limit = max(plan.cluster.device.memory, plan.memory.peak)
     return dataclasses.replace(
         plan,

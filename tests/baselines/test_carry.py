@@ -41,7 +41,7 @@ def test_the_plan_is_priced_by_the_evaluator_and_never_beats_the_solvers(name: s
     raw, on, cluster = raw_of(name), Mesh.parse(mesh), load_cluster("h100")
     pins = {"x": Layout.parse(cut)}
     options = Options(memory_limit=2**30, tied=False, pins=(f"x={','.join(map(str, pins['x']))}",))
-    plan, walked = dtensor_greedy_plan(raw, mesh=on, cluster=cluster, options=options, pins=pins)
+    plan, walked = dtensor_greedy_plan(clean_with_values(raw), mesh=on, cluster=cluster, options=options, pins=pins)
     best = plan_program(clean(raw), mesh=on, cluster=cluster, options=options)
     assert best.certificate.objective <= plan.certificate.objective * (1 + best.certificate.gap + 1e-9)
     assert best.costs.communication_ns < walked.nanoseconds(Collectives(on, cluster))
@@ -62,7 +62,9 @@ def carried(name: str, mesh: Mesh, pins: dict[str, Layout]) -> tuple[Traced, Wal
 def test_what_dtensor_decides_is_kept() -> None:
     raw, mesh = raw_of("mlp"), Mesh.parse("4")
     pins = {"x": Layout.parse("R"), "up.weight": Layout.parse("S(0)"), "down.weight": Layout.parse("S(1)"), "up.bias": Layout.parse("S(0)")}
-    plan, _ = dtensor_greedy_plan(raw, mesh=mesh, cluster=load_cluster("h100"), options=Options(memory_limit=2**30), pins=pins)
+    plan, _ = dtensor_greedy_plan(
+        clean_with_values(raw), mesh=mesh, cluster=load_cluster("h100"), options=Options(memory_limit=2**30), pins=pins
+    )
     assert plan.options.propagation == NAME  # nothing is left to the solver
     made = [(op.name.split(".")[1], *map(str, op.result_layouts)) for op in plan.ops]
     forward, backward = made[:7], made[8:]
