@@ -68,12 +68,13 @@ def dtensor_greedy_plan(
     options: Options,
     pins: Mapping[str, Layout],
     devices_per_host: int = 8,
-    more: Mapping[str, str] | None = None,
+    source: str = "",
+    command: str | None = None,
 ) -> tuple[Plan, Walk]:
     """The plan that keeps what DTensor decides from these pins, and the walk that says so.
 
-    ``Plan.options.propagation`` names the ops that are left to the solver; pins of the options are only recorded. ``more``: source and
-    command, for ``Plan.provenance``.
+    ``Plan.options.propagation`` names the ops that are left to the solver; pins of the options are only recorded. ``source`` and
+    ``command`` are for ``Plan.provenance``.
 
     Raises:
         InputError: a pin that cannot be.
@@ -89,7 +90,7 @@ def dtensor_greedy_plan(
 
     # axes are not split: DTensor knows no parts of an axis
     asked = dataclasses.replace(options, tied=False, pins=(), split="off")
-    plan = plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, **(more or {}))
+    plan = plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, pins=options.pins)), found
 
 

@@ -126,11 +126,11 @@ def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lo
 
 
 def dijkstra_greedy_plan(
-    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, more: Mapping[str, str] | None = None
+    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, source: str = "", command: str | None = None
 ) -> Plan:
     """The plan of the walk, priced as all plans are; ``Plan.options.propagation`` names what was left to the solver.
 
-    ``more``: source and command, for ``Plan.provenance``.
+    ``source`` and ``command`` are for ``Plan.provenance``.
 
     Raises:
         InfeasibleError: it does not fit the memory limit of the options.
@@ -138,4 +138,4 @@ def dijkstra_greedy_plan(
     from solver_shard.api import plan_program
 
     asked = dataclasses.replace(options, tied=False)
-    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, **(more or {}))
+    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)

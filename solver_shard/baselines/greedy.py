@@ -80,7 +80,7 @@ def greedy_plan(
         split="off",
         tied=False,
     )
-    more = {"source": source, "command": command or f"greedy_plan({model!r}, name={name!r}, ...)"}
+    command = command or f"greedy_plan({model!r}, name={name!r}, ...)"
     say(f"deciding {len(program.ops)} ops one by one")
     if name == NAME:
         if traced is None:
@@ -88,10 +88,10 @@ def greedy_plan(
         stored = _layouts(program, resolve_pins(parsed, program, axes))
         per_host = where.levels[0].size or axes.size
         plan, walk = dtensor_greedy_plan(
-            traced, mesh=axes, cluster=where, options=options, pins=stored, devices_per_host=per_host, more=more
+            traced, mesh=axes, cluster=where, options=options, pins=stored, devices_per_host=per_host, source=source, command=command
         )
         return limited_to_itself(plan), walk
-    return limited_to_itself(dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=options, more=more)), None
+    return limited_to_itself(dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=options, source=source, command=command)), None
 
 
 def _layouts(program: Program, pinned: Mapping[int, Allowed]) -> dict[str, Layout]:

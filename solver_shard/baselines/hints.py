@@ -69,7 +69,7 @@ def hints(
 
     makers: dict[str, Callable[[], Masks]] = {carry.NAME: dtensor} if traced is not None else {}
     makers[dijkstra_greedy.NAME] = dijkstra
-    makers |= {name: lambda name=name: propagated(name) for name in get_args(PassName)}  # type: ignore[misc]  # mypy knows no default
+    makers |= {name: lambda name=name: propagated(name) for name in get_args(PassName)}
     found: dict[str, Masks] = {}
     named: dict[tuple[tuple[int, bytes], ...], str] = {}
     for name, make in makers.items():
