@@ -76,8 +76,7 @@ def test_what_dtensor_decides_is_kept() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mesh", ["4", "2,2"])
-@pytest.mark.parametrize("name", ["attention", "gpt2", "llama"])
+@pytest.mark.parametrize(("name", "mesh"), [("attention", "2,2"), ("gpt2", "4"), ("llama", "4")])
 def test_only_strided_shards_are_left_to_the_solver(name: str, mesh: str) -> None:
     on = Mesh.parse(mesh)
     pins = random_pins(raw_of(name), on, random.Random(5))
