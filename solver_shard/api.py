@@ -25,7 +25,7 @@ from solver_shard.arguments import (
 from solver_shard.errors import InputError
 from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
-from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
+from solver_shard.source import DEFAULT_DTYPE, is_entry_point, traced_of
 from solver_shard.stages import Progress, StageClock
 from solver_shard.units import parse_bytes
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
+    from solver_shard.frontends.clean import Traced
     from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
 
@@ -217,7 +218,7 @@ def optimize(
     )
     check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
-        program, source = program_of(
+        program, traced, source = traced_of(
             model,
             inputs,
             batch=part_of(batch, options.microbatches),
@@ -240,6 +241,7 @@ def optimize(
         workers=int(workers),
         stop=stop,
         incumbent=incumbent,
+        traced=traced,
     )
 
 
@@ -257,12 +259,15 @@ def plan_program(
     workers: int = 2,
     stop: Callable[[], bool] | None = None,
     incumbent: Callable[[Plan], None] | None = None,
+    traced: Traced | None = None,
 ) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan.
+    """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 
-    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records. The last three
-    are those of :func:`optimize`.
+    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
+    it there is no hint of what DTensor would do.
     """
+    from solver_shard.baselines.fallback import or_baseline
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
@@ -318,6 +323,9 @@ def plan_program(
         clock.bound_solver(options.time_limit)
         watch = None if incumbent is None else lambda found, problem: incumbent(writer.plan(found, problem, clock))
         solution, problem = solve_lowered(lowering, costs, options, clock, workers=workers, stop=stop, watch=watch)
+    baseline = None
+    if propagation is None and narrow is None and templates is None and not solution.interrupted:
+        solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
     if not solution.feasible:
         raise infeasible(
             Unsolved(
@@ -337,7 +345,7 @@ def plan_program(
         )
     with clock.stage("plan", "writing down the plan"):
         plan = writer.plan(solution, problem, clock)
-    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock))
+    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
 
 
 def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:

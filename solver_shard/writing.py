@@ -73,8 +73,8 @@ class Writer:
         )
 
 
-def certificate(solution: Solution, problem: Transients, clock: StageClock) -> Certificate:
-    """What is proven, for the tied or the free problem, with the seconds of the stages so far."""
+def certificate(solution: Solution, problem: Transients, clock: StageClock, baseline: str | None = None) -> Certificate:
+    """What is proven, for the tied or the free problem, with the seconds of the stages so far; and the baseline whose plan it is."""
     assert solution.objective is not None, "a feasible solution has an objective"
     assert solution.bound is not None, "a feasible solution has a bound"
     stages = {**clock.seconds, **{f"solve: {stage.name}": round(stage.seconds, 3) for stage in solution.stages}}
@@ -88,6 +88,7 @@ def certificate(solution: Solution, problem: Transients, clock: StageClock) -> C
         gap=solution.gap or 0.0,
         status=status,  # type: ignore[arg-type]  # narrowed by the assertion above, which mypy does not follow for enums
         problem="free" if problem.folded is None else "tied",
+        baseline=baseline,
         seed=solution.seed,
         work=solution.work,
         stages=stages,

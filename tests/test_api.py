@@ -123,6 +123,7 @@ def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
 def test_a_time_too_short_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Solution(status=Status.UNKNOWN)
     monkeypatch.setattr(solver_shard.solve.rounds, "solve", lambda graph, **options: nothing)
+    monkeypatch.setattr("solver_shard.baselines.fallback.solve", lambda graph, **options: nothing)  # nor is there a baseline
     with pytest.raises(SolverShardError, match=r"found within 1e-09 s, .*; give more --time-limit") as caught:
         plan_of(time_limit=1e-9)
     assert not isinstance(caught.value, InfeasibleError)
