@@ -124,6 +124,22 @@ def test_bytes_stay_the_same_at_every_time_when_carriers_are_put_together(seed: 
         assert (base + over_time(spans, before, times) == least + over_time(again, after, times)).all()
 
 
+def test_bytes_of_one_node_over_the_same_times_are_one_carrier() -> None:
+    spans = np.array([[0, 0, 2], [1, 2, 4], [2, 0, 4]])
+    needs = [(0, np.array([0, 1]), 0), (0, np.array([0, 1]), 1), (0, np.array([5, 3]), 2)]
+    (carrier,), again, base = regrouped(needs, spans, np.zeros(4, dtype=np.int64))
+    assert carrier.usage.tolist() == [2, 1]
+    assert base.tolist() == [3, 3, 3, 3]
+    assert again.tolist() == [[0, 0, 4]]
+
+
+def test_a_pair_that_many_parallel_edges_forbid_stays_forbidden() -> None:
+    aliases = [(v, v + 1, SAME) for v in (*range(14), *range(15, 29))]
+    forbidding = [(v, v + 15, [[X, 0, 1], [2, 0, 0], [0, 3, 0]]) for v in range(15)]
+    small, _ = merge_aliases(problem_of([3] * 30, aliases + forbidding), Ledger())
+    assert [edge.table().tolist() for edge in small.edges] == [[[X, 0, 15], [30, 0, 0], [0, 45, 0]]]
+
+
 def test_the_log_is_a_table_that_adds_up() -> None:
     problem = problem_of([3, 3, 3], [(0, 1, TURNED), (1, 2, COSTS)])
     lines = table(presolve(problem)[1].log).splitlines()
