@@ -85,14 +85,14 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
 
 
 def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
-    """Rounds of aliases.py while they merge a good part of the nodes."""
+    """Rounds of aliases.py while they merge a good part of the nodes and anything is forbidden."""
     stages: list[Merge | Steps] = []
     while True:
         size = problem.size
         problem, merge = merge_aliases(problem, ledger, keep)
         stages.append(merge)
         keep = None
-        if problem.size > 0.9 * size or problem.size == 0:
+        if problem.size > 0.9 * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
             return problem, stages
 
 
