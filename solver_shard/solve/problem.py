@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, exact_sum
 from solver_shard.errors import InternalError
 from solver_shard.solve.solution import MIB
 from solver_shard.solve.spans import at_times, between, counts, counts_at, over_time, shared, uncovered
@@ -75,7 +75,7 @@ class Problem:
         spans: int64[S, 3], rows (column, start, stop) over positions in ``times``; see spans.py.
         base: int64[times], bytes that are in use whatever is chosen.
         times: int64[times], labels that survive presolve.
-        constant: added to every cost.
+        constant: added to every cost. A cost of ``constant`` + FORBIDDEN or more counts as forbidden.
         limit: bytes, or None.
         weight: of the peak in the objective, per 2**20 bytes; 2**20 without costs is the objective "memory".
         sizes: strategies per node.
@@ -109,9 +109,25 @@ class Problem:
 
     def cost(self, assignment: Ints) -> int:
         """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
-        chosen = assignment.tolist()
-        total = self.constant + sum(int(row[x]) for row, x in zip(self.unary, chosen, strict=True))
-        return total + sum(int(e.core[e.rows[chosen[e.a]], e.cols[chosen[e.b]]]) for e in self.edges)
+        own = exact_sum(self._unary[self.offsets[:-1] + assignment])
+        if not self.edges:
+            return self.constant + own
+        cells, cores, widths, (rows, row_at, left), (cols, col_at, right) = self._tables
+        paid = cells[cores + rows[row_at + assignment[left]] * widths + cols[col_at + assignment[right]]]
+        return self.constant + own + exact_sum(paid)
+
+    @cached_property
+    def _unary(self) -> Ints:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.unary])
+
+    @cached_property
+    def _tables(self) -> tuple[Ints, Ints, Ints, tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]:
+        """All cores in a row, where each edge's begins and how wide it is; the same of rows and columns, with the edge's node."""
+        cells, cores = _in_a_row([edge.core for edge in self.edges])
+        rows, row_at = _in_a_row([edge.rows for edge in self.edges])
+        cols, col_at = _in_a_row([edge.cols for edge in self.edges])
+        ends = np.array([(edge.a, edge.b, edge.core.shape[1]) for edge in self.edges], dtype=np.int64)
+        return cells, cores, ends[:, 2], (rows, row_at, ends[:, 0]), (cols, col_at, ends[:, 1])
 
     def profile(self, assignment: Ints) -> Ints:
         """Bytes in use at each kept time, int64[times]."""
@@ -282,6 +298,20 @@ def _starts(graph: ChoiceGraph) -> Floats:
             break
         start, known = found, np.isfinite(found)
     return start + stop / (4 * max(float(stop.max(initial=0)), 1.0))
+
+
+def _in_a_row(arrays: list[Ints]) -> tuple[Ints, Ints]:
+    """The distinct arrays flat one after the other, and where each one begins."""
+    known: dict[int, int] = {}
+    distinct: list[Ints] = []
+    at, end = [], 0
+    for array in arrays:
+        if id(array) not in known:
+            known[id(array)] = end
+            distinct.append(array.ravel())
+            end += array.size
+        at.append(known[id(array)])
+    return np.concatenate(distinct), np.array(at, dtype=np.int64)
 
 
 def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:
