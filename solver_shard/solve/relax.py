@@ -19,6 +19,7 @@ from solver_shard.solve.bounds import margins
 from solver_shard.solve.descent import Local
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.lagrange import Rows
+from solver_shard.solve.messages import scaled_constant
 from solver_shard.solve.problem import Floats
 from solver_shard.solve.sweeps import Passing
 
@@ -34,6 +35,9 @@ LAST_LENGTH = 1e-3
 """Step length at which the search for multipliers ends."""
 
 REPAIR_EVERY = 5
+HIGHEST = 1e30
+"""Largest multiplier: sums of them stay finite."""
+
 FAR = 0.2
 """Steps whose bound is this much below the best are not worth a repair."""
 
@@ -53,7 +57,7 @@ class Relaxation:
     def __init__(self, flat: Flat, multipliers: Mapping[int, float], rng: np.random.Generator) -> None:
         """``multipliers``: unscaled cost per byte by time label, to start from."""
         self.flat, self.rng = flat, rng
-        self.constant = flat.problem.constant * flat.scale
+        self.constant = scaled_constant(flat.problem.constant, flat.scale)
         self.passing, self.local = Passing(flat), Local(flat)
         self.rows = Rows(flat)
         self.best = -np.inf
@@ -142,7 +146,8 @@ class Relaxation:
             direction = np.where((multipliers <= 0) & (smooth < 0), 0.0, smooth)
             norm = float(direction @ direction)
             if norm > 0:
-                multipliers = np.maximum(0.0, multipliers + length * max(aim - bound, 1e-4 * abs(aim)) / norm * direction)
+                multipliers = multipliers + length * max(aim - bound, 1e-4 * abs(aim)) / norm * direction
+                multipliers = np.clip(multipliers, 0.0, HIGHEST)
             elif not self.multipliers.any() and profile.max(initial=0) <= self.flat.limit:
                 yield from self._sweeps()
                 return
