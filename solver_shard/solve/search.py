@@ -47,6 +47,9 @@ PAUSE = 2
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
 
+SHRINK = 0.8
+"""Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
+
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
@@ -319,7 +322,7 @@ class Search:
             self._exhausted("fixing")
             return None
         left = sum(int(mask.sum()) for mask in keep)
-        return keep if left < 0.7 * sum(map(len, keep)) else None
+        return keep if left < SHRINK * sum(map(len, keep)) else None
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
         self.multipliers = bounding.prices()
