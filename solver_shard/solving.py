@@ -143,10 +143,10 @@ class _Solving:
 
 
 def _joined(first: Solution, second: Solution) -> Solution:
-    """The second stage's solution with what both took."""
+    """The second stage's solution with what both took; the first one's bounds are of another problem."""
     return dataclasses.replace(
         second,
-        history=first.history + second.history,
+        history=tuple(dataclasses.replace(event, bound=None) for event in first.history) + second.history,
         stages=first.stages + second.stages,
         work=first.work + second.work,
     )

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 WORK = 0.3
 """Work units for one baseline: most of its nodes are decided, and what is left falls apart."""
 
+OWN_STARTS = ("the last round's plan", "the best plan so far", "the tied plan", "the least peak")
+"""Warm starts that the solver makes itself: no baselines."""
+
 OVERTIME = 0.05
 """Part of the time limit by which a solve may run over."""
 
@@ -95,7 +98,7 @@ def with_baselines(
         return found, None
     started = time.monotonic()
     best, name = found, origin(found)
-    tried = {stage.name.removeprefix("warm start ") for stage in found.stages if not stage.note.endswith("None")}
+    tried = {stage.name.removeprefix("free, ").removeprefix("warm start ") for stage in found.stages if not stage.note.endswith("None")}
     for baseline in baselines:
         if baseline.name in tried and best.feasible:
             continue
@@ -112,9 +115,10 @@ def with_baselines(
 
 def origin(found: Solution) -> str | None:
     """The warm start whose completion a solution is; None where the solver found it."""
-    sources = [event.source for event in found.history if event.objective is not None]
+    sources = [event.source.removeprefix("free, ") for event in found.history if event.objective is not None]
     words = sources[-1].removeprefix("warm start ") if sources and sources[-1].startswith("warm start ") else ""
-    return words.rpartition(", ")[0] or None
+    name = words.rpartition(", ")[0]
+    return name if name and name not in OWN_STARTS else None
 
 
 def _value(solution: Solution) -> int:
