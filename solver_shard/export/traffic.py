@@ -18,7 +18,7 @@ where it issues fewer, one collective serves what the plan moves in several equa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from solver_shard.export.eager import Eager, Parallel
@@ -51,17 +51,17 @@ def move_of(before: Placement, after: Placement) -> str:
     return "all_gather" if after == R else "all_to_all"
 
 
-def implied(plan: Plan, eager: Eager, *, shared: bool) -> dict[Move, list[str]]:
+def implied(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> dict[Move, list[str]]:
     """The collectives of the form, each with the modules that issue it.
 
     Args:
-        shared: modules that read one tensor alike lay it out once (else each does it for itself).
+        shared: whether modules that read one tensor alike lay it out once (else each does it for itself), or the groups that do.
     """
     found: dict[Move, list[str]] = {}
     done: set[tuple[int, int]] = set()
     training = not plan.options.forward_only
     for module in eager.modules:
-        entered = (module.group, int(module.read)) in done and shared
+        entered = (module.group, int(module.read)) in done and (shared if isinstance(shared, bool) else module.group in shared)
         done.add((module.group, int(module.read)))
         if not entered:
             for phase, before, after in _entries(module, training):
@@ -89,13 +89,18 @@ def planned(plan: Plan, axis: str) -> dict[Move, list[str]]:
     return found
 
 
-def compare(plan: Plan, eager: Eager, *, shared: bool) -> tuple[list[Dropped], list[str]]:
+def compare(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> tuple[list[Dropped], list[str]]:
     """What the form issues beyond the plan's collectives, and notes on what it saves."""
     if eager.tensor_axis is None:
         return [], []
     axis = eager.tensor_axis
     form, wanted = implied(plan, eager, shared=shared), planned(plan, axis)
     dropped, notes = [], []
+    position = plan.mesh.index(axis)
+    for t in plan.outputs:
+        output = plan.tensors[t]
+        if any(m.result == t and not m.given.is_replicate for m in eager.modules):
+            notes.append(f"{output.name} is {output.layout[position]} on {axis}: each process returns its part of it")
     for move in dict.fromkeys((*form, *wanted)):
         mine, theirs = form.get(move, []), wanted.get(move, [])
         size = format_bytes(move.nbytes)
