@@ -109,9 +109,7 @@ def prepare(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange:
         _wrong(step, f"it changes axes {', '.join(mesh.names[a] for a in sorted(changed)) or 'none'}")
     view = _View(step=step, shape=shape, mesh=mesh, device=device, group=group, members=group_of(group, mesh, device))
     reduction, pack, unpack = _KINDS[step.kind](view)
-    return Exchange(
-        kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack
-    )
+    return Exchange(kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack)
 
 
 def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int) -> Exchange:
