@@ -29,8 +29,8 @@ def export(
     to: Annotated[
         Target,
         typer.Option(
-            help="dtensor-script: a torchrun program that runs all of the plan; parallelize: a Python file of parallelize_module styles and "
-            "FSDP2 calls; hf: a tp_plan with the other arguments of transformers' DistributedConfig; torchtitan: sharding configs; "
+            help="dtensor-script: a torchrun program that runs all of the plan; parallelize: a Python file of parallelize_module styles "
+            "and FSDP2 calls; hf: a tp_plan with the other arguments of transformers' DistributedConfig; torchtitan: sharding configs; "
             "jax: PartitionSpecs and logical-axis rules; sdy: Shardy annotations on a StableHLO signature."
         ),
     ] = ...,  # type: ignore[assignment]  # typer's mark for a required option

@@ -134,7 +134,7 @@ def _dim(plan: Plan, eager: Eager, t: int, shard: list[int], positions: list[int
             Dropped(
                 tensors=(tensor.name,),
                 what=f"dim {dim} cut by {' then '.join(names)}",
-                why=f"fully_shard cuts after {eager.tensor_axis or 'the tensor axis'}: 'NAME=_S({dim}),S({dim})' pins that order on {plan.mesh}",
+                why="fully_shard cuts a dim after the tensor axis has, and by its own axes from left to right",
             )
         )
     shards = 1
@@ -145,7 +145,11 @@ def _dim(plan: Plan, eager: Eager, t: int, shard: list[int], positions: list[int
         local = -(-local // plan.mesh.shape[a])
     if local % shards and (dim or first or len(shard) > 1):
         dropped.append(
-            Dropped(tensors=(tensor.name,), what=f"dim {dim} of {local} rows cut into {shards} unequal shards", why="fully_shard cuts only dim 0 so")
+            Dropped(
+                tensors=(tensor.name,),
+                what=f"dim {dim} of {local} rows cut into {shards} unequal shards",
+                why="fully_shard cuts only dim 0 so",
+            )
         )
         return 0
     return dim

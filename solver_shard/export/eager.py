@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from solver_shard.costs.layouts import is_legal
 from solver_shard.export.exported import Dropped, merged
 from solver_shard.layout import Placement, R
 from solver_shard.plan.plan import Plan, PlannedOp
@@ -69,6 +68,7 @@ class Eager:
         idle_axes: axes on which everything is repeated (only lossy forms have them beside axes of one device).
         modules: the parallel ones, in the order in which they run.
         whole: paths of other modules with parameters of their own, in order.
+        partial: those of ``whole`` whose activations are cut by the tensor axis, so that each process has a part of their gradients.
         dropped: what of the plan is not in here.
     """
 
@@ -77,6 +77,7 @@ class Eager:
     idle_axes: tuple[str, ...]
     modules: tuple[Parallel, ...]
     whole: tuple[str, ...]
+    partial: tuple[str, ...]
     dropped: tuple[Dropped, ...]
 
 
@@ -85,9 +86,14 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def read_eager(plan: Plan) -> Eager:
-    """Read a plan as an eager program; ``dropped`` lists what does not fit, and the rest is consistent without it."""
-    reader = _Reader(plan)
+def read_eager(plan: Plan, *, reduces: bool = False) -> Eager:
+    """Read a plan as an eager program; ``dropped`` lists what does not fit, and the rest is consistent without it.
+
+    Args:
+        reduces: whether the form can sum, over the tensor axis, the gradients of parameters that are whole there and act on cut
+            activations (norms of heads); else such plans do not fit.
+    """
+    reader = _Reader(plan, reduces)
     dropped: list[Dropped] = []
     tensor, data, idle = reader.roles(dropped)
     if tensor is None:
@@ -98,6 +104,7 @@ def read_eager(plan: Plan) -> Eager:
             idle_axes=tuple(plan.mesh.names[a] for a in idle),
             modules=(),
             whole=reader.owners(()),
+            partial=(),
             dropped=merged(dropped),
         )
     modules = reader.parallel(tensor, dropped)
@@ -108,13 +115,16 @@ def read_eager(plan: Plan) -> Eager:
         idle_axes=tuple(plan.mesh.names[a] for a in idle),
         modules=modules,
         whole=reader.owners(m.path for m in modules),
+        partial=tuple(reader.partial),
         dropped=merged(dropped),
     )
 
 
 class _Reader:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, reduces: bool) -> None:
         self.plan = plan
+        self.reduces = reduces
+        self.partial: dict[str, int] = {}
         self.forward = [i for i, op in enumerate(plan.ops) if op.phase == "forward"]
         self.made = [tensor.layout for tensor in plan.tensors]
         for op in plan.ops:
@@ -159,7 +169,7 @@ class _Reader:
                 continue
             name = mesh.names[a]
             if a in tensors:
-                weights = [t for i in self.forward for t, l in self._operands(i) if self.is_parameter(t) and l[a].is_shard]
+                weights = [t for i in self.forward for t, read in self._operands(i) if self.is_parameter(t) and read[a].is_shard]
                 dropped.append(
                     Dropped(
                         tensors=tuple(dict.fromkeys(map(self.name, weights))),
@@ -185,7 +195,7 @@ class _Reader:
                 dropped.append(
                     Dropped(
                         tensors=tuple(map(self.name, uncut)),
-                        what=f"{', '.join(dict.fromkeys(str(self.plan.tensors[t].layout[a]) for t in uncut))} on {name}, unlike other inputs",
+                        what=f"{self.plan.tensors[uncut[0]].layout[a]} on {name}, unlike other inputs",
                         why="the form cuts dim 0 of every input there",
                     )
                 )
@@ -247,6 +257,7 @@ class _Reader:
                 regions.join([t for t in (*op.operands, *op.results) if not self.is_stored(t)])
         given = {t: self._given(t, core, at, a, dropped, regions) for t, core in results.items()}
         self._check_local(a, at, given, dropped, regions)
+        self.partial = {path: t for path, t in self.partial.items() if self.reduces and not regions.is_bad(t)}
         found = []
         for i in self.forward:
             core = at.get(i)
@@ -289,7 +300,9 @@ class _Reader:
             core = cores.get(owner(self.name(t)))
             known = {(core.op, 1 - core.position), (core.bias, core.bias_position)} if core is not None else set()
             wrong = [
-                self.plan.ops[i].operand_layouts[k][a] for i, k in readers if (i, k) not in known and self.plan.ops[i].operand_layouts[k][a] != R
+                self.plan.ops[i].operand_layouts[k][a]
+                for i, k in readers
+                if (i, k) not in known and self.plan.ops[i].operand_layouts[k][a] != R
             ]
             stored = self.plan.tensors[t].layout[a]
             used = [self.plan.ops[i].operand_layouts[k][a] for i, k in readers]
@@ -327,7 +340,7 @@ class _Reader:
         last, final = len(self.plan.tensors[source].shape) - 1, len(self.plan.tensors[result].shape) - 1
         cut: Cut
         if op.name == _EMBEDDING:
-            if read != R or not (placement == 0 and made.is_partial or placement == 1 and made == final):
+            if read != R or not ((placement == 0 and made.is_partial) or (placement == 1 and made == final)):
                 return None
             cut = "rows" if placement == 0 else "columns"
         elif placement == 0 and read == R and made == final and self.plan.tensors[result].shape[-1] == shape[0]:
@@ -361,9 +374,7 @@ class _Reader:
                 return (uses[0][0], k) if op.operand_layouts[k][a] == wanted else None
         return None
 
-    def _given(
-        self, t: int, core: _Core, at: Mapping[int, _Core], a: int, dropped: list[Dropped], regions: _Regions
-    ) -> Placement:
+    def _given(self, t: int, core: _Core, at: Mapping[int, _Core], a: int, dropped: list[Dropped], regions: _Regions) -> Placement:
         """In which placement a parallel module hands its output on: the one in which ops outside read it."""
         axis = self.plan.mesh.names[a]
         made = self.made[t][a]
@@ -398,16 +409,17 @@ class _Reader:
                 core = at[i]
                 source = op.operands[core.position] if core.op == i else -1
                 if core.op == i and given.get(source, self.made[source][a]).is_partial:
-                    self._spoil(source, f"partial on {axis} where {core.path} reads it", "a module of the form reads no partial tensor", dropped, regions)
+                    self._spoil(
+                        source,
+                        f"partial on {axis} where {core.path} reads it",
+                        "a module of the form reads no partial tensor",
+                        dropped,
+                        regions,
+                    )
                 continue
             for t, layout in self._operands(i):
                 if self.is_parameter(t):
-                    if layout[a] != R:
-                        for result in op.results:
-                            regions.spoil(result)
-                        for other in op.operands:
-                            if not self.is_stored(other):
-                                regions.spoil(other)
+                    self._check_whole(t, layout[a], i, a, dropped, regions)
                     continue
                 lies = given.get(t, self.made[t][a])
                 if layout[a] != lies:
@@ -425,7 +437,9 @@ class _Reader:
                         regions.spoil(t)
             if not op.operands and any(layout[a] != R for layout in op.result_layouts):
                 t = op.results[0]
-                self._spoil(t, f"made {op.result_layouts[0][a]} on {axis} by {op.name}", "a process of the form makes it whole", dropped, regions)
+                self._spoil(
+                    t, f"made {op.result_layouts[0][a]} on {axis} by {op.name}", "a process of the form makes it whole", dropped, regions
+                )
         for t in self.plan.outputs:
             lies = given.get(t, self.made[t][a])
             if self.plan.tensors[t].layout[a] != lies:
@@ -438,7 +452,29 @@ class _Reader:
                 )
         for t, tensor in enumerate(self.plan.tensors):
             if tensor.role in ("input", "buffer") and tensor.layout[a] != R and self.readers.get(t):
-                self._spoil(t, f"stored {tensor.layout[a]} on {axis}", "the form gives every process of that axis the whole of it", dropped, regions)
+                self._spoil(
+                    t, f"stored {tensor.layout[a]} on {axis}", "the form gives every process of that axis the whole of it", dropped, regions
+                )
+
+    def _check_whole(self, t: int, placement: Placement, i: int, a: int, dropped: list[Dropped], regions: _Regions) -> None:
+        """A parameter that an op outside the parallel modules reads must be whole, and so must what it acts on, or gradients be summed."""
+        tensor, op = self.plan.tensors[t], self.plan.ops[i]
+        beside = [x for x in (*op.operands, *op.results) if not self.is_stored(x)]
+        layouts = [read[a] for x, read in self._operands(i) if not self.is_stored(x)]
+        local = placement != R or any(p != R for p in (*layouts, *(made[a] for made in op.result_layouts)))
+        if placement == R and local and tensor.trainable and not self.plan.options.forward_only:
+            self.partial[owner(tensor.name)] = beside[0]
+            if not self.reduces:
+                dropped.append(
+                    Dropped(
+                        tensors=(tensor.name,),
+                        what=f"whole on {self.plan.mesh.names[a]} and used with cut activations, so its gradient is summed over it",
+                        why="the form sums no gradients over that axis",
+                    )
+                )
+        if placement != R or (local and not self.reduces):
+            for x in beside:
+                regions.spoil(x)
 
     def _spoil(self, t: int, what: str, why: str, dropped: list[Dropped], regions: _Regions) -> None:
         dropped.append(Dropped(tensors=(self.name(t),), what=what, why=why))
@@ -481,15 +517,3 @@ class _Regions:
 
     def is_bad(self, t: int) -> bool:
         return self._root(t) in self._bad
-
-
-def is_even(plan: Plan, t: int) -> bool:
-    """Whether all shards of a stored tensor are equal."""
-    tensor = plan.tensors[t]
-    cuts = [1] * len(tensor.shape)
-    for placement, size in zip(tensor.layout, plan.mesh.shape, strict=True):
-        if placement.is_shard:
-            cuts[placement.dim] *= size
-    return is_legal(tensor.layout, tensor.shape, plan.mesh.shape, plan.mesh.wholes) and all(
-        n % c == 0 for n, c in zip(tensor.shape, cuts, strict=True)
-    )

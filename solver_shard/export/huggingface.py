@@ -23,7 +23,7 @@ from typing import Any
 
 from solver_shard.errors import InputError
 from solver_shard.export.data_parallel import read_data_parallel, wrapped
-from solver_shard.export.eager import Parallel, owner, read_eager
+from solver_shard.export.eager import Eager, Parallel, owner, read_eager
 from solver_shard.export.exported import Dropped, Exported, check_lossless, merged
 from solver_shard.export.literal import read_assignments, read_value
 from solver_shard.export.style_pins import Cut, weight_pins
@@ -42,6 +42,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "embedding by rows": ("embedding_rowwise",),
     "embedding by columns": ("embedding_colwise",),
     "whole": ("replicate",),
+    "whole, of cut activations": ("replicated_with_grad_allreduce",),
 }
 """What a style does to its names, newest first: releases of transformers 5 renamed some."""
 STYLES: Mapping[str, Cut] = {
@@ -59,7 +60,7 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
     Raises:
         InputError: the form cannot express the plan, and ``lossy`` is false; transformers is missing or too old for a style.
     """
-    eager = read_eager(plan)
+    eager = read_eager(plan, reduces=True)
     data = read_data_parallel(plan, eager)
     more, notes = compare(plan, eager, shared=False)
     dropped = [*eager.dropped, *data.dropped, *more]
@@ -71,10 +72,13 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
                 why="a tp_plan is about such an axis",
             )
         )
-    styles = _wildcards({m.path: _style(plan, m, dropped) for m in eager.modules} | dict.fromkeys(eager.whole, "whole"), dropped)
+    styles = _wildcards({m.path: _style(plan, m, dropped) for m in eager.modules} | _whole(eager), dropped)
     known = _known_styles()
     tp_plan = {pattern: _name(style, known) for pattern, style in styles.items()}
-    made: dict[str, Any] = {"tp_size": 1 if eager.tensor_axis is None else plan.mesh.shape[plan.mesh.index(eager.tensor_axis)], "tp_plan": tp_plan}
+    made: dict[str, Any] = {
+        "tp_size": 1 if eager.tensor_axis is None else plan.mesh.shape[plan.mesh.index(eager.tensor_axis)],
+        "tp_plan": tp_plan,
+    }
     if data.shard_axes or data.replicate_axes:
         made |= _fsdp(plan, data.shard_axes, data.replicate_axes, data.dims, data.keeps, dropped)
     if plan.mesh.names.index(eager.tensor_axis or plan.mesh.names[-1]) != len(plan.mesh.names) - 1:
@@ -108,13 +112,17 @@ def read(text: str, program: Program, *, axis: str = "tp") -> tuple[str, ...]:
         raise InputError("no tp_plan was found; give {'layers.*.self_attn.q_proj': 'colwise', ...} as JSON or as a Python dict")
     unknown = sorted({style for style in value.values() if style not in STYLES})
     if unknown:
-        raise InputError(f"tp_plan styles {', '.join(unknown)[:200]} cannot be said as pins; known are {', '.join(STYLES)}; take those rules out")
+        raise InputError(
+            f"tp_plan styles {', '.join(unknown)[:200]} cannot be said as pins; known are {', '.join(STYLES)}; take those rules out"
+        )
     owners = {template(owner(t.name)).replace("#", "*") for t in program.tensors if t.role is Role.PARAMETER}
     owners |= {template(t.name).replace("#", "*") for t in program.tensors if t.role is Role.PARAMETER}
     prefixes = sorted({name.partition(".")[0] for name in owners if "." in name})
     cuts: dict[str, Cut] = {}
     for pattern, style in value.items():
-        whole = next((p for p in (pattern, *(f"{prefix}.{pattern}" for prefix in prefixes)) if template(p).replace("#", "*") in owners), pattern)
+        whole = next(
+            (p for p in (pattern, *(f"{prefix}.{pattern}" for prefix in prefixes)) if template(p).replace("#", "*") in owners), pattern
+        )
         cuts[whole] = STYLES[style]
     return weight_pins(cuts, program, axis)
 
@@ -125,14 +133,24 @@ def _style(plan: Plan, module: Parallel, dropped: list[Dropped]) -> str:
     last = len(shape) - 1
     enters_whole = module.arrives.is_replicate
     if not enters_whole and not (module.cut == "rows" and module.arrives == module.read):
-        dropped.append(Dropped(tensors=(module.path,), what=f"its input lies {module.arrives}", why="a style takes it whole, or cut as rows need it"))
+        dropped.append(
+            Dropped(tensors=(module.path,), what=f"its input lies {module.arrives}", why="a style takes it whole, or cut as rows need it")
+        )
     if not module.given.is_replicate and not (module.cut == "columns" and module.given == last and module.kind == "linear"):
-        dropped.append(Dropped(tensors=(module.path,), what=f"its output is handed on {module.given}", why="a style returns it whole, or as columns lie"))
+        dropped.append(
+            Dropped(
+                tensors=(module.path,), what=f"its output is handed on {module.given}", why="a style returns it whole, or as columns lie"
+            )
+        )
     if module.kind == "embedding":
         return f"embedding by {module.cut}"
     if module.cut == "columns":
         return "columns, gathered" if module.given.is_replicate else "columns"
     return "rows of a whole input" if enters_whole else "rows"
+
+
+def _whole(eager: Eager) -> dict[str, str]:
+    return {path: "whole, of cut activations" if path in eager.partial else "whole" for path in eager.whole}
 
 
 def _wildcards(styles: Mapping[str, str], dropped: list[Dropped]) -> dict[str, str]:
@@ -146,7 +164,9 @@ def _wildcards(styles: Mapping[str, str], dropped: list[Dropped]) -> dict[str, s
         most = max(dict.fromkeys(values), key=values.count)
         other = tuple(path for path, style in members.items() if style != most)
         if other:
-            dropped.append(Dropped(tensors=other, what=f"{members[other[0]]}, unlike other layers", why=f"one rule holds for all numbers: {most}"))
+            dropped.append(
+                Dropped(tensors=other, what=f"{members[other[0]]}, unlike other layers", why=f"one rule holds for all numbers: {most}")
+            )
         found[pattern] = most
     return found
 
@@ -169,7 +189,9 @@ def _fsdp(
 
     other = tuple(name for name, dim in dims.items() if dim)
     if other:
-        dropped.append(Dropped(tensors=other, what=f"cut by dim {dims[other[0]]} over {', '.join(shard)}", why="transformers' fully_shard cuts dim 0"))
+        dropped.append(
+            Dropped(tensors=other, what=f"cut by dim {dims[other[0]]} over {', '.join(shard)}", why="transformers' fully_shard cuts dim 0")
+        )
     if not shard:
         dropped.append(
             Dropped(

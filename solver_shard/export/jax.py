@@ -58,7 +58,7 @@ def layout_of(spec: Iterable[Iterable[str]], mesh: Mesh, where: str) -> Layout:
             placements[axis] = S(d) if k < run else strided(d)
         if list(Layout(placements).order(d)) != axes or (run < len(axes) and not any(a > axes[run] for a in axes[:run])):
             raise InputError(
-                f"{where}: dim {d} is cut by {', '.join(names)} in this order, which no layout on {mesh} says; legal: axes from left to right, "
+                f"{where}: dim {d} is cut by {', '.join(names)} in this order, which no layout on {mesh} says; legal: from left to right, "
                 "or axes from left to right after others that have one to their right"
             )
     return Layout(placements)
@@ -68,9 +68,7 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
     """A Python file of specs; InputError where a stored tensor cannot be said (unequal shards), unless ``lossy``."""
     dropped: list[Dropped] = []
     stored = {role: _specs(plan, role, dropped) for role in ("parameter", "buffer", "input")}
-    states = {
-        t.name: _spec(plan, t, t.state, dropped) for t in plan.tensors if t.role == "parameter" and t.state is not None
-    }
+    states = {t.name: _spec(plan, t, t.state, dropped) for t in plan.tensors if t.role == "parameter" and t.state is not None}
     outputs = {plan.tensors[t].name: _spec(plan, plan.tensors[t], plan.tensors[t].layout, dropped) for t in plan.outputs}
     activations, free = _activations(plan)
     found = merged(dropped)
@@ -80,8 +78,10 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
     if free:
         notes.append(f"{free} module outputs are left to XLA: they are partial, unequally cut, or several tensors")
     if any(t.state not in (None, t.layout) for t in plan.tensors):
-        notes.append("STATES differ from PARAMETERS: shard the optimizer's state by STATES, and constrain gradients to it before the update")
-    source = "".join(c if c.isprintable() and c not in "\\\"" else "?" for c in f"{plan.name} on {plan.mesh}: {plan.provenance.source}")
+        notes.append(
+            "STATES differ from PARAMETERS: shard the optimizer's state by STATES, and constrain gradients to it before the update"
+        )
+    source = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in f"{plan.name} on {plan.mesh}: {plan.provenance.source}")
     lines = [f'"""PartitionSpecs of {source}; written by solver-shard."""\n']
     if found:
         lines.append("# Left out of the plan, as the export was asked to be lossy:\n" + listing(found))
@@ -98,10 +98,16 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
     )
     for title, comment, specs in titles:
         folded = fold_patterns({printable(name): _text(spec) for name, spec in specs.items()})
-        lines.append(f"{title} = {{  # {comment}; * is the number of a layer\n" + "".join(f"    {name!r}: {spec},\n" for name, spec in folded.items()) + "}\n")
+        lines.append(
+            f"{title} = {{  # {comment}; * is the number of a layer\n"
+            + "".join(f"    {name!r}: {spec},\n" for name, spec in folded.items())
+            + "}\n"
+        )
     names = fold_patterns({printable(name): repr(axes) for name, axes in logical.items()})
     lines.append(
-        "LOGICAL_AXES = {  # names of parameters' dims, for LOGICAL_AXIS_RULES\n" + "".join(f"    {n!r}: {a},\n" for n, a in names.items()) + "}\n"
+        "LOGICAL_AXES = {  # names of parameters' dims, for LOGICAL_AXIS_RULES\n"
+        + "".join(f"    {n!r}: {a},\n" for n, a in names.items())
+        + "}\n"
     )
     lines.append("LOGICAL_AXIS_RULES = (\n" + "".join(f"    {(name, _axes(axes))!r},\n" for name, axes in rules.items()) + ")\n")
     return Exported(text="\n".join(lines), dropped=found, notes=tuple(notes))
@@ -171,7 +177,11 @@ def _spec(plan: Plan, tensor: PlannedTensor, layout: Layout, dropped: list[Dropp
         shards = _shards(plan, axes)
         if shards and tensor.shape[d] % shards:
             dropped.append(
-                Dropped(tensors=(tensor.name,), what=f"dim {d} of {tensor.shape[d]} cut into {shards} unequal shards", why="JAX cuts into equal ones only")
+                Dropped(
+                    tensors=(tensor.name,),
+                    what=f"dim {d} of {tensor.shape[d]} cut into {shards} unequal shards",
+                    why="JAX cuts into equal ones only",
+                )
             )
             axes = ()
         kept.append(axes)

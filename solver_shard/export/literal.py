@@ -54,7 +54,7 @@ def read_assignments(text: str, *, calls: Collection[str] = (), file: str = "fil
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
             try:
                 found[statement.targets[0].id] = _Reader(calls, file).value(statement.value, 0)
-            except _NotLiteral:
+            except _NotLiteralError:
                 continue
     return found
 
@@ -70,11 +70,11 @@ def read_value(text: str, *, calls: Collection[str] = (), file: str = "file") ->
     tree = _parse(text.strip(), file, "eval")
     try:
         return _Reader(calls, file).value(tree.body, 0)
-    except _NotLiteral as error:
+    except _NotLiteralError as error:
         raise InputError(f"{file}: {error}; give JSON, or a literal of strings, numbers, lists, tuples and dicts") from None
 
 
-class _NotLiteral(Exception):
+class _NotLiteralError(Exception):
     pass
 
 
@@ -98,12 +98,15 @@ class _Reader:
     def value(self, node: ast.expr, depth: int) -> Any:
         self._items += 1
         if depth > MAX_DEPTH or self._items > MAX_ITEMS:
-            raise InputError(f"{self._file}: nested deeper than {MAX_DEPTH} or more than {MAX_ITEMS:,} items; give the file that export wrote")
+            raise InputError(
+                f"{self._file}: nested deeper than {MAX_DEPTH} or more than {MAX_ITEMS:,} items; give the file that export wrote"
+            )
         if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
             return node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            if isinstance(node.operand.value, int | float) and not isinstance(node.operand.value, bool):
-                return -node.operand.value
+            number = node.operand.value
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                return -number
         if isinstance(node, ast.Tuple):
             return tuple(self.value(item, depth + 1) for item in node.elts)
         if isinstance(node, ast.List):
@@ -116,16 +119,16 @@ class _Reader:
             return Name(node.attr)
         if isinstance(node, ast.Call):
             return self._call(node, depth)
-        raise _NotLiteral(f"line {node.lineno} holds a {type(node).__name__}, which is no literal")
+        raise _NotLiteralError(f"line {node.lineno} holds a {type(node).__name__}, which is no literal")
 
     def _dict(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             if key is None:
-                raise _NotLiteral(f"line {node.lineno} unpacks a dict")
+                raise _NotLiteralError(f"line {node.lineno} unpacks a dict")
             name = self.value(key, depth + 1)
             if not isinstance(name, str | int | Name):
-                raise _NotLiteral(f"line {node.lineno} has a {type(name).__name__} as a key")
+                raise _NotLiteralError(f"line {node.lineno} has a {type(name).__name__} as a key")
             if name in made:
                 raise InputError(f"{self._file}, line {node.lineno}: {name!r} stands twice in one dict; drop one of them")
             made[name] = self.value(item, depth + 1)
@@ -134,9 +137,11 @@ class _Reader:
     def _call(self, node: ast.Call, depth: int) -> Call:
         name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if name not in self._calls:
-            raise _NotLiteral(f"line {node.lineno} calls {name or 'something'}, which is not one of {', '.join(self._calls) or 'no names'}")
+            raise _NotLiteralError(
+                f"line {node.lineno} calls {name or 'something'}, which is not one of {', '.join(self._calls) or 'no names'}"
+            )
         if any(keyword.arg is None for keyword in node.keywords) or any(isinstance(arg, ast.Starred) for arg in node.args):
-            raise _NotLiteral(f"line {node.lineno} unpacks arguments")
+            raise _NotLiteralError(f"line {node.lineno} unpacks arguments")
         return Call(
             name,
             tuple(self.value(arg, depth + 1) for arg in node.args),

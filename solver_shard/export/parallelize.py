@@ -81,7 +81,11 @@ def _cut(pattern: str, style: Any) -> Cut:
 def _unsupported(plan: Plan, data: DataParallel) -> list[Dropped]:
     """Meshes on which ``fully_shard`` cannot be said; a lossy export replicates over the axes that are left."""
     both = data.shard_axes and data.replicate_axes
-    if both and (len(data.shard_axes) > 1 or len(data.replicate_axes) > 1 or plan.mesh.index(data.replicate_axes[0]) > plan.mesh.index(data.shard_axes[0])):
+    if both and (
+        len(data.shard_axes) > 1
+        or len(data.replicate_axes) > 1
+        or plan.mesh.index(data.replicate_axes[0]) > plan.mesh.index(data.shard_axes[0])
+    ):
         raise InputError(
             f"parameters are replicated over {', '.join(data.replicate_axes)} and cut over {', '.join(data.shard_axes)}; fully_shard takes "
             "one axis of each kind, the replicated one to the left; export to dtensor-script, or solve on such a mesh"
@@ -93,7 +97,7 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
     shared = _shared(eager.modules)
     styles = {m.path: _style(m, shared.get(m.path)) for m in eager.modules}
     folded = fold_patterns(styles)
-    groups = sorted({name for name in shared.values()})
+    groups = sorted(set(shared.values()))
     lines = [HEAD.format(name=_comment(plan.name), mesh=plan.mesh, source=_comment(plan.provenance.source))]
     if dropped:
         lines.append("# Left out of the plan, as the export was asked to be lossy:\n" + listing(dropped))
@@ -105,7 +109,9 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
     if groups:
         lines.append(SHARED)
         for name in groups:
-            lines.append(f"{name} = Lay({sum(1 for path, group in shared.items() if group == name and path in _first_copy(shared, name))})\n")
+            lines.append(
+                f"{name} = Lay({sum(1 for path, group in shared.items() if group == name and path in _first_copy(shared, name))})\n"
+            )
     body = []
     if eager.modules:
         lines.append("TENSOR_PARALLEL = {\n" + "".join(f'    "{path}": {style},\n' for path, style in folded.items()) + "}\n")
@@ -114,7 +120,11 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
         lines.append(_wrapping(plan, data))
         body.append(_mesh_line(data))
         body.append("    wrap(model, data)\n")
-    lines.append('def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:\n    """Lay the model out on the mesh, in place."""\n' + "".join(body) + "    return model\n")
+    lines.append(
+        'def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:\n    """Lay the model out on the mesh, in place."""\n'
+        + "".join(body)
+        + "    return model\n"
+    )
     lines.append(MAIN.format(forward_only=plan.options.forward_only))
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
 
@@ -182,15 +192,27 @@ def _placement(placement: Placement) -> str:
 
 def _imports(eager: Eager, data: DataParallel, shared: bool) -> str:
     styles = sorted({"ColwiseParallel" if m.cut == "columns" else "RowwiseParallel" for m in eager.modules})
-    lines = ["from __future__ import annotations", "", "import argparse", "import os", "import re", "", "import torch", "import torch.distributed as dist"]
+    lines = [
+        "from __future__ import annotations",
+        "",
+        "import argparse",
+        "import os",
+        "import re",
+        "",
+        "import torch",
+        "import torch.distributed as dist",
+    ]
     lines += ["from torch import nn", "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh"]
     if data.shard_axes:
         lines.append("from torch.distributed.fsdp import fully_shard")
     elif data.replicate_axes:
         lines.append("from torch.distributed._composable.replicate_with_fsdp import replicate")
+    names = (["DTensor"] if shared else []) + (["Replicate"] if styles else []) + (["Shard"] if styles or data.shard_axes else [])
+    if names:
+        lines.append(f"from torch.distributed.tensor import {', '.join(names)}")
     if styles:
-        lines.append("from torch.distributed.tensor import DTensor, Replicate, Shard")
-        lines.append(f"from torch.distributed.tensor.parallel import {', '.join([*styles, *(['ParallelStyle'] if shared else []), 'parallelize_module'])}")
+        imported = [*styles, *(["ParallelStyle"] if shared else []), "parallelize_module"]
+        lines.append(f"from torch.distributed.tensor.parallel import {', '.join(imported)}")
     return "\n".join(lines) + "\n"
 
 
@@ -216,4 +238,4 @@ def _mesh_line(data: DataParallel) -> str:
 
 
 def _comment(text: str) -> str:
-    return "".join(c if c.isprintable() and c not in "\\\"" else "?" for c in text)
+    return "".join(c if c.isprintable() and c not in '\\"' else "?" for c in text)

@@ -21,7 +21,9 @@ from torch import nn
 from solver_shard.errors import InputError
 from solver_shard.source import is_entry_point
 
-_SOURCE = re.compile(r"(?P<model>.+), batch (?P<batch>\d+)(, seq (?P<seq>\d+))?, (?P<dtype>f32|bf16|f16)(?P<ckpt>, checkpointed)?(, \d+ microbatches)?\Z")
+_SOURCE = re.compile(
+    r"(?P<model>.+), batch (?P<batch>\d+)(, seq (?P<seq>\d+))?, (?P<dtype>f32|bf16|f16)(?P<ckpt>, checkpointed)?(, \d+ microbatches)?\Z"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,8 @@ def _entry(text: str) -> Built:
     if any(value.is_meta for value in (*model.parameters(), *model.buffers())):
         model.to_empty(device="cpu")
         for module in model.modules():
-            if isinstance(reset := getattr(module, "reset_parameters", None), Callable):  # type: ignore[arg-type]
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
                 reset()
     if not isinstance(given, Mapping):
         import inspect

@@ -1,4 +1,4 @@
-"""A plan as a ``torchrun`` program of its own, which runs all of it: the model is built, the plan is loaded and applied, and steps are taken.
+"""A plan as a ``torchrun`` program of its own, which runs all of it: it builds the model, applies the plan and takes steps.
 
 >>> write_whole("run.py", export(plan, plan_path="plan.json").text)      # torchrun --nproc-per-node 8 run.py --steps 10
 
@@ -49,7 +49,7 @@ def main() -> None:
         mesh = init_device_mesh(given.device, plan.mesh.whole.shape, mesh_dim_names=plan.mesh.whole.names)
         built = rebuild(plan.provenance.source, seed=0, forward_only=plan.options.forward_only)  # your model and its checkpoint
         sharded = solver_shard.apply(built.model.to(given.device), plan, mesh, loss_fn=built.loss_fn)
-        inputs = {{name: value.to(given.device) for name, value in built.inputs.items()}}  # your data: whole batches, alike in every process
+        inputs = {{name: value.to(given.device) for name, value in built.inputs.items()}}  # your data: whole batches
 {body}    finally:
         dist.destroy_process_group()
 
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     main()
 '''
 
-_TRAIN = '''        optimizer = {optimizer}
+_TRAIN = """        optimizer = {optimizer}
         for step in range(given.steps):
             total = 0.0
             for _ in range(plan.options.microbatches):
@@ -69,15 +69,15 @@ _TRAIN = '''        optimizer = {optimizer}
             optimizer.zero_grad()
             if dist.get_rank() == 0:
                 print(f"step {{step}}: loss {{total:.6f}}", flush=True)
-'''
+"""
 
 _CLIP = "            torch.nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)\n"
 
-_FORWARD = '''        for step in range(given.steps):
+_FORWARD = """        for step in range(given.steps):
             sharded(**inputs)
             if dist.get_rank() == 0:
                 print(f"step {step}: forward pass done", flush=True)
-'''
+"""
 
 _OPTIMIZERS = {
     "adamw": "torch.optim.AdamW(sharded.parameters(), lr=LEARNING_RATE)",
@@ -97,6 +97,6 @@ def export(plan: Plan, *, plan_path: str = "plan.json", lossy: bool = False) -> 
         body = _FORWARD
     else:
         body = _TRAIN.format(optimizer=_OPTIMIZERS[plan.options.optimizer], clip=_CLIP if plan.options.clip else "")
-    name = "".join(c if c.isprintable() and c not in "\\\"" else "?" for c in plan.name)
+    name = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in plan.name)
     text = _TEXT.format(name=name, mesh=plan.mesh, processes=plan.mesh.size, plan_path=plan_path, body=body)
     return Exported(text=text)

@@ -133,15 +133,14 @@ def read(text: str, mesh: Mesh, *, function: str = "step", file: str = "module")
         for name, spec in meshes.items():
             if spec.axes != mesh_spec(mesh).axes:
                 raise InputError(f"{file}: mesh @{name} is {spec}, and the plan's is {mesh_spec(mesh)}; give the module of this mesh")
-        functions = {
-            op.attributes["sym_name"].value: op for op in module.body.operations if op.operation.name == "func.func"
-        }
+        functions = {op.attributes["sym_name"].value: op for op in module.body.operations if op.operation.name == "func.func"}
         if function not in functions:
             raise InputError(f"{file}: it has no function @{function}; it has {', '.join('@' + f for f in functions) or 'none'}")
         reader = ShardingReader(mlir, meshes)
         found: dict[str, Layout] = {}
         attributes = functions[function].attributes
-        for entry in attributes["arg_attrs"] if "arg_attrs" in attributes else ():
+        given = attributes["arg_attrs"] if "arg_attrs" in attributes else ()  # noqa: SIM401 - it is no dict and has no get
+        for entry in given:
             if _NAME in entry and "sdy.sharding" in entry:
                 name = entry[_NAME].value
                 found[name] = layout_of(reader.one(entry["sdy.sharding"]), mesh, f"{file}, {name}")
@@ -191,7 +190,9 @@ def annotate(text: str, plan: Plan, names: Sequence[str | None], *, file: str = 
         tensor = tensors.get(name)
         if tensor is None or values[value].shape != tensor.shape:
             shape = "unknown" if tensor is None else list(tensor.shape)
-            raise InputError(f"{file}: argument {values[value].name} {values[value].shape} cannot be {name!r}, which is {shape} in the plan")
+            raise InputError(
+                f"{file}: argument {values[value].name} {values[value].shape} cannot be {name!r}, which is {shape} in the plan"
+            )
         values[value] = dataclasses.replace(values[value], sharding=sharding_of(tensor.layout, len(tensor.shape), plan.mesh))
     return module.print(dataclasses.replace(module.graph, values=tuple(values)))
 

@@ -36,9 +36,7 @@ def weight_pins(cuts: Mapping[str, Cut], program: Program, axis: str) -> tuple[s
     if len(cuts) > MAX_RULES:
         raise InputError(f"{len(cuts):,} rules were given; at most {MAX_RULES:,} are read")
     parameters = {t: tensor for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
-    looked_up = {
-        t for op in program.ops if op.name == "aten.embedding.default" for t in op.operands if t in parameters
-    }
+    looked_up = {t for op in program.ops if op.name == "aten.embedding.default" for t in op.operands if t in parameters}
     names = [tensor.name for tensor in parameters.values()]
     found: dict[str, tuple[str, str]] = {}
     for pattern, cut in cuts.items():

@@ -65,7 +65,7 @@ def _children(parent, part):
 
 def export(plan: Plan, *, lossy: bool = False) -> Exported:
     """A Python file; InputError where the form cannot express the plan, unless ``lossy``."""
-    eager = read_eager(plan)
+    eager = read_eager(plan, reduces=True)
     data = read_data_parallel(plan, eager)
     makers = _makers(plan, eager)
     more, notes = compare(plan, eager, shared=frozenset(makers.values()))
@@ -96,7 +96,9 @@ def read(text: str, tensors: Mapping[str, int], *, axis: str = "tp", file: str =
     parts = read_assignments(text, calls=_CALLS, file=file)
     sharding = parts.get("SHARDING")
     if not isinstance(sharding, Mapping):
-        raise InputError(f"{file}: no SHARDING = {{'module.path': ShardingConfig(...), ...}} of literals was found; give the file that export wrote")
+        raise InputError(
+            f"{file}: no SHARDING = {{'module.path': ShardingConfig(...), ...}} of literals was found; give the file that export wrote"
+        )
     forms: dict[str, list[str]] = {}
     for name in tensors:
         forms.setdefault(template(name).replace("#", "*"), []).append(name)
@@ -150,12 +152,11 @@ def _makers(plan: Plan, eager: Eager) -> dict[str, int]:
         if module.kind == "linear" and module.cut == "columns" and module.arrives.is_replicate and module.gradient:
             groups.setdefault(module.group, []).append(module)
     found: dict[str, int] = {}
-    parallel = {module.path for module in eager.modules}
     for group, members in groups.items():
         source = members[0].source
-        op = made.get(source)
-        if op is not None and op.module in eager.whole and op.module not in parallel and readers.get(source) == len(members):
-            found[op.module] = group
+        maker = made.get(source)
+        if maker is not None and maker.module in eager.whole and readers.get(source) == len(members):
+            found[maker.module] = group
     return found
 
 
@@ -164,11 +165,19 @@ def _beyond(plan: Plan, eager: Eager, data: DataParallel) -> list[Dropped]:
     found = []
     other = tuple(name for name, dim in data.dims.items() if dim)
     if other:
-        found.append(Dropped(tensors=other, what=f"cut by dim {data.dims[other[0]]} over {', '.join(data.shard_axes)}", why="torchtitan cuts dim 0 there"))
+        found.append(
+            Dropped(
+                tensors=other, what=f"cut by dim {data.dims[other[0]]} over {', '.join(data.shard_axes)}", why="torchtitan cuts dim 0 there"
+            )
+        )
     idle = [name for name in eager.idle_axes if plan.mesh.shape[plan.mesh.index(name)] > 1]
     if idle:
         found.append(
-            Dropped(tensors=tuple(t.name for t in plan.tensors if t.role == "input"), what=f"whole on {', '.join(idle)}", why="torchtitan has no such axis")
+            Dropped(
+                tensors=tuple(t.name for t in plan.tensors if t.role == "input"),
+                what=f"whole on {', '.join(idle)}",
+                why="torchtitan has no such axis",
+            )
         )
     if eager.tensor_axis is not None and eager.tensor_axis != plan.mesh.names[-1]:
         found.append(
@@ -201,10 +210,8 @@ def _regathered(plan: Plan, name: str) -> bool:
     return any(t in op.operands for op in plan.ops if op.phase == "backward")
 
 
-def _text(
-    plan: Plan, eager: Eager, data: DataParallel, makers: Mapping[str, int], dropped: tuple[Dropped, ...], notes: list[str]
-) -> str:
-    source = "".join(c if c.isprintable() and c not in "\\\"" else "?" for c in f"{plan.name} on {plan.mesh}: {plan.provenance.source}")
+def _text(plan: Plan, eager: Eager, data: DataParallel, makers: Mapping[str, int], dropped: tuple[Dropped, ...], notes: list[str]) -> str:
+    source = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in f"{plan.name} on {plan.mesh}: {plan.provenance.source}")
     lines = [_HEAD.format(source=source)]
     if dropped:
         lines.append("# Left out of the plan, as the export was asked to be lossy:\n" + listing(dropped))
@@ -233,7 +240,8 @@ def _text(
     configs: dict[str, str] = {}
     for path, names in states.items():
         module = modules.get(path)
-        held = {name.rpartition(".")[2]: "I" if module is None or axis is None else _word(layouts[name][axis], "R") for name in names}
+        whole = "R" if module is not None or path in eager.partial else "I"  # the gradient of R is partial, that of I whole
+        held = {name.rpartition(".")[2]: whole if axis is None else _word(layouts[name][axis], whole) for name in names}
         configs[path] = _config(held, module, path in makers, module is not None and module.group in groups)
     folded = fold_patterns({printable(path): text for path, text in configs.items()})
     lines.append("SHARDING = {\n" + "".join(f"    {path!r}: {text},\n" for path, text in folded.items()) + "}\n")

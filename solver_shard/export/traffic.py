@@ -44,7 +44,7 @@ def move_of(before: Placement, after: Placement) -> str:
     >>> move_of(P("sum"), R), move_of(R, S(0))
     ('all_reduce', '')
     """
-    if before == after or before == R:
+    if before in (after, R):
         return ""
     if before.is_partial:
         return "all_reduce" if after == R else "reduce_scatter"
@@ -109,7 +109,7 @@ def compare(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> tupl
                 Dropped(
                     tensors=tuple(dict.fromkeys(mine)),
                     what=f"{len(theirs)} {move.kind} of {size} over {axis} in the {move.phase} pass",
-                    why=f"the form issues {len(mine)}, as every such module moves its tensors by itself",
+                    why=f"the form issues {len(mine)}{', as every such module moves its tensors by itself' if theirs else ''}",
                 )
             )
         elif len(mine) < len(theirs):
