@@ -55,7 +55,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     worker = Path(__file__).parents[1] / "eager_worker.py"
     path = os.pathsep.join([str(Path(solver_shard.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()), str(worker), str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "4",
+            "--master-port",
+            str(free_port()),
+            str(worker),
+            str(folder),
+        ],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
