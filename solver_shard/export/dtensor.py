@@ -268,8 +268,8 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
         for name, local in self._runtime.empty.items():
             if local.numel() and not local._version:
                 raise InputError(
-                    f"{name!r} has no values: the model was on the meta device; load a checkpoint into the applied model, or initialise it, "
-                    "before calling it"
+                    f"{name!r} has no values: the model was on the meta device; load a checkpoint into the applied model, or initialise "
+                    "it, before calling it"
                 )
         self._runtime.empty.clear()
 

@@ -121,13 +121,23 @@ def _dtype(value: str | None) -> torch.dtype | None:
     return None if value is None else DTYPES[value]
 
 
-def registered(name: str, arguments: dict[str, Any]) -> Any:
-    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+def overload_of(name: str) -> Any:
+    """The overload of this name; InputError where no library has registered it."""
     namespace, base, overload = name.split(".")
     try:
-        target = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+        return getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError:
         raise InputError(f"op {name} is not registered here; import the library that defines it before running the program") from None
+
+
+def size_argument(name: str) -> str | None:
+    """The argument of an op that says how large its result is, if it has one."""
+    return _SIZE_ARGUMENTS.get(name)
+
+
+def registered(name: str, arguments: dict[str, Any]) -> Any:
+    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+    target = overload_of(name)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in target._schema.arguments:

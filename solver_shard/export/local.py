@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from solver_shard.errors import InternalError
+from solver_shard.export.bound import bind
 from solver_shard.export.implementations import Part, Running, way_of
 from solver_shard.export.interpret import DTYPES, arguments_of, call
 from solver_shard.export.schedule import Run
 from solver_shard.export.shards import Box, Shape, boxes, local_move
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 
@@ -36,16 +39,23 @@ class LocalOp:
 
     Attributes:
         reads: per operand of the call, which of the op's operands it is; those of which only the shape is needed are left out.
-        run: from these operands, as their reshards leave them, to the results; or to a running implementation, which asks for
-            reductions on its way (see :mod:`solver_shard.export.implementations`).
+        run: from these operands, as their reshards leave them, to the result or the results; or to a running implementation, which
+            asks for reductions on its way (see :mod:`solver_shard.export.implementations`).
+        single: whether ``run`` returns the one result itself, not a tuple.
         finish: where ``run`` starts an implementation: from what it returns to the results, in the shapes and dtypes of the plan.
         axes: the mesh axes whose devices share the implementation's cut.
     """
 
     reads: tuple[int, ...]
-    run: Started
+    run: Callable[..., Any]
+    single: bool = False
     finish: Callable[[Results], Results] | None = None
     axes: tuple[int, ...] = ()
+
+    def results(self, *operands: torch.Tensor) -> Results:
+        """``run``, with the results in a tuple."""
+        made = self.run(*operands)
+        return (made,) if self.single else tuple(made)
 
 
 def localise(plan: Plan, program: Program, instruction: Run, device: int) -> LocalOp:
@@ -70,8 +80,8 @@ class _Device:
         self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
         self.dtypes = tuple(DTYPES[program.tensors[t].dtype] for t in self.op_.results)
 
-    def _box(self, t: int, layout: object) -> Box:
-        return boxes(layout, self.program.tensors[t].shape, self.mesh)[self.device]  # type: ignore[arg-type]
+    def _box(self, t: int, layout: Layout) -> Box:
+        return boxes(layout, self.program.tensors[t].shape, self.mesh)[self.device]
 
     @property
     def lengths(self) -> tuple[Shape, ...]:
@@ -90,25 +100,25 @@ class _Device:
             assert position is not None
             moves.append(local_move(self.plan.reshards[position].layout, planned.operand_layouts[j], tensor.shape, self.mesh, self.device))
             idle = idle or (bool(tensor.numel) and self._box(op.operands[j], planned.operand_layouts[j]).empty)
+        single = False
+        run: Callable[..., Any]
         if planned.implementation:
-            run: Started = self._implementation()
+            run = self._implementation()
         elif idle:
             run = self._idle()
         else:
-            run = self._plain()
+            shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
+            bound = bind(op, shapes, self.lengths)
+            run, single = bound.function, bound.single
         unread = [j for j in range(len(op.operands)) if j not in reads]
         if unread:
             run = _completed(run, reads, {j: self._unread(j) for j in unread})
         if any(moved is not None for moved in moves):
             run = _after_moves(run, moves)
         if not planned.implementation:
-            return LocalOp(reads=reads, run=run)
+            return LocalOp(reads=reads, run=run, single=single)
         axes = tuple(axis for axis, name in enumerate(planned.strategy) if name == planned.implementation)
         return LocalOp(reads=reads, run=run, finish=self._finished, axes=axes)
-
-    def _plain(self) -> Started:
-        op, lengths = self.op_, self.lengths
-        return lambda *local: call(op, local, lengths)
 
     def _factory(self) -> Local:
         """Made whole, then cut."""
@@ -160,7 +170,7 @@ class _Device:
         return tuple(_whole_storage(result.to(dtype)) for result, dtype in zip(results, self.dtypes, strict=True))
 
 
-def _completed(run: Started, reads: tuple[int, ...], others: dict[int, torch.Tensor]) -> Started:
+def _completed(run: Callable[..., Any], reads: tuple[int, ...], others: dict[int, torch.Tensor]) -> Callable[..., Any]:
     """With operands in place of which others stand."""
     order: list[int | torch.Tensor] = [0] * (len(reads) + len(others))
     for k, j in enumerate(reads):
@@ -170,7 +180,7 @@ def _completed(run: Started, reads: tuple[int, ...], others: dict[int, torch.Ten
     return lambda *local: run(*(local[item] if isinstance(item, int) else item for item in order))
 
 
-def _after_moves(run: Started, moves: list[Callable[[torch.Tensor], torch.Tensor] | None]) -> Started:
+def _after_moves(run: Callable[..., Any], moves: list[Callable[[torch.Tensor], torch.Tensor] | None]) -> Callable[..., Any]:
     return lambda *local: run(*(part if moved is None else moved(part) for part, moved in zip(local, moves, strict=True)))
 
 

@@ -29,7 +29,7 @@ from solver_shard.export.shards import boxes
 from solver_shard.plan.plan import Inside, Plan, Reshard
 from solver_shard.program import Op, Phase, Program
 
-Values = list[Any]
+Values = Any
 """Local tensors by slot; None where nothing is (any more)."""
 
 Instruction = Callable[[Values], None]
@@ -42,8 +42,8 @@ class Communicator(Protocol):
     def bound(self, exchange: Exchange) -> Move:
         """One step, prepared: from the local tensor before to the one after."""
 
-    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[str, torch.Tensor], torch.Tensor]:
-        """The reductions that an implementation asks for, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
+    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+        """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
 
 
 @dataclass(slots=True)
@@ -234,10 +234,10 @@ def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tupl
 
 def _op(plan: Plan, program: Program, run: Run, device: int, communicator: Communicator) -> Instruction:
     local = localise(plan, program, run, device)
-    function = local.run
+    function: Callable[..., Any] = local.run
     if local.finish is not None:
         function = _implementation(local, plan, run, communicator)
-    reads = tuple(run.operands[j] for j in local.reads)
+    reads = tuple(slot for j in local.reads if (slot := run.operands[j]) is not None)
     writes = tuple((j, slot) for j, slot in enumerate(run.results) if slot is not None)
     return _call(function, reads, writes, run.drops)
 
@@ -294,9 +294,7 @@ def _unary(function: Move | None, source: int, result: int, drops: tuple[int, ..
     return run
 
 
-def _call(
-    function: Callable[..., Any], reads: Sequence[int | None], writes: Sequence[tuple[int, int]], drops: tuple[int, ...]
-) -> Instruction:
+def _call(function: Callable[..., Any], reads: Sequence[int], writes: Sequence[tuple[int, int]], drops: tuple[int, ...]) -> Instruction:
     """A function of slots, by its arity."""
 
     def run(values: Values) -> None:
