@@ -202,7 +202,7 @@ def _attention(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 
 _Maker = Callable[[Op, tuple[Shape, ...], tuple[Shape, ...]], Callable[..., Any] | None]
-_RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints")
+_RESHAPES: tuple[str, ...] = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints")
 _RESHAPES += ("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 _MAKERS: Mapping[str, _Maker] = {

@@ -19,8 +19,8 @@ its values.
 A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
 count 1/N, and what the step compares with is the mean of the unsharded gradients.
 
-Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
-(arange, full, ...) are computed whole and then cut.
+Random ops draw their part of what the unsharded op draws (:mod:`solver_shard.export.random`). Other ops without operands (arange,
+full, ...) are computed whole and then cut.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from solver_shard.export.collectives import World
 from solver_shard.export.gradients import Gradients
 from solver_shard.export.implementations import FREE, free, lockstep
 from solver_shard.export.local import LocalOp, localise, where
+from solver_shard.export.random import Key, key_of, numbers
 from solver_shard.export.schedule import Bring, Run, schedule
 from solver_shard.export.shards import Parts, boxes, groups, join, split
 from solver_shard.layout import Layout
@@ -82,6 +83,7 @@ def simulate(
     rate: float = 0.25,
     max_norm: float = 1.0,
     meter: MeterLike | None = None,
+    seed: int = 0,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -96,6 +98,7 @@ def simulate(
         rate: of the gradient step.
         max_norm: to which gradients are clipped, where the plan clips them.
         meter: is told of every tensor that comes to be on device 0.
+        seed: of random ops; ``run`` with the same seed (and, of a later microbatch, its number as the step) draws the same.
 
     Raises:
         InputError: a source has no value or one of another shape, there are not as many mappings as the plan has microbatches, or this
@@ -117,7 +120,7 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, tolerance, absolute, meter).run(batches, references, rate, max_norm)
+        return _Simulation(plan, program, world, tolerance, absolute, meter, seed).run(batches, references, rate, max_norm)
 
 
 class MeterLike(Protocol):
@@ -132,18 +135,19 @@ class MeterLike(Protocol):
 
 class _Simulation:
     def __init__(
-        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None = None
+        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None, seed: int
     ) -> None:
         self.plan, self.program, self.world, self.meter = plan, program, world, meter
         self.tolerance, self.absolute = tolerance, absolute
         self.mesh = plan.mesh
         self.sums = Gradients(plan, program, world, self._tell)
         self.order = schedule(plan, program)
+        self.numbers, self.seed = numbers(program), seed
         self.local: dict[int, list[LocalOp]] = {}
 
     def run(self, batches: Sequence[Values], references: Sequence[Values], rate: float, max_norm: float) -> SimulationResult:
         outputs: list[torch.Tensor] = []
-        for values, reference in zip(batches, references, strict=True):
+        for self.step, (values, reference) in enumerate(zip(batches, references, strict=True)):
             outputs += self._microbatch(values, reference)
         gradients = self.sums.handed_over()
         parameters, norm = {}, None
@@ -186,6 +190,9 @@ class _Simulation:
             for t, (slot, _) in self.order.outputs.items()
         }
         return [made[t] for t in self.program.outputs]
+
+    def _key(self, number: int) -> Key:
+        return key_of(self.seed, self.step, number)
 
     def _held(self, slot: int) -> Parts:
         parts = self.values[slot]
@@ -239,13 +246,15 @@ class _Simulation:
     def _call(self, run: Run) -> list[tuple[torch.Tensor, ...]]:
         """Results of an op, by device."""
         if run.op not in self.local:
-            self.local[run.op] = [localise(self.plan, self.program, run, device) for device in range(self.mesh.size)]
+            self.local[run.op] = [
+                localise(self.plan, self.program, run, device, self.numbers.get(run.op)) for device in range(self.mesh.size)
+            ]
         local = self.local[run.op]
         made = []
         for device, one in enumerate(local):
             read = [self._held(slot)[device] for j in one.reads if (slot := run.operands[j]) is not None]
             try:
-                made.append(one.results(*read) if one.finish is None else one.run(*read))
+                made.append(one.results(self._key, *read) if one.finish is None else one.run(*read))
             except InternalError as error:
                 raise InternalError(f"{where(self.plan, self.program, run.op)}, on device {device}: {error}") from None
         if local[0].finish is not None:
