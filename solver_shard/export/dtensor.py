@@ -207,7 +207,7 @@ class Runtime:
         layout = self.plan.reshards[self.step.order.outputs[t][1]].layout
         local = state.outputs[t]
         if all(placement.is_replicate for placement in layout):
-            return local
+            return local.detach()  # an object of its own: autograd ties it to the step, which holds the other
         return DTensor(local, self.spec(self.program, t, layout), requires_grad=False)
 
 

@@ -47,7 +47,7 @@ class Communicator(Protocol):
         """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class State:
     """A step between its forward and its backward pass."""
 
