@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import solver_shard
-from solver_shard.export.rebuild import rebuild
+{imports}from solver_shard.export.rebuild import rebuild
 
 PLAN = Path(__file__).resolve().parent / {plan_path!r}
 LEARNING_RATE = 1e-3
@@ -71,7 +71,7 @@ _TRAIN = """        optimizer = {optimizer}
                 print(f"step {{step}}: loss {{total:.6f}}", flush=True)
 """
 
-_CLIP = "            torch.nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)\n"
+_CLIP = "            clip_grad_norm_(sharded, 1.0)\n"
 
 _FORWARD = """        for step in range(given.steps):
             sharded(**inputs)
@@ -80,9 +80,9 @@ _FORWARD = """        for step in range(given.steps):
 """
 
 _OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW(sharded.parameters(), lr=LEARNING_RATE)",
-    "sgd": "torch.optim.SGD(sharded.parameters(), lr=LEARNING_RATE, momentum=0.9)",
-    "none": "torch.optim.SGD(sharded.parameters(), lr=LEARNING_RATE)",
+    "adamw": "ShardedOptimizer(sharded, torch.optim.AdamW, lr=LEARNING_RATE)",
+    "sgd": "ShardedOptimizer(sharded, torch.optim.SGD, lr=LEARNING_RATE, momentum=0.9)",
+    "none": "ShardedOptimizer(sharded, torch.optim.SGD, lr=LEARNING_RATE)",
 }
 
 
@@ -93,10 +93,13 @@ def export(plan: Plan, *, plan_path: str = "plan.json", lossy: bool = False) -> 
         plan_path: of the plan's file, from the folder of the program.
         lossy: has no effect: the program expresses all of the plan.
     """
+    imports = ""
     if plan.options.forward_only:
         body = _FORWARD
     else:
+        names = ["ShardedOptimizer", "clip_grad_norm_"] if plan.options.clip else ["ShardedOptimizer"]
+        imports = f"from solver_shard.export.optimizer import {', '.join(names)}\n"
         body = _TRAIN.format(optimizer=_OPTIMIZERS[plan.options.optimizer], clip=_CLIP if plan.options.clip else "")
     name = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in plan.name)
-    text = _TEXT.format(name=name, mesh=plan.mesh, processes=plan.mesh.size, plan_path=plan_path, body=body)
+    text = _TEXT.format(name=name, mesh=plan.mesh, processes=plan.mesh.size, plan_path=plan_path, imports=imports, body=body)
     return Exported(text=text)
