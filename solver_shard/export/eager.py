@@ -21,7 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from solver_shard.export.early import reduced_early
 from solver_shard.export.exported import Dropped, merged
+from solver_shard.export.regions import Regions
 from solver_shard.layout import Placement, R
 from solver_shard.plan.plan import Plan, PlannedOp
 
@@ -107,8 +109,9 @@ def read_eager(plan: Plan, *, reduces: bool = False) -> Eager:
             partial=(),
             dropped=merged(dropped),
         )
-    modules = reader.parallel(tensor, dropped)
     reader.check_data(data, dropped)
+    reader = _Reader(reduced_early(plan, tensor), reduces)
+    modules = reader.parallel(tensor, dropped)
     return Eager(
         tensor_axis=plan.mesh.names[tensor],
         data_axes=tuple(plan.mesh.names[a] for a in data),
@@ -250,7 +253,7 @@ class _Reader:
         cores = self._cores(a, dropped)
         at = {core.op: core for core in cores.values()} | {core.bias: core for core in cores.values() if core.bias is not None}
         results = {core.result: core for core in cores.values()}
-        regions = _Regions(len(self.plan.tensors))
+        regions = Regions(len(self.plan.tensors))
         for i in self.forward:
             if i not in at:
                 op = self.plan.ops[i]
@@ -374,7 +377,7 @@ class _Reader:
                 return (uses[0][0], k) if op.operand_layouts[k][a] == wanted else None
         return None
 
-    def _given(self, t: int, core: _Core, at: Mapping[int, _Core], a: int, dropped: list[Dropped], regions: _Regions) -> Placement:
+    def _given(self, t: int, core: _Core, at: Mapping[int, _Core], a: int, dropped: list[Dropped], regions: Regions) -> Placement:
         """In which placement a parallel module hands its output on: the one in which ops outside read it."""
         axis = self.plan.mesh.names[a]
         made = self.made[t][a]
@@ -399,7 +402,7 @@ class _Reader:
         return R
 
     def _check_local(
-        self, a: int, at: Mapping[int, _Core], given: Mapping[int, Placement], dropped: list[Dropped], regions: _Regions
+        self, a: int, at: Mapping[int, _Core], given: Mapping[int, Placement], dropped: list[Dropped], regions: Regions
     ) -> None:
         """Ops outside the parallel modules must take every tensor as it lies."""
         axis = self.plan.mesh.names[a]
@@ -456,7 +459,7 @@ class _Reader:
                     t, f"stored {tensor.layout[a]} on {axis}", "the form gives every process of that axis the whole of it", dropped, regions
                 )
 
-    def _check_whole(self, t: int, placement: Placement, i: int, a: int, dropped: list[Dropped], regions: _Regions) -> None:
+    def _check_whole(self, t: int, placement: Placement, i: int, a: int, dropped: list[Dropped], regions: Regions) -> None:
         """A parameter that an op outside the parallel modules reads must be whole, and so must what it acts on, or gradients be summed."""
         tensor, op = self.plan.tensors[t], self.plan.ops[i]
         beside = [x for x in (*op.operands, *op.results) if not self.is_stored(x)]
@@ -476,7 +479,7 @@ class _Reader:
             for x in beside:
                 regions.spoil(x)
 
-    def _spoil(self, t: int, what: str, why: str, dropped: list[Dropped], regions: _Regions) -> None:
+    def _spoil(self, t: int, what: str, why: str, dropped: list[Dropped], regions: Regions) -> None:
         dropped.append(Dropped(tensors=(self.name(t),), what=what, why=why))
         regions.spoil(t)
 
@@ -492,28 +495,3 @@ class _Core:
     result: int
     bias: int | None
     bias_position: int
-
-
-class _Regions:
-    """Sets of tensors that are connected by local ops, and those in which a plan cannot be followed."""
-
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-        self._bad: set[int] = set()
-
-    def _root(self, t: int) -> int:
-        while self._parent[t] != t:
-            self._parent[t] = self._parent[self._parent[t]]
-            t = self._parent[t]
-        return t
-
-    def join(self, tensors: list[int]) -> None:
-        for t in tensors[1:]:
-            self._parent[self._root(t)] = self._root(tensors[0])
-
-    def spoil(self, t: int) -> None:
-        """After all joins."""
-        self._bad.add(self._root(t))
-
-    def is_bad(self, t: int) -> bool:
-        return self._root(t) in self._bad

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from solver_shard.export.eager import Eager, Parallel
+from solver_shard.export.early import reduced_early
 from solver_shard.export.exported import Dropped
 from solver_shard.layout import Layout, P, Placement, R
 from solver_shard.names import fold_names
@@ -97,6 +98,8 @@ def compare(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> tupl
     form, wanted = implied(plan, eager, shared=shared), planned(plan, axis)
     dropped, notes = [], []
     position = plan.mesh.index(axis)
+    if reduced_early(plan, position) is not plan:
+        notes.append(f"partial sums over {axis} are reduced before they are added to a residual, not after, by as many collectives")
     for t in plan.outputs:
         output = plan.tensors[t]
         if any(m.result == t and not m.given.is_replicate for m in eager.modules):

@@ -151,6 +151,25 @@ def test_gradients_of_norms_of_cut_heads_are_not_forgotten() -> None:
     assert "replicated_with_grad_allreduce" in huggingface.export(changed, lossy=True).text
 
 
+def test_sums_that_a_plan_reduces_after_the_residual_are_reduced_before_it() -> None:
+    """Adding the product to a part of the residual and reducing the sum is as good: the solver may choose either."""
+    plan = planned("tp=4", "megatron")
+    partial = Layout.parse("P(sum)")
+    late = [i for i, op in enumerate(plan.ops) if op.phase == "forward" and op.name == "aten.add.Tensor" and op.module == "model.layers.0"]
+    assert len(late) == 2
+    ops = list(plan.ops)
+    for i in late:
+        ops[i] = dataclasses.replace(ops[i], operand_layouts=(partial, partial), result_layouts=(partial,))
+    changed = dataclasses.replace(plan, ops=tuple(ops))
+    assert read_eager(changed).modules == read_eager(plan).modules
+    made = parallelize.export(changed)
+    assert not made.dropped
+    assert any("before they are added to a residual" in note for note in made.notes)
+    outputs = dataclasses.replace(changed, outputs=(ops[late[0]].results[0],))
+    with pytest.raises(InputError, match="read as P"):  # nobody reduces a sum that is handed over
+        parallelize.export(outputs)
+
+
 def test_tp_plan_of_an_inference_plan_is_the_models_plan() -> None:
     """transformers resolves every rule, and shards exactly the weights that the plan cuts."""
     from transformers import LlamaConfig, LlamaForCausalLM
