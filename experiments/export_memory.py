@@ -41,6 +41,13 @@ PLANS = {
 }
 
 
+NOTES = """
+What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. Of the rest, a run holds what a plan
+does not count: the buffers that collectives are called with, and the copy that puts gathered columns in place. Where least is kept that is
+more than 5% (the last row).
+"""
+
+
 class Storages(TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
     """Counts the bytes of storages."""
 
@@ -164,7 +171,10 @@ def main() -> None:
     if options.markdown:
         options.markdown.write_text(
             "# What a real process holds, beside the plan\n\nBy `python experiments/export_memory.py --markdown "
-            "experiments/export_memory.md`: four gloo processes, a GPT of two layers, bytes on device 0 (see the script).\n\n" + text + "\n"
+            "experiments/export_memory.md`: four gloo processes, a GPT of two layers, bytes on device 0 (see the script).\n\n"
+            + text
+            + "\n"
+            + NOTES
         )
 
 

@@ -96,10 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("sizes", nargs="*", metavar="SIZE", help=", ".join(SIZES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    rows = [measured(size, options.rounds) for size in SIZES]
+    rows = [measured(size, options.rounds) for size in options.sizes or SIZES]
     dist.destroy_process_group()
     text = "\n".join(
         ["| GPT | ops | instructions | plain ms | applied ms | ratio |", "|---|---|---|---|---|---|", *(row for row, _ in rows)]

@@ -80,7 +80,7 @@ def apply(
     traced = retrace(model, plan, inputs, loss_fn)
     agree(traced.values, refined, plan.mesh)
     processes = Processes(plan.mesh, refined)
-    step = compile_step(plan, traced.program, device=processes.device, communicator=processes)
+    step = compile_step(plan, traced.program, device=processes.device, communicator=processes, place=torch.device(refined.device_type))
     given = Given(model, plan, refined, processes.device, inputs)
     sharded = Sharded(model, step, processes, given, traced.values)
     if numbers(traced.program):

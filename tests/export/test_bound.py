@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from solver_shard.errors import InputError
+from solver_shard.export import attention
 from solver_shard.export.bound import bind
 from solver_shard.export.einsum import product
 from solver_shard.export.interpret import call
@@ -117,6 +118,31 @@ def test_prepared_ops_are_the_interpreted_ones(name: str) -> None:
     for found, value in zip(made, expected, strict=True):
         assert found.dtype == value.dtype
         torch.testing.assert_close(found, value)
+
+
+@pytest.mark.parametrize("masked", ["no mask", "added", "boolean"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_without_the_kernel_is_that_of_the_kernel(masked: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    mask = None if masked == "no mask" else torch.randn(2, 1, 5, 5)
+    if masked == "boolean" and mask is not None:
+        mask = (mask > 0) | torch.eye(5, dtype=torch.bool)
+    if causal and mask is not None:
+        pytest.skip("the kernel takes one of the two")
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    added = mask if mask is None or mask.dtype != torch.bool else torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+    expected = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=0.5)
+    found = attention.forward(query, key, value, mask=mask, causal=causal, scale=0.5)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two)
+    gradient = torch.randn_like(query)
+    slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        gradient, query, key, value, *expected, 0.0, causal, attn_mask=added, scale=0.5
+    )
+    made = attention.backward(gradient, query, key, value, *expected, mask=mask, causal=causal, scale=0.5)
+    for one, two in zip(made, slopes, strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_what_cannot_run_is_said_when_it_is_prepared() -> None:
