@@ -17,7 +17,7 @@ from solver_shard.solve.flat import Graph
 from solver_shard.solve.forest import _root
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
-from solver_shard.solve.sweeps import Passing, _belief, _gather
+from solver_shard.solve.sweeps import EXACT, MOST, NO_BOUND, Passing, _belief, _gather
 
 
 def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Generator) -> tuple[float, Floats]:
@@ -40,7 +40,7 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
 @compiled
 def _split(g: Graph, theta: Floats, forward: Floats, backward: Floats, unary: Floats, rows: Floats, cols: Floats, scratch: Floats) -> float:
     """The constant; fills ``unary``, ``rows`` and ``cols``. One backward pass of message passing."""
-    constant = 0.0
+    constant, largest = 0.0, 0.0
     belief, part, least = scratch[0], scratch[1], scratch[2]
     for v in range(len(g.k) - 1, -1, -1):
         kv, o = g.k[v], g.off[v]
@@ -49,6 +49,7 @@ def _split(g: Graph, theta: Floats, forward: Floats, backward: Floats, unary: Fl
         for x in range(kv):
             low = min(low, belief[x])
         constant += low
+        largest = max(largest, abs(constant))
         lower = g.bs[v + 1] - g.bs[v]
         for x in range(kv):
             belief[x] -= low
@@ -69,12 +70,15 @@ def _split(g: Graph, theta: Floats, forward: Floats, backward: Floats, unary: Fl
                 for c in range(width):
                     value = g.pool[cell + c] + cols[g.fo[e] + c]
                     best = value if value < best else best
-                rows[g.bo[e] + r] = -best
+                rows[g.bo[e] + r] = best
                 lowest = min(lowest, best)
+            most = np.floor(MOST * g.share[g.ea[e]])
             for r in range(height):
-                backward[g.bo[e] + r] = -rows[g.bo[e] + r] - lowest
+                backward[g.bo[e] + r] = min(rows[g.bo[e] + r] - lowest, most)
+                rows[g.bo[e] + r] = -(backward[g.bo[e] + r] + lowest)
             constant += lowest
-    return constant
+            largest = max(largest, abs(constant))
+    return constant if largest <= EXACT else NO_BOUND
 
 
 @compiled

@@ -26,8 +26,6 @@ LEAST_SHARE = 0.25
 LEAST_SECONDS, ALONE_SECONDS = 4.0, 20.0
 """Wall time of a task where nothing but time limits the whole: beside another one, and of an integer program alone."""
 
-SETTLING = 60
-"""Sweeps of message passing after multipliers have changed."""
 
 REST = 3
 """Epochs with an integer program alone, after one in which the improvement beside it gave nothing."""
@@ -54,7 +52,7 @@ class Campaign:
         """Take over better multipliers (cost per byte by time label); the work."""
         spent = self.relaxation.work
         self.relaxation.reprice(prices)
-        _, extra = self.relaxation.margins(sweeps=SETTLING)
+        _, extra = self.relaxation.margins()
         self.improver = Improver(self.flat, self.relaxation.rows, self.relaxation.multipliers, extra)
         return self.relaxation.work - spent
 

@@ -157,7 +157,7 @@ class Flat:
             stops=np.ascontiguousarray(spans[which, 2]),
             node=node,
         )
-        theta = np.concatenate([np.zeros(0), *[scaled(row, scale) for row in problem.unary]])
+        theta = np.minimum(np.concatenate([np.zeros(0), *[scaled(row, scale) for row in problem.unary]]), CLASH)
         return Flat(problem=problem, scale=scale, theta=theta, graph=graph, bytes=memory, base=problem.base, limit=problem.limit)
 
     def cost(self, assignment: Ints, theta: Floats | None = None) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.problem import Floats
+from solver_shard.solve.sweeps import MOST
 
 MARGIN = 1e-12
 
@@ -63,11 +64,12 @@ class Rows:
         return np.maximum(1.0, self.limit - np.array(self.least, dtype=np.float64))
 
     def price(self, multipliers: Floats) -> Floats:
-        """theta plus penalties, rounded down."""
+        """theta plus penalties, rounded down; less where they are beyond any use (see sweeps.py)."""
         total = np.zeros(len(self.flat.theta))
         for i in np.flatnonzero(multipliers):
             total[self.index[i]] += multipliers[i] * self.bytes[i]
-        return self.flat.theta + np.floor(total * (1 - MARGIN))
+        result: Floats = np.minimum(self.flat.theta + np.floor(total * (1 - MARGIN)), MOST)
+        return result
 
     def offset(self, multipliers: Floats) -> float:
         """What the bound loses for the bytes that the limit allows; not positive where a plan exists."""
@@ -82,7 +84,7 @@ class Rows:
         apart, near = max(1, len(profile) // 150), max(0, len(profile) // 1500)
         for time in self.times:
             left[max(0, time - near) : time + near + 1] = 0
-        while len(found) < count:
+        while len(found) < count and len(left):
             time = int(left.argmax())
             if left[time] <= self.limit:
                 break

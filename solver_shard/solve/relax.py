@@ -19,6 +19,7 @@ from solver_shard.solve.bounds import margins
 from solver_shard.solve.descent import Local
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.lagrange import Rows
+from solver_shard.solve.messages import scaled_constant
 from solver_shard.solve.problem import Floats
 from solver_shard.solve.sweeps import Passing
 
@@ -33,7 +34,13 @@ SHRINK = 0.7
 LAST_LENGTH = 1e-3
 """Step length at which the search for multipliers ends."""
 
+LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
+"""Sweeps before margins are taken: until the bound is within this part of the best one."""
+
 REPAIR_EVERY = 5
+HIGHEST = 1e30
+"""Largest multiplier: sums of them stay finite."""
+
 FAR = 0.2
 """Steps whose bound is this much below the best are not worth a repair."""
 
@@ -53,7 +60,7 @@ class Relaxation:
     def __init__(self, flat: Flat, multipliers: Mapping[int, float], rng: np.random.Generator) -> None:
         """``multipliers``: unscaled cost per byte by time label, to start from."""
         self.flat, self.rng = flat, rng
-        self.constant = flat.problem.constant * flat.scale
+        self.constant = scaled_constant(flat.problem.constant, flat.scale)
         self.passing, self.local = Passing(flat), Local(flat)
         self.rows = Rows(flat)
         self.best = -np.inf
@@ -91,14 +98,19 @@ class Relaxation:
         own = self.multipliers if multipliers is None else multipliers
         return self.constant + (self.rows.offset(own / self.rows.slack) if len(self.rows) else 0.0)
 
-    def margins(self, sweeps: int = 3 * SWEEPS, forests: int = 4) -> tuple[float, Floats]:
-        """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra."""
-        theta = self.theta()
-        for _ in range(sweeps):
-            self.passing.sweep(theta)
+    def margins(self, sweeps: int = MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:
+        """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra.
+
+        The messages are those of the last multipliers that were tried; at most so many sweeps settle them at the best ones.
+        """
+        theta, offset = self.theta(), self.offset()
+        for swept in range(1, sweeps + 1):
+            bound = self.passing.sweep(theta) + offset
+            if swept >= LEAST_SETTLING and bound >= self.best - SETTLED * abs(self.best):
+                break
         base, extra = margins(self.passing, theta, forests=forests, rng=self.rng)
-        self.work += self.passing.work * (sweeps + 2 + 2 * forests)
-        base += self.offset()
+        self.work += self.passing.work * (swept + 2 + 2 * forests)
+        base += offset
         self.best = max(self.best, base)
         return base, extra
 
@@ -142,7 +154,8 @@ class Relaxation:
             direction = np.where((multipliers <= 0) & (smooth < 0), 0.0, smooth)
             norm = float(direction @ direction)
             if norm > 0:
-                multipliers = np.maximum(0.0, multipliers + length * max(aim - bound, 1e-4 * abs(aim)) / norm * direction)
+                multipliers = multipliers + length * max(aim - bound, 1e-4 * abs(aim)) / norm * direction
+                multipliers = np.clip(multipliers, 0.0, HIGHEST)
             elif not self.multipliers.any() and profile.max(initial=0) <= self.flat.limit:
                 yield from self._sweeps()
                 return

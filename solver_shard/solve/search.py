@@ -47,6 +47,9 @@ PAUSE = 2
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
 
+SHRINK = 0.8
+"""Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
+
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
@@ -73,13 +76,20 @@ class _Ladder:
         cells: pairs before presolve.
         patience: times the usual effort.
         ended: nothing larger may help.
+        complete: one that held every strategy that may still matter was solved to the end: nothing at all may help.
         pause: epochs to go without one, because the last one was of no use.
     """
 
     cells: int = FIRST_CELLS
     patience: float = 1.0
     ended: bool = False
+    complete: bool = False
     pause: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether none was tried so far: one that holds everything is done before an improvement would be."""
+        return self.cells == FIRST_CELLS and self.patience == 1.0 and not self.ended
 
     @property
     def due(self) -> bool:
@@ -90,7 +100,8 @@ class _Ladder:
         if proof is None:
             self.pause = max(0, self.pause - 1)
             return
-        self.ended = proof.large or (proof.whole and proof.proven) or (not proof.proven and self.patience >= MOST_PATIENCE)
+        self.complete = proof.whole and proof.proven
+        self.ended = proof.large or self.complete or (not proof.proven and self.patience >= MOST_PATIENCE)
         if proof.proven:
             self.cells *= 3
         else:
@@ -259,6 +270,8 @@ class Search:
             if proof is not None:
                 self._take(proof, restore)
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
+            if ladder.complete:
+                return None
             if ladder.ended and (self.campaign is None or self.campaign.idle > IDLE):
                 break
         if not self.stopped() and self.campaign is None and self.best.assignment is not None:
@@ -282,7 +295,7 @@ class Search:
                 clock=clock,
             )
 
-        if self.campaign is None or self.best.assignment is None:
+        if self.campaign is None or self.best.assignment is None or (ladder.first and _pairs(current) <= FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)
         found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
         for assignment in found:
@@ -309,7 +322,7 @@ class Search:
             self._exhausted("fixing")
             return None
         left = sum(int(mask.sum()) for mask in keep)
-        return keep if left < 0.7 * sum(map(len, keep)) else None
+        return keep if left < SHRINK * sum(map(len, keep)) else None
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
         self.multipliers = bounding.prices()
@@ -320,6 +333,10 @@ class Search:
             return None
         self.clock.spend(1e-3 * current.size)
         return smaller, lambda x: restore(undo.restore(x))
+
+
+def _pairs(problem: Problem) -> int:
+    return sum(edge.core.size for edge in problem.edges)
 
 
 def _same(assignment: Ints) -> Ints:

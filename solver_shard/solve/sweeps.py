@@ -3,7 +3,10 @@
     passing = Passing(flat)
     bound = passing.sweep(theta)            # without the problem's constant
 
-All values are integers in float64 below 2**53 (messages are rounded down), so sums are exact and the bound is valid as computed.
+All values are integers in float64 below 2**53, so sums are exact and the bound is valid as computed. Costs alone would not see to
+that: messages about strategies that nothing allowed contains grow until a sum has several CLASH in it, and prices of memory have no
+end. So unary costs are at most MOST, and all messages to a node together at most twice that: a smaller message, as a smaller cost,
+only makes the bound less. With a share of 1/d a node has at most 2d edges, and each message is at most MOST/d.
 """
 
 from __future__ import annotations
@@ -14,6 +17,13 @@ from solver_shard.choice.graph import Ints
 from solver_shard.solve.flat import Flat, Graph
 from solver_shard.solve.jit import compiled
 from solver_shard.solve.problem import Floats
+
+MOST = 2.0**51
+"""Largest unary cost; times the share of a node, the largest message to it."""
+
+EXACT = 2.0**53
+NO_BOUND = -(2.0**60)
+"""What a sweep gives whose sums were not exact: below anything."""
 
 
 class Passing:
@@ -118,13 +128,14 @@ def _forward(g: Graph, theta: Floats, forward: Floats, backward: Floats, scratch
             least = np.inf
             for c in range(cols):
                 least = min(least, out[c])
+            most = np.floor(MOST * g.share[g.eb[e]])
             for c in range(cols):
-                forward[g.fo[e] + c] = out[c] - least
+                forward[g.fo[e] + c] = min(out[c] - least, most)
 
 
 @compiled
 def _back(g: Graph, theta: Floats, forward: Floats, backward: Floats, scratch: Floats) -> float:
-    bound = 0.0
+    bound, largest = 0.0, 0.0
     belief, part, col = scratch[0], scratch[1], scratch[2]
     for v in range(len(g.k) - 1, -1, -1):
         kv = g.k[v]
@@ -133,6 +144,7 @@ def _back(g: Graph, theta: Floats, forward: Floats, backward: Floats, scratch: F
         for x in range(kv):
             low = min(low, belief[x])
         bound += low
+        largest = max(largest, abs(bound))
         if g.bs[v] == g.bs[v + 1]:
             continue
         for x in range(kv):
@@ -152,10 +164,12 @@ def _back(g: Graph, theta: Floats, forward: Floats, backward: Floats, scratch: F
                     best = value if value < best else best
                 backward[g.bo[e] + r] = best
                 least = min(least, best)
+            most = np.floor(MOST * g.share[g.ea[e]])
             for r in range(rows):
-                backward[g.bo[e] + r] -= least
+                backward[g.bo[e] + r] = min(backward[g.bo[e] + r] - least, most)
             bound += least
-    return bound
+            largest = max(largest, abs(bound))
+    return bound if largest <= EXACT else NO_BOUND
 
 
 @compiled
