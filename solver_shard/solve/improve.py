@@ -193,7 +193,7 @@ class Improver:
         mode = step % 3
         if mode == 1 and len(flat.base) and len(flat.bytes.starts) and flat.limit is not None:
             profile = flat.profile(chosen)
-            tight = np.flatnonzero(profile > 0.98 * profile.max())
+            tight = np.flatnonzero(profile >= 0.98 * profile.max())
             time = int(rng.choice(tight))
             m = flat.bytes
             carriers = np.repeat(np.arange(len(m.node)), np.diff(m.ss))[(m.starts <= time) & (time < m.stops)]

@@ -272,7 +272,7 @@ class Search:
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
             if ladder.complete:
                 return None
-            if ladder.ended and (self.campaign is None or self.campaign.idle > IDLE):
+            if ladder.ended and (self.campaign is None or self.best.assignment is None or self.campaign.idle > IDLE):
                 break
         if not self.stopped() and self.campaign is None and self.best.assignment is not None:
             neighbourhoods(self.problem, self.best.assignment, self.clock, seed=self.seed, gap=self.gap, offer=self.offer)
