@@ -136,7 +136,7 @@ class _Run:
         self.least_peak: int | None = None
         self.lightest = _lightest(graph)
         self.peak_bound = graph.peak(self.lightest)
-        self.searched_peak = self.undecided = False
+        self.searched_peak = self.hopeless = False
         self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
@@ -215,23 +215,21 @@ class _Run:
         if self.proven is not None:
             search.enough = int(self.proven / (1 - self.gap))
 
-        def rescue() -> int | None:
+        def rescue() -> bool:
             if large:
                 self._warm(search, undo, order, partial)
             if self.value is None:
                 self._least_peak()
             if search.best.assignment is None and self.assignment is not None:
                 self._warm(search, undo, order, [_start(self.assignment, self.graph)])
-            return self.value
+            if self.value is not None and search.best.value is None:
+                search.best.value = self.value
+            return self.value is None and self.hopeless
 
         limited = not memory and self.graph.limit is not None
         if limited:
             search.rescue = rescue
         search.run()
-        if search.infeasible and self.undecided:  # the rescue found nothing, but there may be something
-            before, search = search, self._search(small, undo, order)
-            search.multipliers = before.multipliers
-            search.run()
         self._stage("search", started, "")
         if memory:
             self.peak_bound = max(self.peak_bound, self.bound or 0)
@@ -262,7 +260,7 @@ class _Run:
             if found is not None:
                 self._offer(_unordered(undo.restore(found), order), "least peak")
             self._stage("least peak", started, f"within the limit: {found is not None}, bound {self.peak_bound}")
-            self.undecided = self.value is None and self.peak_bound <= limit
+            self.hopeless = self.peak_bound > limit
             return
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
         small, undo = presolve(problem, stop=self.clock.over)
@@ -287,7 +285,7 @@ class _Run:
 
         search.stop = stop
         search.run()
-        self.undecided = self.value is None and self.peak_bound <= limit and not search.infeasible
+        self.hopeless = self.peak_bound > limit or search.infeasible
         self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
 
     def _warm(self, search: Search, undo: Undo, order: Ints, starts: Sequence[WarmStart]) -> None:

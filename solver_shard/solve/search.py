@@ -117,7 +117,8 @@ class Search:
         infeasible: proven that no assignment keeps the limit.
         enough: a value at which to stop.
         stop: a further reason to stop.
-        rescue: called once when pricing finds no assignment within the limit: the value of one, or None when there is none.
+        rescue: called once when bounding finds no assignment within the limit: looks for one in other ways, and says whether it is proven
+            that there is none.
         multipliers: cost per byte by time label, for the next problem.
         campaign: improvement of the search's problem, where it is large.
     """
@@ -131,7 +132,7 @@ class Search:
         self.infeasible = False
         self.enough: int | None = None
         self.stop: Callable[[], bool] | None = None
-        self.rescue: Callable[[], int | None] | None = None
+        self.rescue: Callable[[], bool] | None = None
         self.multipliers: dict[int, float] = {}
         self.campaign: Campaign | None = None
         self.workers = workers
@@ -216,9 +217,8 @@ class Search:
                 if keep is not None:
                     return self._smaller(current, restore, keep, bounding)
         if self.best.value is None and self.rescue is not None:
-            self.best.value = self.rescue()
-            self.infeasible = self.best.value is None and not self.clock.over()
-            self.rescue = None
+            rescue, self.rescue = self.rescue, None
+            self.infeasible = rescue()
         if self.stopped():
             return None
         return self._close(current, restore, bounding)
