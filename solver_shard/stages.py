@@ -59,10 +59,14 @@ class StageClock:
         """What the solver may take: its own limit, and what the stages so far leave of the total and writing does not need."""
         self.solver_seconds = time_limit
         if self.total is not None:
-            left = self.total - (time.perf_counter() - self.started) - WRITING * self.seconds.get("lower", 0.0)
+            left = self.left() - WRITING * self.seconds.get("lower", 0.0)
             if left <= 0:
                 raise out_of_time(self.total, self.seconds)
             self.solver_seconds = min(time_limit, left)
+
+    def left(self) -> float:
+        """Seconds of the total time limit; infinite without one."""
+        return math.inf if self.total is None else max(0.0, self.total - (time.perf_counter() - self.started))
 
     def say(self, line: str) -> None:
         if self.progress is not None:

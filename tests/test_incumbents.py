@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import solver_shard
-import solver_shard.api
 import solver_shard.solve.rounds
+import solver_shard.solving
 from solver_shard.errors import InfeasibleError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_to_json
 from solver_shard.plan.plan import Plan
@@ -34,8 +34,8 @@ def plan_of(program: Program, **options: Any) -> Plan:
 
 
 def test_every_better_plan_is_complete_and_within_the_limit(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_shard.api, "FIRST_INCUMBENT", 0.0)
-    monkeypatch.setattr(solver_shard.api, "INCUMBENTS", 0.0)
+    monkeypatch.setattr(solver_shard.solving, "FIRST_INCUMBENT", 0.0)
+    monkeypatch.setattr(solver_shard.solving, "INCUMBENTS", 0.0)
     monkeypatch.setattr("solver_shard.solve.anytime.SHARE", float("inf"))
     found: list[Plan] = []
     least = plan_of(program, objective="memory").memory.peak

@@ -377,6 +377,8 @@ class Certificate:
         status: optimal, gap (feasible and proven within the gap asked for), feasible, or interrupted (feasible, and the user ended
             the search).
         problem: tied (copies of a repeated layer decide alike) or free; the bound is for this problem.
+        baseline: the baseline whose plan this is (a template, or a greedy one by name), where the solver stopped before it found a
+            better one or proved that there is none; else None.
         seed, work: with the same work limit they reproduce the plan.
         stages: stage to wall seconds.
         versions: package to version.
@@ -387,6 +389,7 @@ class Certificate:
     gap: float
     status: Literal["optimal", "gap", "feasible", "interrupted"]
     problem: Literal["tied", "free"]
+    baseline: str | None = None
     seed: int
     work: float
     stages: Mapping[str, float] = field(default_factory=dict)

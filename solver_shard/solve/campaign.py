@@ -23,8 +23,9 @@ FIRST_WORK, MOST_WORK, GROWTH = 1.0, 8.0, 1.5
 
 LEAST_SHARE = 0.25
 
-SETTLING = 60
-"""Sweeps of message passing after multipliers have changed."""
+LEAST_SECONDS, ALONE_SECONDS = 4.0, 20.0
+"""Wall time of a task where nothing but time limits the whole: beside another one, and of an integer program alone."""
+
 
 REST = 3
 """Epochs with an integer program alone, after one in which the improvement beside it gave nothing."""
@@ -51,12 +52,12 @@ class Campaign:
         """Take over better multipliers (cost per byte by time label); the work."""
         spent = self.relaxation.work
         self.relaxation.reprice(prices)
-        _, extra = self.relaxation.margins(sweeps=SETTLING)
+        _, extra = self.relaxation.margins()
         self.improver = Improver(self.flat, self.relaxation.rows, self.relaxation.multipliers, extra)
         return self.relaxation.work - spent
 
-    def run(self, incumbent: Ints, prover: Prover | None, clock: Clock) -> tuple[list[Ints], Proof | None]:
-        """One epoch: assignments worth a look, and what was proven."""
+    def run(self, incumbent: Ints, prover: Prover | None, patience: float, clock: Clock) -> tuple[list[Ints], Proof | None]:
+        """One epoch: assignments worth a look, and what was proven; ``patience`` is the prover's."""
         problem: Problem = self.flat.problem
         left = clock.work_left() / 2
         work = min(left, self.work)
@@ -64,18 +65,17 @@ class Campaign:
 
         def improve(i: int) -> Improved:
             assert self.improver is not None
-            return self.improver.run(incumbent, seed=seeds[i], work=work, share=self.share, nodes=self.nodes, over=clock.over)
+            own = self._clock(clock, work, max(LEAST_SECONDS, 2 * work))
+            return self.improver.run(incumbent, seed=seeds[i], share=self.share, nodes=self.nodes, clock=own)
 
         def proof() -> Proof:
             assert prover is not None
-            own = Clock(None, left)
-            own.halt = clock.over
-            return prover(own)
+            seconds = ALONE_SECONDS if alone else max(LEAST_SECONDS, 2 * work)
+            return prover(self._clock(clock, left, patience * seconds))
 
         second = (lambda: improve(1)) if prover is None else proof
-        tasks = [second, lambda: improve(0)]
-        if prover is not None and self.idle % (REST + 1):
-            tasks = [proof]
+        alone = prover is not None and self.idle % (REST + 1) > 0
+        tasks = [proof] if alone else [second, lambda: improve(0)]
         answers = team.run(tasks, workers=self.workers, over=clock.over)
         self.epoch += 1
         improved = [a for a in answers if isinstance(a, Improved)]
@@ -94,6 +94,12 @@ class Campaign:
         if improved:
             self.work = min(MOST_WORK, self.work * GROWTH)
         return found, proofs[0] if proofs else None
+
+    def _clock(self, clock: Clock, work: float, seconds: float) -> Clock:
+        """A clock for a task, apart from the whole's work; ``seconds`` only count where nothing but time limits the whole."""
+        own = Clock(min(clock.time_left(), seconds if clock.paced else float("inf")), work, now=clock.now)
+        own.paced, own.halt = clock.paced, clock.halted
+        return own
 
     def _adapt(self, improved: list[Improved]) -> None:
         """The share of forest moves follows what they gained per work."""

@@ -22,6 +22,8 @@ class Clock:
         self.now = now
         self.started = now()
         self.time_limit, self.work_limit, self.whole = time_limit, work_limit, whole
+        self.paced: bool = whole.paced if whole is not None else time_limit is not None and work_limit is None
+        """Whether wall time alone limits the work: then single steps may be cut by wall time too."""
         self.work = 0.0
         self.halt: Callable[[], bool] | None = None
         """A further reason to be over, asked again and again; as where the user asks to stop."""

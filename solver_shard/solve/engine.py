@@ -12,6 +12,7 @@ import numpy as np
 
 from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.errors import InputError, InternalError
+from solver_shard.solve.bounding import is_large
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem, from_graph
@@ -24,6 +25,9 @@ Watch = Callable[[Ints, int], None]
 
 FREE_SHARE, FREE_GAP = 0.05, 0.02
 """Share of time or work, and gap, after which the problem without its limit is left if its best assignment is above the limit."""
+
+PEAK_GAP, PEAK_SHARE = 0.01, 0.05
+"""Gap to the least peak, and share of time or work, after which it is no longer sought once it is known to be above the limit."""
 
 RESERVE = 0.03
 """Share of the time limit kept for finishing up."""
@@ -80,6 +84,7 @@ def solve(
     run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch)
     for start in warm_starts:
         run.take(start)
+    run.take_lightest()
     return run.solve()
 
 
@@ -129,19 +134,24 @@ class _Run:
         self.proven = self.bound = proven
         self.least_assignment: Ints | None = None
         self.least_peak: int | None = None
-        least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
-        self.peak_bound = graph.peak(least)
-        self.searched_peak = False
+        self.lightest = _lightest(graph)
+        self.peak_bound = graph.peak(self.lightest)
+        self.searched_peak = self.hopeless = False
         self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
 
     def take(self, start: WarmStart) -> None:
         """A complete warm start is an incumbent before the search begins."""
-        if len(start.allowed) == self.graph.size and all(mask.sum() == 1 for mask in start.allowed.values()):
+        if _complete(start, self.graph):
             assignment = np.array([int(start.allowed[v].argmax()) for v in range(self.graph.size)], dtype=np.int64)
             if self.graph.allowed(assignment):
                 self._offer(assignment, f"warm start {start.name}")
+
+    def take_lightest(self) -> None:
+        """The assignment of least usage per node, where it is allowed: with a limit, something to fall back on."""
+        if self.graph.limit is not None and self.assignment is None and self.graph.allowed(self.lightest):
+            self._offer(self.lightest, "least usage of every node")
 
     def solve(self) -> Solution:
         try:
@@ -158,7 +168,7 @@ class _Run:
 
     def _unlimited(self) -> bool:
         """Solve without the memory limit; true when the result is within it, and so the solution."""
-        if self.weight or self.proven is not None:
+        if self.weight or self.proven is not None or (self.graph.limit is not None and self.peak_bound > self.graph.limit):
             return False
         started = self.clock.seconds()
         free, order = from_graph(self.graph, limit=None, memory_counts=False)
@@ -169,6 +179,8 @@ class _Run:
         if limited:  # with a limit to come, no more than it takes to see that the cheapest is above it
             search.stop = lambda: (self.clock.used() > FREE_SHARE or search.best.gap() < FREE_GAP) and not self._fits(search, undo, order)
         search.run()
+        if search.infeasible:
+            raise NoAssignment
         fits = self._fits(search, undo, order)
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
         return fits and (search.closed() or self.clock.over())
@@ -193,26 +205,63 @@ class _Run:
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
         search = self._search(small, undo, order)
-        self._warm(small, undo, order)
-        search.best.value = self.value
+        large = is_large(small)
+        partial = [start for start in self.warm_starts if not _complete(start, self.graph)]
+        self._warm(search, undo, order, [start for start in self.warm_starts if _complete(start, self.graph)])
+        if not large:  # a large one has better incumbents from its relaxation
+            self._warm(search, undo, order, partial)
+        if self.value is not None and self.assignment is not self.lightest:  # which is too far off to aim at
+            search.best.value = self.value if search.best.value is None else min(self.value, search.best.value)
         if self.proven is not None:
             search.enough = int(self.proven / (1 - self.gap))
-        if not memory and self.graph.limit is not None:
-            search.rescue = self._least_peak
+
+        def rescue() -> bool:
+            if large:
+                self._warm(search, undo, order, partial)
+            if self.value is None:
+                self._least_peak()
+            if search.best.assignment is None and self.assignment is not None:
+                self._warm(search, undo, order, [_start(self.assignment, self.graph)])
+            if self.value is not None and search.best.value is None:
+                search.best.value = self.value
+            return self.value is None and self.hopeless
+
+        limited = not memory and self.graph.limit is not None
+        if limited:
+            search.rescue = rescue
         search.run()
         self._stage("search", started, "")
         if memory:
             self.peak_bound = max(self.peak_bound, self.bound or 0)
-        elif search.infeasible and self.assignment is None and self.graph.limit is not None:
-            self._least_peak()
-            self.peak_bound = max(self.peak_bound, self.graph.limit + 1)
+        if not search.infeasible or self.assignment is not None:
+            return
+        if not limited:
+            raise NoAssignment
+        self._least_peak()
+        assert self.graph.limit is not None
+        self.peak_bound = max(self.peak_bound, self.graph.limit + 1)
 
-    def _least_peak(self) -> int | None:
-        """Minimise the peak alone; the value of the assignment found if it is within the limit, None when there is none."""
+    def _least_peak(self) -> None:
+        """Minimise the peak alone, until something is within the limit or it is proven that nothing is."""
         if self.searched_peak or self.objective == "memory":
-            return self.value
-        self.searched_peak = True
+            return
+        assert self.graph.limit is not None
+        self.searched_peak, limit = True, self.graph.limit
         started = self.clock.seconds()
+        problem, order = from_graph(self.graph, limit=self.graph.limit, costs_count=False)
+        small, undo = presolve(problem, stop=self.clock.over)
+        self.clock.spend(1e-3 * problem.size)
+        if is_large(small):
+            from solver_shard.solve.flat import Flat
+            from solver_shard.solve.lightest import lightest
+
+            found, least = lightest(Flat.of(small, 1.0), self.clock, np.random.default_rng(self.seed))
+            self.peak_bound = max(self.peak_bound, least)
+            if found is not None:
+                self._offer(_unordered(undo.restore(found), order), "least peak")
+            self._stage("least peak", started, f"within the limit: {found is not None}, bound {self.peak_bound}")
+            self.hopeless = self.peak_bound > limit
+            return
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
         small, undo = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
@@ -224,14 +273,25 @@ class _Run:
                 self.peak_bound = max(self.peak_bound, bound)
 
         search = Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=self.peak_bound)
-        search.enough = self.graph.limit
-        search.run()
-        self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
-        return self.value
+        search.enough = limit
+        above: list[float] = []
 
-    def _warm(self, small: Problem, undo: Undo, order: Ints) -> None:
-        """Complete each warm start as well as a little work allows."""
-        for start in self.warm_starts:
+        def stop() -> bool:
+            """Whether nothing keeps the limit, and how far above it the least peak is has been seen well enough."""
+            if self.peak_bound <= limit:
+                return False
+            above.append(self.clock.used())
+            return search.best.gap() <= PEAK_GAP or above[-1] - above[0] > PEAK_SHARE
+
+        search.stop = stop
+        search.run()
+        self.hopeless = self.peak_bound > limit or search.infeasible
+        self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
+
+    def _warm(self, search: Search, undo: Undo, order: Ints, starts: Sequence[WarmStart]) -> None:
+        """Complete each warm start as well as a little work allows; what is found is an incumbent of the search."""
+        small = search.problem
+        for start in starts:
             if self.clock.over():
                 return
             started = self.clock.seconds()
@@ -248,12 +308,12 @@ class _Run:
 
             def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Undo = inner, name: str = start.name) -> None:
                 if assignment is not None:
-                    self._offer(_unordered(undo.restore(inner.restore(assignment)), order), f"warm start {name}, {found_by}")
+                    search.offer(inner.restore(assignment), f"warm start {name}, {found_by}")
 
             clock = self.clock.part(time_share=0.05, work=1.0)
-            search = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
-            search.run()
-            self._stage(f"warm start {start.name}", started, f"objective {search.best.value}")
+            part = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
+            part.run()
+            self._stage(f"warm start {start.name}", started, f"objective {part.best.value}")
 
     def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
@@ -325,6 +385,24 @@ class _Run:
             work=self.clock.work,
             interrupted=self.clock.halted(),
         )
+
+
+def _complete(start: WarmStart, graph: ChoiceGraph) -> bool:
+    """Whether it names one strategy of every node."""
+    return len(start.allowed) == graph.size and all(mask.sum() == 1 for mask in start.allowed.values())
+
+
+def _start(assignment: Ints, graph: ChoiceGraph) -> WarmStart:
+    sizes = graph.sizes().tolist()
+    return WarmStart(name="the least peak", allowed={v: np.arange(sizes[v]) == x for v, x in enumerate(assignment.tolist())})
+
+
+def _lightest(graph: ChoiceGraph) -> Ints:
+    """The strategy of least usage of every node, of these the cheapest."""
+    owner = np.repeat(np.arange(graph.size), graph.sizes())
+    order = np.lexsort((graph.costs, graph.usages, owner))
+    result: Ints = order[graph.offsets[:-1]] - graph.offsets[:-1]
+    return result
 
 
 def _unordered(assignment: Ints, order: Ints) -> Ints:

@@ -1,7 +1,8 @@
 """Better assignments from a good one: forest moves under memory prices, and integer programs on regions.
 
     improver = Improver(flat, rows, multipliers, extra)
-    better, gains, work = improver.run(chosen, seed=0, work=5.0, share=0.5, over=clock.over)
+    found = improver.run(chosen, seed=[0], share=0.5, nodes=80, clock=Clock(None, 5.0))
+    found.assignment, found.value
 
 *Forest moves* (forest.py) change most nodes at once, under prices of memory that are the relaxation's times a random factor, plus
 extra prices where the last result exceeded the limit; what they give is repaired and improved under the limit. They start from the
@@ -11,7 +12,7 @@ are least, and solve that exactly. Forest moves gain most at first, regions at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,28 +77,29 @@ class Improver:
         self.repair_work = 3e-4 + 6e-7 * flat.size
         self.descend_work = 1.2e-6 * flat.size
 
-    def run(self, chosen: Ints, *, seed: Sequence[int], work: float, share: float, nodes: int, over: Callable[[], bool]) -> Improved:
-        """Spend about so much work, ``share`` of it on forest moves."""
+    def run(self, chosen: Ints, *, seed: Sequence[int], share: float, nodes: int, clock: Clock) -> Improved:
+        """Spend the clock's work, ``share`` of it on forest moves; regions have about so many nodes at first."""
         rng = np.random.default_rng(seed)
         start = self.flat.problem.value(chosen)
         assert start is not None
-        after, spent = self._forests(chosen, rng, work * share, over) if share > 0 else (chosen, 0.0)
+        work = clock.work_left()
+        after, spent = self._forests(chosen, rng, work * share, clock) if share > 0 else (chosen, 0.0)
         middle = self.flat.problem.value(after)
         assert middle is not None
-        best, regions, nodes = self._regions(after, rng, work * (1 - share), nodes, over)
+        best, regions, nodes = self._regions(after, rng, work * (1 - share), nodes, clock)
         value = self.flat.problem.value(best)
         assert value is not None
         return Improved(
             assignment=best, value=value, gains=(float(start - middle), float(middle - value)), work=(spent, regions), nodes=nodes
         )
 
-    def _forests(self, chosen: Ints, rng: np.random.Generator, work: float, over: Callable[[], bool]) -> tuple[Ints, float]:
+    def _forests(self, chosen: Ints, rng: np.random.Generator, work: float, clock: Clock) -> tuple[Ints, float]:
         flat, problem = self.flat, self.flat.problem
         forest, rows = Forest(flat, rng), self.rows.copy()
         base = self.multipliers
         bump, multipliers = np.zeros(len(base)), base
         best, value, state, spent = chosen, problem.value(chosen), chosen, 0.0
-        while spent < work and not over():
+        while spent < work and not clock.over():
             theta = rows.price(multipliers / rows.slack) if len(rows) else flat.theta
             mode = int(rng.integers(3))
             if mode < 2:
@@ -140,12 +142,10 @@ class Improver:
             cost = now
         return moves * self.move_work
 
-    def _regions(
-        self, chosen: Ints, rng: np.random.Generator, work: float, nodes: int, over: Callable[[], bool]
-    ) -> tuple[Ints, float, int]:
+    def _regions(self, chosen: Ints, rng: np.random.Generator, work: float, nodes: int, clock: Clock) -> tuple[Ints, float, int]:
         flat, spent, step = self.flat, 0.0, 0
         nodes = min(nodes, flat.size)
-        while spent < work and not over():
+        while spent < work and not clock.over():
             step += 1
             picked = self._pick(chosen, rng, nodes, step)
             small = region(flat, chosen, picked, self._keep(chosen, picked, FIRST_VALUES))
@@ -159,21 +159,21 @@ class Improver:
                 nodes = max(LEAST_NODES, int(0.7 * nodes))
                 continue
             now = small.problem.value(small.positions(chosen[picked]))
-            clock = Clock(None, EFFORT)
-            clock.halt = over
+            own = Clock(min(clock.time_left(), 2 * EFFORT if clock.paced else float("inf")), EFFORT, now=clock.now)
+            own.halt = clock.halted
             dual = Dual(kernel)
             for _ in range(4):
                 dual.evaluate(np.zeros(len(kernel.base)), 5)
-            clock.spend(dual.work)
-            result = solve_kernel(kernel, dual, clock, cutoff=now, gap=1e-6, seed=int(rng.integers(2**31)), effort=EFFORT)
-            spent += clock.work + 1e-2
+            own.spend(dual.work)
+            result = solve_kernel(kernel, dual, own, cutoff=now, gap=1e-6, seed=int(rng.integers(2**31)), effort=EFFORT)
+            spent += own.work + 1e-2
             if result.assignment is not None:
                 better = chosen.copy()
                 better[picked] = small.strategies(undo.restore(result.assignment))
                 chosen = self.local.descend(better, flat.theta, rng, 5)
             if not result.proven:
                 nodes = max(LEAST_NODES, int(0.8 * nodes))
-            elif clock.work < EFFORT / 6:
+            elif own.work < EFFORT / 6:
                 nodes = min(MOST_NODES, flat.size, int(1.05 * nodes) + 1)
         return chosen, spent, nodes
 

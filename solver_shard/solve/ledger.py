@@ -68,8 +68,9 @@ class Ledger:
 
     def begin(self, name: str) -> str:
         """From here on ``name`` is under way; returns what was."""
-        before, now = self._name, self._now()
+        before = self._name
         if name != before:
+            now = self._now()
             spent = self._spent.setdefault(before, [0.0] * len(now))
             for i, (new, old) in enumerate(zip(now, self._mark, strict=True)):
                 spent[i] += new - old

@@ -27,29 +27,20 @@ Need = tuple[int, Ints, int]
 def regrouped(found: Iterable[Need], spans: Ints, base: Ints) -> tuple[tuple[Carrier, ...], Ints, Ints]:
     """See the module; ``spans`` int64[S, 3] by column, ``base`` int64[times]. Carriers keep the order of their nodes in ``found``."""
     needs = list(found)
-    width = 1 + max(int(spans[:, 0].max(initial=-1)), max((column for _, _, column in needs), default=-1))
-    spans, place = shared(spans, width)
-    fixed: dict[int, int] = {}
+    columns = np.array([column for _, _, column in needs], dtype=np.int64)
+    spans, place = shared(spans, 1 + int(max(spans[:, 0].max(initial=-1), columns.max(initial=-1))))
+    flat, least, more = _above_least([usage for _, usage, _ in needs])
+    fixed = np.zeros(len(place) + 1, dtype=np.int64)
+    np.add.at(fixed, place[columns], least)  # what is never in use (-1) is added to the last and dropped
+    base = base + over_time(spans, fixed[:-1], len(base))
     by_column: dict[tuple[int, int], Ints] = {}
-    for node, usage, old in needs:
-        column = int(place[old])
-        if column < 0:
-            continue
-        least = int(usage.min())
-        if least:
-            fixed[column] = fixed.get(column, 0) + least
-            usage = usage - least
-        if len(usage) > 1:
+    for (node, _, _), usage, column, counts in zip(needs, flat, place[columns].tolist(), more, strict=True):
+        if counts and column >= 0:
             key = (node, column)
             by_column[key] = by_column[key] + usage if key in by_column else usage
-    if fixed:
-        weights = np.zeros(len(place), dtype=np.int64)
-        weights[list(fixed)] = list(fixed.values())
-        base = base + over_time(spans, weights, len(base))
     by_usage: dict[tuple[int, bytes], list[int]] = {}
     for (node, column), usage in by_column.items():
-        if usage.any():
-            by_usage.setdefault((node, usage.tobytes()), []).append(column)
+        by_usage.setdefault((node, usage.tobytes()), []).append(column)
     spans, place = shared(*_together(list(by_usage.values()), spans, len(place)))
     carriers: dict[tuple[int, int], Ints] = {}
     for (node, usage_bytes), column in zip(by_usage, place.tolist(), strict=True):
@@ -57,6 +48,19 @@ def regrouped(found: Iterable[Need], spans: Ints, base: Ints) -> tuple[tuple[Car
         key = (node, column)
         carriers[key] = carriers[key] + usage if key in carriers else usage
     return tuple(Carrier(node=node, usage=usage, column=column) for (node, column), usage in carriers.items()), spans, base
+
+
+def _above_least(usages: list[Ints]) -> tuple[list[Ints], Ints, list[bool]]:
+    """Each vector less its least entry, these entries, and whether anything is left of it."""
+    if not usages:
+        return [], np.zeros(0, dtype=np.int64), []
+    stops = np.cumsum([len(usage) for usage in usages])
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1]])
+    flat = np.concatenate(usages)
+    least = np.minimum.reduceat(flat, starts)
+    flat = flat - np.repeat(least, stops - starts)
+    more = np.maximum.reduceat(flat, starts) > 0
+    return [flat[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)], least, more.tolist()
 
 
 def _together(groups: list[list[int]], spans: Ints, width: int) -> tuple[Ints, int]:

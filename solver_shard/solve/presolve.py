@@ -3,12 +3,13 @@
     small, undo = presolve(problem)
     problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
 
-What is done, until nothing changes:
+The whole graph comes first (aliases.py): *forbidden* strategies, *aliases* merged along bijections, and *fold*, what then becomes a
+cost of one node or a parallel edge. Then single nodes, until nothing changes; the names are those of the log (ledger.py):
 
 - *forbidden*: strategies of cost FORBIDDEN and strategies without an allowed partner across some edge go (arc consistency).
 - *fixed*: a node with one strategy becomes a cost of its neighbours and a constant use of memory.
 - *normal*: row and column minima of tables move into the nodes; a table that is constant, or a sum of a row and a column
-  term, becomes zero and goes. Parallel edges are one edge.
+  term, becomes zero and goes. *Parallel* edges are one edge.
 - *followers*: where each strategy of a node allows just one of a neighbour (the result of an op, an alias), the neighbour
   merges into the node by an index map. Exact: the neighbour had no other choice.
 - *free*: nodes without bytes and at most two neighbours are eliminated by min-plus products of bounded size. Exact: their best
@@ -17,6 +18,8 @@ What is done, until nothing changes:
   than the difference: exchanging j for i never hurts. Of equal strategies the first stays.
 - *loose times*: a time that cannot exceed the limit even if every node takes its largest bytes is dropped; a carrier that only lives
   at such times goes too, which frees more nodes. Not done when the peak is part of the objective.
+- *compact*: equal rows and columns of tables, equal tables and equal columns of memory are stored once; times that another one
+  covers go.
 """
 
 from __future__ import annotations
@@ -85,14 +88,14 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
 
 
 def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
-    """Rounds of aliases.py while they merge a good part of the nodes."""
+    """Rounds of aliases.py while they merge a good part of the nodes and anything is forbidden."""
     stages: list[Merge | Steps] = []
     while True:
         size = problem.size
         problem, merge = merge_aliases(problem, ledger, keep)
         stages.append(merge)
         keep = None
-        if problem.size > 0.9 * size or problem.size == 0:
+        if problem.size > 0.9 * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
             return problem, stages
 
 

@@ -78,7 +78,7 @@ class Problem:
         spans: int64[S, 3], rows (column, start, stop) over positions in ``times``; see spans.py.
         base: int64[times], bytes that are in use whatever is chosen.
         times: int64[times], labels that survive presolve.
-        constant: added to every cost.
+        constant: added to every cost. A cost of ``constant`` + FORBIDDEN or more counts as forbidden.
         limit: bytes, or None.
         weight: of the peak in the objective, per 2**20 bytes; 2**20 without costs is the objective "memory".
         sizes: strategies per node.
@@ -112,39 +112,25 @@ class Problem:
 
     def cost(self, assignment: Ints) -> int:
         """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
-        total = self.constant + exact_sum(self._unary[self.offsets[:-1] + assignment]) if self.size else self.constant
+        own = exact_sum(self._unary[self.offsets[:-1] + assignment])
         if not self.edges:
-            return total
-        start, width, pool, ends, row_start, col_start, maps = self._tables
-        rows = maps[row_start + assignment[ends[:, 0]]]
-        cols = maps[col_start + assignment[ends[:, 1]]]
-        return total + exact_sum(pool[start + rows * width + cols])
+            return self.constant + own
+        cells, cores, widths, (rows, row_at, left), (cols, col_at, right) = self._tables
+        paid = cells[cores + rows[row_at + assignment[left]] * widths + cols[col_at + assignment[right]]]
+        return self.constant + own + exact_sum(paid)
 
     @cached_property
     def _unary(self) -> Ints:
         return np.concatenate([np.zeros(0, dtype=np.int64), *self.unary])
 
     @cached_property
-    def _tables(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Cores and index maps end to end, shared ones once: (start and width of each edge's core, cores, ends, starts of its
-        rows and cols, maps)."""
-        places: dict[int, int] = {}
-        lengths = {0: 0, 1: 0}
-        parts: dict[int, list[Ints]] = {0: [], 1: []}
-
-        def place(array: Ints, kind: int) -> int:
-            if id(array) not in places:
-                places[id(array)] = lengths[kind]
-                parts[kind].append(np.ravel(array))
-                lengths[kind] += array.size
-            return places[id(array)]
-
-        start = np.array([place(e.core, 0) for e in self.edges], dtype=np.int64)
-        row_start = np.array([place(e.rows, 1) for e in self.edges], dtype=np.int64)
-        col_start = np.array([place(e.cols, 1) for e in self.edges], dtype=np.int64)
-        width = np.array([e.core.shape[1] for e in self.edges], dtype=np.int64)
-        ends = np.array([(e.a, e.b) for e in self.edges], dtype=np.int64)
-        return start, width, np.concatenate(parts[0]), ends, row_start, col_start, np.concatenate(parts[1])
+    def _tables(self) -> tuple[Ints, Ints, Ints, tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]:
+        """All cores in a row, where each edge's begins and how wide it is; the same of rows and columns, with the edge's node."""
+        cells, cores = _in_a_row([edge.core for edge in self.edges])
+        rows, row_at = _in_a_row([edge.rows for edge in self.edges])
+        cols, col_at = _in_a_row([edge.cols for edge in self.edges])
+        ends = np.array([(edge.a, edge.b, edge.core.shape[1]) for edge in self.edges], dtype=np.int64)
+        return cells, cores, ends[:, 2], (rows, row_at, ends[:, 0]), (cols, col_at, ends[:, 1])
 
     def profile(self, assignment: Ints) -> Ints:
         """Bytes in use at each kept time, int64[times]."""
@@ -317,6 +303,20 @@ def _starts(graph: ChoiceGraph) -> Floats:
             break
         start, known = found, np.isfinite(found)
     return start + stop / (4 * max(float(stop.max(initial=0)), 1.0))
+
+
+def _in_a_row(arrays: list[Ints]) -> tuple[Ints, Ints]:
+    """The distinct arrays flat one after the other, and where each one begins."""
+    known: dict[int, int] = {}
+    distinct: list[Ints] = []
+    at, end = [], 0
+    for array in arrays:
+        if id(array) not in known:
+            known[id(array)] = end
+            distinct.append(array.ravel())
+            end += array.size
+        at.append(known[id(array)])
+    return np.concatenate(distinct), np.array(at, dtype=np.int64)
 
 
 def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:

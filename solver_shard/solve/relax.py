@@ -34,6 +34,9 @@ SHRINK = 0.7
 LAST_LENGTH = 1e-3
 """Step length at which the search for multipliers ends."""
 
+LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
+"""Sweeps before margins are taken: until the bound is within this part of the best one."""
+
 REPAIR_EVERY = 5
 HIGHEST = 1e30
 """Largest multiplier: sums of them stay finite."""
@@ -95,14 +98,19 @@ class Relaxation:
         own = self.multipliers if multipliers is None else multipliers
         return self.constant + (self.rows.offset(own / self.rows.slack) if len(self.rows) else 0.0)
 
-    def margins(self, sweeps: int = 3 * SWEEPS, forests: int = 4) -> tuple[float, Floats]:
-        """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra."""
-        theta = self.theta()
-        for _ in range(sweeps):
-            self.passing.sweep(theta)
+    def margins(self, sweeps: int = MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:
+        """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra.
+
+        The messages are those of the last multipliers that were tried; at most so many sweeps settle them at the best ones.
+        """
+        theta, offset = self.theta(), self.offset()
+        for swept in range(1, sweeps + 1):
+            bound = self.passing.sweep(theta) + offset
+            if swept >= LEAST_SETTLING and bound >= self.best - SETTLED * abs(self.best):
+                break
         base, extra = margins(self.passing, theta, forests=forests, rng=self.rng)
-        self.work += self.passing.work * (sweeps + 2 + 2 * forests)
-        base += self.offset()
+        self.work += self.passing.work * (swept + 2 + 2 * forests)
+        base += offset
         self.best = max(self.best, base)
         return base, extra
 

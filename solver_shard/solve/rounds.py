@@ -53,6 +53,9 @@ class Relaxed(Protocol):
     def start(self, assignment: Sequence[int] | Ints, missed: Collection[int]) -> WarmStart:
         """A solution of an earlier graph as a start for this one."""
 
+    def complete(self, assignment: Sequence[int] | Ints, name: str) -> WarmStart:
+        """A plain assignment as a start that decides every node of this graph."""
+
 
 def solve_in_rounds(
     relaxed: Relaxed,
@@ -121,6 +124,8 @@ class _Rounds:
             assert above is not None
             self.relaxed.add(self.relaxed.missed(found.assignment, int(above * (1 - min(1.0, WIDER * 2 ** (number - 1))))))
             warm_starts = (self.relaxed.start(found.assignment, missed),)
+            if self.best is not None:
+                warm_starts += (self.relaxed.complete(self.best.assignment, "the best plan so far"),)
             number += 1
 
     def _round(self, number: int, warm_starts: tuple[WarmStart, ...]) -> Solution:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.bounding import Bounding, LargeBounding, SmallBounding, is_large
+from solver_shard.solve.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
@@ -46,6 +46,9 @@ PAUSE = 2
 
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
+
+SHRINK = 0.8
+"""Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
 
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
@@ -114,7 +117,8 @@ class Search:
         infeasible: proven that no assignment keeps the limit.
         enough: a value at which to stop.
         stop: a further reason to stop.
-        rescue: called once when pricing finds no assignment within the limit: the value of one, or None when there is none.
+        rescue: called once when bounding finds no assignment within the limit: looks for one in other ways, and says whether it is proven
+            that there is none.
         multipliers: cost per byte by time label, for the next problem.
         campaign: improvement of the search's problem, where it is large.
     """
@@ -128,7 +132,7 @@ class Search:
         self.infeasible = False
         self.enough: int | None = None
         self.stop: Callable[[], bool] | None = None
-        self.rescue: Callable[[], int | None] | None = None
+        self.rescue: Callable[[], bool] | None = None
         self.multipliers: dict[int, float] = {}
         self.campaign: Campaign | None = None
         self.workers = workers
@@ -213,9 +217,8 @@ class Search:
                 if keep is not None:
                     return self._smaller(current, restore, keep, bounding)
         if self.best.value is None and self.rescue is not None:
-            self.best.value = self.rescue()
-            self.infeasible = self.best.value is None and not self.clock.over()
-            self.rescue = None
+            rescue, self.rescue = self.rescue, None
+            self.infeasible = rescue()
         if self.stopped():
             return None
         return self._close(current, restore, bounding)
@@ -225,10 +228,11 @@ class Search:
             return self.best.value
 
         if is_large(current):
+            from solver_shard.solve.campaign import Campaign
+            from solver_shard.solve.large import LargeBounding
+
             large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
             if current is self.problem:
-                from solver_shard.solve.campaign import Campaign  # numba: only where it is needed
-
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
             return large
         return SmallBounding(
@@ -293,7 +297,7 @@ class Search:
 
         if self.campaign is None or self.best.assignment is None or (ladder.first and _pairs(current) <= FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)
-        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, self.clock)
+        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
         for assignment in found:
             self.offer(assignment, "improvement")
         return proof
@@ -318,7 +322,7 @@ class Search:
             self._exhausted("fixing")
             return None
         left = sum(int(mask.sum()) for mask in keep)
-        return keep if left < 0.7 * sum(map(len, keep)) else None
+        return keep if left < SHRINK * sum(map(len, keep)) else None
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
         self.multipliers = bounding.prices()

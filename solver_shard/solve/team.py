@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 GRACE = 1.0
-"""Seconds that a process still gets after ``over`` before it is stopped."""
+"""Seconds that a process still gets after ``over`` before it is stopped, and after that to end."""
 
 
 def run(tasks: Sequence[Callable[[], T]], *, workers: int, over: Callable[[], bool]) -> list[T]:
@@ -41,6 +41,8 @@ def run(tasks: Sequence[Callable[[], T]], *, workers: int, over: Callable[[], bo
             for process, here in running:
                 here.close()
                 process.terminate()
+                process.join(GRACE)
+                process.kill()  # one that does not end when asked
                 process.join()
     return results
 
