@@ -114,15 +114,17 @@ def near() -> Cluster:
 
 
 def pins(model: Model, mesh: Mesh) -> dict[str, Layout]:
-    """Inputs cut along the batch by the left axis, matrices as Megatron cuts them by the right one; one axis does the first alone."""
+    """Inputs cut along the batch by the left axis, and along the sequence by the middle one of three; the rows of the matrices that
+    feed the residual stream by the right one. The rest is for propagation to find."""
     program, axes = model.wide.program, len(mesh.axes)
     found = {}
     cut = row_cut(program) if axes > 1 else {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.role is Role.INPUT:
-            found[tensor.name] = Layout.parse("S(0)" + "R" * (axes - 1))
-        elif t in cut and tensor.shape[cut[t]] >= mesh.shape[-1]:
+            middle = "S(1)" if len(tensor.shape) == 2 and axes == 3 else "R" * (axes == 3)
+            found[tensor.name] = Layout.parse("S(0)" + middle + "R" * (axes > 1))
+        elif cut.get(t) == len(tensor.shape) - 1 > 0 and tensor.shape[cut[t]] >= mesh.shape[-1]:
             found[tensor.name] = Layout.parse("R" * (axes - 1) + f"S({cut[t]})")
     return found
 

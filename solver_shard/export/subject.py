@@ -114,7 +114,8 @@ class Subject:
         assert self.inputs is not None, "asked of a model only"
         tensors = self.tensors(microbatch)
         return {
-            name: tensors.get(name, tensors.get(f"input.{name}", given)) for name, given in named_tensors(self.model, self.inputs).items()
+            name: tensors.get(name, tensors.get(f"input.{name}", given)).to(given.dtype)  # where the program is widened, it is not
+            for name, given in named_tensors(self.model, self.inputs).items()
         }
 
 
