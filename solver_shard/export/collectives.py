@@ -48,7 +48,7 @@ class World:
 
     Attributes:
         counts: collectives run so far, by kind and axis names.
-        sent: bytes that one device called them with, by the same.
+        sent: bytes that one device called them with, by kind.
 
     Raises:
         InputError: on entry, when the process already has a process group.
@@ -57,7 +57,7 @@ class World:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        self.sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self.sent: Counter[str] = Counter()
         self._groups: dict[tuple[int, ...], str] = {}
 
     def __enter__(self) -> World:
@@ -92,13 +92,13 @@ class World:
         made, nbytes = _COLLECTIVES[step.kind](self, parts, step, axes, tuple(shape))
         if nbytes != step.nbytes:
             _wrong(step, f"a device calls it with {nbytes} bytes, the plan says {step.nbytes}")
-        self.sent[step.kind, step.axes] += nbytes
+        self.sent[step.kind] += nbytes
         return made
 
     def all_reduce(self, buffers: Sequence[torch.Tensor], reduction: str, axes: Sequence[str]) -> Parts:
         """Reduce one buffer per device within the groups of these axes: a collective inside an op."""
         self.counts["all_reduce", tuple(axes)] += 1
-        self.sent["all_reduce", tuple(axes)] += max(buffer.nbytes for buffer in buffers)
+        self.sent["all_reduce"] += max(buffer.nbytes for buffer in buffers)
         group = tuple(sorted(self.mesh.index(name) for name in axes))
         return tuple(self._call(torch.ops._c10d_functional.all_reduce, list(buffers), group, reduction))
 

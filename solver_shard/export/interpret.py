@@ -12,9 +12,7 @@ they are taken from the shapes that the results must have there.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -80,11 +78,10 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | None = None) -> dict[int, torch.Tensor]:
+def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Every tensor of the program by position, from the values of its parameters, buffers and inputs.
 
-    Where checkpointing executes a random op again, it draws what it drew before. ``seed``: random ops draw by it and by which op they
-    are, as in ``simulate`` with the same seed; without it they draw from torch's generator.
+    Where checkpointing executes a random op again, it draws what it drew before.
     """
     known = dict(values)
     for t in program.sources():
@@ -97,31 +94,19 @@ def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | Non
     with torch.no_grad():
         for op in program.ops:
             before = drawn.get((op.name, *op.raw)) if op.recompute else None
-            with seeded(op, seed):
-                results = before or call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
+            results = before or call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
             known.update(zip(op.results, results, strict=True))
-            if op.raw and is_random(op.name):
+            if op.raw and _is_random(op.name):
                 drawn[op.name, *op.raw] = results
     return known
 
 
-@contextlib.contextmanager
-def seeded(op: Op, seed: int | None) -> Iterator[None]:
-    """While open, a random op draws by the seed and by the raw ops that it stands for."""
-    if seed is None or not draws(op):
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(zlib.crc32(f"{seed} {op.name} {' '.join(op.raw)}".encode()))
-        yield
-
-
 def draws(op: Op) -> bool:
     """Whether an op draws random numbers that count: fused attention and dropout do not at probability 0."""
-    return is_random(op.name) and op.attributes.get("dropout_p", op.attributes.get("p")) != 0.0
+    return _is_random(op.name) and op.attributes.get("dropout_p", op.attributes.get("p")) != 0.0
 
 
-def is_random(name: str) -> bool:
+def _is_random(name: str) -> bool:
     """Whether an op draws from a generator."""
     target: Any = torch.ops
     for part in name.split("."):

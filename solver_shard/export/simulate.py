@@ -19,8 +19,8 @@ its values.
 A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
 count 1/N, and what the step compares with is the mean of the unsharded gradients.
 
-Ops without operands (arange, full, ...) are computed whole and then cut; with a seed, random ops (dropout) too, so that they draw what
-``run`` draws with the same seed. Without one every shard draws for itself, and a step with dropout is only reproduced at probability 0.
+Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
+(arange, full, ...) are computed whole and then cut.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
 from solver_shard.export.gradients import Gradients
 from solver_shard.export.implementations import FREE, Part, free, perform, way_of
-from solver_shard.export.interpret import DTYPES, call, draws, seeded
+from solver_shard.export.interpret import DTYPES, call
 from solver_shard.export.shards import Parts, boxes, groups, join, move, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
@@ -59,7 +59,7 @@ class SimulationResult:
         gradients: whole gradient by parameter name, as the update reads it: the mean over microbatches, clipped where the plan clips.
         parameters: whole updated parameter by name, of those that have an optimizer.
         collectives: how many ran, by kind and names of the mesh axes.
-        nbytes: bytes that one device called them with, by the same.
+        nbytes: bytes that one device called them with, by kind.
         norm: of all gradients together before clipping; None where the plan does not clip.
     """
 
@@ -67,7 +67,7 @@ class SimulationResult:
     gradients: Mapping[str, torch.Tensor]
     parameters: Mapping[str, torch.Tensor]
     collectives: Mapping[tuple[str, tuple[str, ...]], int]
-    nbytes: Mapping[tuple[str, tuple[str, ...]], int]
+    nbytes: Mapping[str, int]
     norm: float | None = None
 
 
@@ -81,7 +81,6 @@ def simulate(
     absolute: float = 1e-6,
     rate: float = 0.25,
     max_norm: float = 1.0,
-    seed: int | None = None,
     meter: MeterLike | None = None,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
@@ -96,7 +95,6 @@ def simulate(
         absolute: differences up to this never count: sums that cancel (the bias of a key projection has no gradient) are noise.
         rate: of the gradient step.
         max_norm: to which gradients are clipped, where the plan clips them.
-        seed: of random ops; one more for each microbatch.
         meter: is told of every tensor that comes to be on device 0.
 
     Raises:
@@ -119,7 +117,7 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, tolerance, absolute, meter, seed).run(batches, references, rate, max_norm)
+        return _Simulation(plan, program, world, tolerance, absolute, meter).run(batches, references, rate, max_norm)
 
 
 class MeterLike(Protocol):
@@ -134,16 +132,9 @@ class MeterLike(Protocol):
 
 class _Simulation:
     def __init__(
-        self,
-        plan: Plan,
-        program: Program,
-        world: World,
-        tolerance: float,
-        absolute: float,
-        meter: MeterLike | None,
-        seed: int | None,
+        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None = None
     ) -> None:
-        self.plan, self.program, self.world, self.meter, self.seed = plan, program, world, meter, seed
+        self.plan, self.program, self.world, self.meter = plan, program, world, meter
         self.tolerance, self.absolute = tolerance, absolute
         self.mesh = plan.mesh
         self.of_reader: dict[tuple[int, int], int] = {}
@@ -169,8 +160,7 @@ class _Simulation:
 
     def run(self, batches: Sequence[Values], references: Sequence[Values], rate: float, max_norm: float) -> SimulationResult:
         outputs: list[torch.Tensor] = []
-        for k, (values, reference) in enumerate(zip(batches, references, strict=True)):
-            self.draws = None if self.seed is None else self.seed + k
+        for values, reference in zip(batches, references, strict=True):
             outputs += self._microbatch(values, reference)
         gradients = self.sums.handed_over()
         parameters, norm = {}, None
@@ -294,11 +284,8 @@ class _Simulation:
         layouts = self.plan.ops[i].result_layouts
         shapes = [self.program.tensors[t].shape for t in op.results]
         if not operands:
-            with seeded(op, self.draws):
-                whole = call(op, [], tuple(shapes))
+            whole = call(op, [], tuple(shapes))
             return [self._cut(value, layout) for value, layout in zip(whole, layouts, strict=True)]
-        if self.draws is not None and draws(op):
-            return self._random(i, op, operands)
         if self.plan.ops[i].implementation:
             return self._implementation(i, op, operands)
         wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
@@ -313,17 +300,6 @@ class _Simulation:
             except InternalError as error:
                 raise InternalError(f"{self._where(i)}, on device {device}: {error}") from None
         return [tuple(made[j] for made in by_device) for j in range(len(op.results))]
-
-    def _random(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
-        """Results of an op that draws, drawn whole and cut."""
-        tensors, planned = self.program.tensors, self.plan.ops[i]
-        given = [
-            join(x, layout, tensors[t].shape, self.mesh)
-            for x, layout, t in zip(operands, planned.operand_layouts, op.operands, strict=True)
-        ]
-        with seeded(op, self.draws):
-            whole = call(op, given, [tensors[t].shape for t in op.results])
-        return [self._cut(value, layout) for value, layout in zip(whole, planned.result_layouts, strict=True)]
 
     def _implementation(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
         """Results of an op that runs a named implementation, by result and device."""
