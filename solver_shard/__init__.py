@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from solver_shard.api import optimize
     from solver_shard.costs.cluster import Cluster, load_cluster
     from solver_shard.errors import InfeasibleError, SolverShardError
+    from solver_shard.export.dtensor import apply
     from solver_shard.frontends.torch import trace
     from solver_shard.layout import Layout
     from solver_shard.mesh import Mesh
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "Program",
     "SolverShardError",
+    "apply",
     "load_cluster",
     "load_plan",
     "optimize",
@@ -45,6 +47,7 @@ _HOMES = {
     "Plan": "plan.plan",
     "Program": "program",
     "SolverShardError": "errors",
+    "apply": "export.dtensor",
     "load_cluster": "costs.cluster",
     "load_plan": "plan.io",
     "optimize": "api",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,29 +118,49 @@ def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh
     """
     if before == after:
         return parts
+    moves = (local_move(before, after, tuple(shape), mesh, device) for device in range(mesh.size))
+    return tuple(part if moved is None else moved(part) for part, moved in zip(parts, moves, strict=True))
+
+
+@functools.lru_cache(maxsize=65536)
+def local_move(before: Layout, after: Layout, shape: Shape, mesh: Mesh, device: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """``move`` on one device, prepared; None where it keeps its local tensor as it is.
+
+    Raises:
+        InternalError: some device would need what another holds.
+    """
+    if before == after:
+        return None
     if not free_move(before, after):
         raise InternalError(f"{before} cannot become {after} without communication")
-    held, wanted = boxes(before, tuple(shape), mesh), boxes(after, tuple(shape), mesh)
-    zeroed = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b == P("sum")]
-    moved = []
-    for device, at in enumerate(coordinates(mesh)):
-        part = parts[device][wanted[device].inside(held[device])]
-        if tuple(part.shape) != wanted[device].length:
-            raise InternalError(f"device {device} would have to take {wanted[device]} from {held[device]}: {before} → {after} is not local")
-        if any(at[axis] for axis in zeroed):
-            moved.append(torch.zeros_like(part))
-        else:
-            moved.append(parts[device] if wanted[device] == held[device] else part.clone())
-    return tuple(moved)
+    at, held, wanted = coordinates(mesh)[device], boxes(before, shape, mesh)[device], boxes(after, shape, mesh)[device]
+    place = wanted.inside(held)
+    if held.overlap(wanted) != wanted and not wanted.empty:
+        raise InternalError(f"device {device} would have to take {wanted} from {held}: {before} → {after} is not local")
+    if any(at[axis] for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b == P("sum")):
+        return lambda part: torch.zeros_like(part[place])
+    return None if wanted == held else lambda part: part[place].clone()
 
 
 def groups(axes: Sequence[int], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Devices that talk to each other in a collective over these axes, flattened from left (major) to right."""
+    return tuple(_groups(tuple(axes), mesh).values())
+
+
+def group_of(axes: Sequence[int], mesh: Mesh, device: int) -> tuple[int, ...]:
+    """The group of one device among ``groups``, itself included."""
+    at = coordinates(mesh)[device]
+    return _groups(tuple(axes), mesh)[tuple(at[axis] for axis in range(len(mesh.axes)) if axis not in axes)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _groups(axes: tuple[int, ...], mesh: Mesh) -> dict[Shape, tuple[int, ...]]:
+    """Groups by their coordinates on the other axes."""
     others = [axis for axis in range(len(mesh.axes)) if axis not in axes]
     found: dict[Shape, list[int]] = {}
     for device, at in enumerate(coordinates(mesh)):
         found.setdefault(tuple(at[axis] for axis in others), []).append(device)
-    return tuple(map(tuple, found.values()))
+    return {at: tuple(members) for at, members in found.items()}
 
 
 def covers(target: Box, found: Sequence[Box]) -> bool:

@@ -60,6 +60,7 @@ class _Reader:
         self._sources: dict[str, int] = {}
         self._module_of_sequence: dict[int, str] = {}
         self._schemas: dict[Any, tuple[Any, ...]] = {}
+        self._constants: dict[str, torch.Tensor] = {}
         self._backward = False
 
     def read(self, name: str, forward_only: bool) -> RawGraph:
@@ -105,9 +106,10 @@ class _Reader:
         elif isinstance(found, desc.TangentAOTInput):
             shape, dtype = _meta(node.meta["val"])
             arguments = {"size": shape, "fill_value": 1.0}
-            self._add(
-                node, RawNode(name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),), phase=Phase.BACKWARD)
+            raw = RawNode(
+                name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),), phase=Phase.BACKWARD, random=True
             )
+            self._add(node, raw)
         else:
             raise TraceError(
                 f"the trace has an input of kind {type(found).__name__}, which is not supported: {found}; use plain tensors only"
@@ -129,7 +131,10 @@ class _Reader:
                 arguments = {"size": shape, "fill_value": value.item()}
             self._add(node, RawNode(name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),)))
             return
-        self._source(node, f"constant.{node.target.strip('_')}", Role.BUFFER)
+        name = f"constant.{node.target.strip('_')}"
+        if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
+            self._constants[name] = held
+        self._source(node, name, Role.BUFFER)
 
     def _call(self, node: Any) -> None:
         target = node.target
@@ -228,7 +233,7 @@ class _Reader:
                 f"the backward of {name!r} is not in the trace: no trainable parameter gets a gradient from the loss; check that the loss "
                 "depends on the parameters and that the model does not run under no_grad or detach its output, or use --forward-only"
             )
-        return RawGraph(name=name, nodes=tuple(self._nodes), outputs=tuple(outputs), gradients=tuple(gradients))
+        return RawGraph(name=name, nodes=tuple(self._nodes), outputs=tuple(outputs), gradients=tuple(gradients), constants=self._constants)
 
 
 def _restrided(node: Any, op: str, arguments: dict[str, Any], results: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:

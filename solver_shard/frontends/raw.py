@@ -1,9 +1,9 @@
-"""The raw trace: what AOTAutograd returned, as plain values without torch objects, every argument under its name."""
+"""The raw trace: what AOTAutograd returned, as plain values (but for the constants it holds), every argument under its name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from solver_shard.program import Phase, Tensor
@@ -28,7 +28,7 @@ class RawNode:
         results: (shape, dtype) of every result; None for a result that is not a tensor.
         strides: per result, as torch lays it out; None for a result that is not a tensor.
         pointwise: every result element depends on the operand elements at its own place only.
-        random: draws from a generator.
+        random: draws from a generator; the gradient of the loss is marked so too, for it is no constant that equal ones could share.
         region: checkpointed regions that it runs in, outermost first; a backward node those of its forward node. A node
             whose results a selective policy keeps runs in none.
         source: the tensor, for sources.
@@ -54,12 +54,14 @@ class RawGraph:
     Attributes:
         outputs: (name, value) of everything returned but gradients.
         gradients: (position of the parameter's source node, value); a tied parameter has one entry per use.
+        constants: values of the buffers without a name (``constant.NAME``), where the trace has them.
     """
 
     name: str
     nodes: tuple[RawNode, ...]
     outputs: tuple[tuple[str, Use], ...]
     gradients: tuple[tuple[int, Use], ...]
+    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def uses(value: Any) -> Iterator[Use]:

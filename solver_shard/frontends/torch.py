@@ -130,7 +130,7 @@ class _Flat:
             raise InputError(
                 f"inputs of type {type(inputs).__name__} were given; give a dict of keyword arguments or a tuple of positional ones"
             )
-        positional = _argument_names(model, len(self.args))
+        positional = argument_names(model, len(self.args))
         leaves, self.spec = pytree.tree_flatten_with_path((self.args, self.kwargs))
         self.leaves: list[Any] = []
         self.tensors: list[torch.Tensor] = []
@@ -220,7 +220,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _argument_names(model: nn.Module, count: int) -> list[str]:
+def argument_names(model: nn.Module, count: int) -> list[str]:
     """Names of the positional arguments of forward; ``arg3`` where it takes any number."""
     found = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [*found[:count], *(f"arg{i}" for i in range(len(found), count))]

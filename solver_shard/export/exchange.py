@@ -1,0 +1,281 @@
+"""One step of a transition as one device runs it: what it sends, and what it makes of what it receives, prepared once.
+
+>>> mesh = Mesh.parse("2,2")
+>>> made = prepare(Step(kind="all_gather", axes=("d1",), before=S(0)S(0), after=S(0)R, ...), (8, 2), mesh, device=1)
+>>> made.pack(part).shape, made.unpack(received).shape
+(torch.Size([4]), torch.Size([4, 2]))
+
+A collective is called on flat buffers, padded to equal sizes as a real run pads uneven shards. Which elements a device sends and
+where it puts what it receives follows from the layouts before and after the step alone, so a step that is not what it says (rows
+that would come from a device outside the group, say) is an error. Both the simulation of all devices in one process
+(:mod:`solver_shard.export.collectives`) and a device of a real mesh (:mod:`solver_shard.export.processes`) run what is prepared here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import torch
+
+from solver_shard.errors import InternalError
+from solver_shard.export.shards import Box, Shape, boxes, covers, group_of, local_move
+from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
+
+LOCAL = ("slice", "local")
+"""Kinds of steps without communication."""
+
+Pack = Callable[[torch.Tensor], torch.Tensor]
+
+
+class StepLike(Protocol):
+    """A step of a plan or of a transition path."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def axes(self) -> tuple[str, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def before(self) -> Layout: ...
+    @property
+    def after(self) -> Layout: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One step on one device.
+
+    Attributes:
+        kind: all_gather, reduce_scatter, all_reduce or all_to_all; slice moves nothing between devices, and has ``pack`` alone.
+        axes: names of the mesh axes, as the plan writes them.
+        group: positions of these axes.
+        members: the devices of the group, in the order in which they send and receive.
+        reduction: sum, avg, max or min; empty where nothing is reduced.
+        pack: from the local tensor to the flat buffer that the collective is called with.
+        unpack: from the buffer that it returns to the new local tensor.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group: tuple[int, ...]
+    members: tuple[int, ...]
+    reduction: str
+    pack: Pack
+    unpack: Pack
+
+    @property
+    def is_local(self) -> bool:
+        return self.kind in LOCAL
+
+    def nbytes(self, sent: torch.Tensor) -> int:
+        """The bytes of the call, counted as in ``Step``: of a gathered output, of the buffer otherwise."""
+        return sent.nbytes * (len(self.members) if self.kind == "all_gather" else 1)
+
+    def call(self, buffer: torch.Tensor, group: str) -> torch.Tensor:
+        """The functional collective on a packed buffer, within the process group of this name; it is waited for."""
+        op, size = torch.ops._c10d_functional, len(self.members)
+        if self.kind == "all_gather":
+            made = op.all_gather_into_tensor.default(buffer, size, group)
+        elif self.kind == "reduce_scatter":
+            made = op.reduce_scatter_tensor.default(buffer, self.reduction, size, group)
+        elif self.kind == "all_reduce":
+            made = op.all_reduce.default(buffer, self.reduction, group)
+        else:
+            pieces = [buffer.numel() // size] * size
+            made = op.all_to_all_single.default(buffer, pieces, pieces, group)
+        waited: torch.Tensor = op.wait_tensor.default(made)
+        return waited
+
+
+@functools.lru_cache(maxsize=65536)
+def prepare(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange:
+    """One step of a tensor of this global shape, on one device.
+
+    Raises:
+        InternalError: the step is not the collective that it says it is.
+    """
+    group = tuple(sorted(mesh.index(name) for name in step.axes))
+    if step.kind in LOCAL:
+        moved = local_move(step.before, step.after, shape, mesh, device) or _same
+        return Exchange(kind=step.kind, axes=step.axes, group=group, members=(device,), reduction="", pack=moved, unpack=_same)
+    changed = {axis for axis, (a, b) in enumerate(zip(step.before, step.after, strict=True)) if a != b}
+    if step.kind not in _KINDS or not changed or changed != set(group):
+        _wrong(step, f"it changes axes {', '.join(mesh.names[a] for a in sorted(changed)) or 'none'}")
+    view = _View(step=step, shape=shape, mesh=mesh, device=device, group=group, members=group_of(group, mesh, device))
+    reduction, pack, unpack = _KINDS[step.kind](view)
+    return Exchange(kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack)
+
+
+def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int) -> Exchange:
+    """An all-reduce inside an op, of a buffer that the op makes."""
+    group = tuple(sorted(mesh.index(name) for name in axes))
+    return Exchange(
+        kind="all_reduce",
+        axes=tuple(axes),
+        group=group,
+        members=group_of(group, mesh, device),
+        reduction=reduction,
+        pack=torch.Tensor.contiguous,
+        unpack=_same,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """A step as one device sees it."""
+
+    step: StepLike
+    shape: Shape
+    mesh: Mesh
+    device: int
+    group: tuple[int, ...]
+    members: tuple[int, ...]
+
+    @property
+    def held(self) -> tuple[Box, ...]:
+        return boxes(self.step.before, self.shape, self.mesh)
+
+    @property
+    def wanted(self) -> tuple[Box, ...]:
+        return boxes(self.step.after, self.shape, self.mesh)
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The group of device 0, which has the fullest shards: the sizes that all groups pad to are its."""
+        return group_of(self.group, self.mesh, 0)
+
+    def reduction(self) -> str:
+        before, after = self.step.before, self.step.after
+        if any(self.held[member] != self.held[self.device] for member in self.members):
+            _wrong(self.step, "devices of one group hold different parts")
+        kinds = {before[axis].reduction if before[axis].is_partial else "nothing" for axis in self.group}
+        if len(kinds) != 1 or "nothing" in kinds or any(after[axis].is_partial for axis in self.group):
+            _wrong(self.step, f"it would reduce {', '.join(sorted(kinds))}")
+        return kinds.pop()
+
+    def sending(self) -> tuple[Pack, int]:
+        """This device's pieces for the members of its group, in their order, each padded to the longest."""
+        own, wanted = self.held[self.device], self.wanted
+        longest = max(_volume(self.held[s].overlap(wanted[r])) for s in self.first for r in self.first)
+        pieces = [own.overlap(wanted[member]) for member in self.members]
+        dim = _row(pieces, own)
+        if dim is not None and all(_volume(piece) == longest for piece in pieces):
+            return _dealt(own.length, dim, len(pieces)), longest
+        where = [piece.inside(own) for piece in pieces]
+
+        def pack(part: torch.Tensor) -> torch.Tensor:
+            return torch.cat([_padded(part[at].reshape(-1), longest) for at in where])
+
+        return pack, longest
+
+    def receiving(self, pieces: Sequence[Box], longest: int) -> Pack:
+        """Put the members' pieces together; they must make up the new local tensor, each element once."""
+        target = self.wanted[self.device]
+        if not covers(target, [piece.overlap(target) for piece in pieces]):
+            _wrong(self.step, "a device does not get each of its elements once from its group")
+        dim = _row(pieces, target)
+        if dim is not None and all(_volume(piece) == longest for piece in pieces):
+            return _collected(pieces[0].length, dim, len(pieces))
+        places = []
+        for k, piece in enumerate(pieces):
+            met = piece.overlap(target)
+            if not met.empty:
+                lies = slice(k * longest, k * longest + _volume(piece))
+                places.append((lies, piece.length, met.inside(target), met.inside(piece)))
+
+        def unpack(received: torch.Tensor) -> torch.Tensor:
+            whole = received.new_empty(target.length)
+            for lies, length, here, there in places:
+                whole[here] = received[lies].view(length)[there]
+            return whole
+
+        return unpack
+
+
+def _all_gather(view: _View) -> tuple[str, Pack, Pack]:
+    longest = max(_volume(view.held[member]) for member in view.first)
+    unpack = view.receiving([view.held[member] for member in view.members], longest)
+    if _volume(view.held[view.device]) == longest:
+        return "", _flat, unpack
+    return "", lambda part: _padded(part.reshape(-1), longest), unpack
+
+
+def _all_to_all(view: _View) -> tuple[str, Pack, Pack]:
+    pack, longest = view.sending()
+    return "", pack, view.receiving([view.held[member].overlap(view.wanted[view.device]) for member in view.members], longest)
+
+
+def _reduce_scatter(view: _View) -> tuple[str, Pack, Pack]:
+    reduction = view.reduction()
+    pack, longest = view.sending()
+    return reduction, pack, view.receiving([view.held[view.device].overlap(view.wanted[view.device])], longest)
+
+
+def _all_reduce(view: _View) -> tuple[str, Pack, Pack]:
+    return view.reduction(), torch.Tensor.contiguous, _same
+
+
+_KINDS: dict[str, Callable[[_View], tuple[str, Pack, Pack]]] = {
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+}
+
+
+def _row(pieces: Sequence[Box], whole: Box) -> int | None:
+    """The dim along which pieces of one size lie one after the other and make up the whole; None where they do not."""
+    first = pieces[0]
+    dims = [d for d, (n, m) in enumerate(zip(first.length, whole.length, strict=True)) if n != m]
+    if not dims and len(pieces) == 1:
+        return 0 if whole.length else None
+    if len(dims) != 1 or first.empty:
+        return None
+    dim = dims[0]
+    expected = [
+        Box(tuple(s + k * first.length[d] if d == dim else s for d, s in enumerate(whole.start)), first.length) for k in range(len(pieces))
+    ]
+    return dim if list(pieces) == expected and len(pieces) * first.length[dim] == whole.length[dim] else None
+
+
+def _dealt(length: Shape, dim: int, count: int) -> Pack:
+    """A local tensor as equal pieces along a dim, one after the other."""
+    if math.prod(length[:dim]) == 1:
+        return _flat
+    apart = (*length[:dim], count, length[dim] // count, *length[dim + 1 :])
+    return lambda part: part.reshape(apart).movedim(dim, 0).reshape(-1)
+
+
+def _collected(piece: Shape, dim: int, count: int) -> Pack:
+    """Equal pieces one after the other, as a local tensor in which they lie along a dim."""
+    target = tuple(n * count if d == dim else n for d, n in enumerate(piece))
+    if count == 1 or math.prod(piece[:dim]) == 1:
+        return lambda received: received.view(target)
+    stacked = (count, *piece)
+    return lambda received: received.view(stacked).movedim(0, dim).reshape(target)
+
+
+def _padded(flat: torch.Tensor, length: int) -> torch.Tensor:
+    return flat if len(flat) == length else torch.cat([flat, flat.new_zeros(length - len(flat))])
+
+
+def _flat(part: torch.Tensor) -> torch.Tensor:
+    return part.reshape(-1)
+
+
+def _same(part: torch.Tensor) -> torch.Tensor:
+    return part
+
+
+def _volume(box: Box) -> int:
+    return math.prod(box.length)
+
+
+def _wrong(step: StepLike, problem: str) -> NoReturn:
+    raise InternalError(f"step {step.kind} on {', '.join(step.axes)}, {step.before} → {step.after}: {problem}; please report this")
