@@ -21,7 +21,8 @@ from torch import nn
 
 from solver_shard.errors import InputError
 from solver_shard.export.interpret import DTYPES, draws, run
-from solver_shard.frontends.torch import Inputs, named_tensors, run_eagerly, trace
+from solver_shard.frontends.clean import clean
+from solver_shard.frontends.torch import Inputs, named_tensors, run_eagerly, trace_raw
 from solver_shard.program import Program, Role
 
 Values = Mapping[int, torch.Tensor]
@@ -78,9 +79,9 @@ class Subject:
             if self.program.tensors[t].role is Role.INPUT
         }
 
-    def of_graph(self, seed: int = 0) -> tuple[Step, tuple[dict[int, torch.Tensor], ...]]:
+    def of_graph(self) -> tuple[Step, tuple[dict[int, torch.Tensor], ...]]:
         """The step by the program, op by op and unsharded; and every tensor of it by position."""
-        found = tuple(run(self.program, values, seed=seed + k) for k, values in enumerate(self.values))
+        found = tuple(run(self.program, values) for values in self.values)
         tensors = self.program.tensors
         gradients = {tensors[p].name: torch.stack([made[g] for made in found]).mean(0) for p, g in self.program.gradients.items()}
         outputs = tuple({tensors[t].name: made[t] for t in self.program.outputs} for made in found)
@@ -140,10 +141,12 @@ def subject_of(
         InputError: the inputs do not fit.
         TraceError: the model cannot be traced.
     """
-    program = trace(model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only)
+    raw = trace_raw(model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only)
+    program = clean(raw)
     numbers = torch.Generator().manual_seed(seed)
     notes = _fill(model, numbers)
-    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    held: dict[str, torch.Tensor] = dict(raw.constants)
+    held |= dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     given = named_tensors(model, inputs)
     sources: list[Values] = []
     for k in range(microbatches):
@@ -159,8 +162,8 @@ def subject_of(
                 values[t] = held[tensor.name].detach()
             else:
                 raise InputError(
-                    f"{tensor.name!r} is a tensor that {name!r} makes itself or captures, whose values are not known outside; register it "
-                    "as a buffer of the module to verify a plan of it"
+                    f"the value of {tensor.name!r}, a tensor that {name!r} makes from values while it runs, is not known; register it as a "
+                    "buffer"
                 )
         sources.append(values)
     return Subject(

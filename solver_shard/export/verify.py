@@ -100,11 +100,11 @@ def verify(
     title = f"{given.name} on {given.mesh.whole}"
     if processes is not None:
         raise InputError("real processes are not there yet")
-    verdict = check(case.plan, case.subject, seed=seed, say=say)
+    verdict = check(case.plan, case.subject, say=say)
     return replace(verdict, plan=title, changes=case.changes, notes=(*case.subject.notes, *verdict.notes))
 
 
-def check(plan: Plan, subject: Subject, *, seed: int = 0, say: Progress | None = None) -> Verdict:
+def check(plan: Plan, subject: Subject, *, say: Progress | None = None) -> Verdict:
     """Run a plan of exactly this program with all devices in this process, and compare."""
     say = say or (lambda line: None)
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)} of {plan.mesh}"
@@ -114,16 +114,16 @@ def check(plan: Plan, subject: Subject, *, seed: int = 0, say: Progress | None =
     except InternalError as error:
         return replace(verdict, problem=str(error))
     say(f"running {len(plan.ops)} ops unsharded")
-    graph, reference = subject.of_graph(seed)
+    graph, reference = subject.of_graph()
     norm = _norm(graph.gradients)
     say(f"running {len(plan.ops)} ops on {devices}")
     try:
-        ran = run_simulated(plan, subject, seed=seed, max_norm=norm / 2)
+        ran = run_simulated(plan, subject, max_norm=norm / 2)
     except InternalError as error:
-        return replace(verdict, problem=_locate(plan, subject, reference, seed) or str(error))
+        return replace(verdict, problem=_locate(plan, subject, reference) or str(error))
     verdict = compare(verdict, plan, subject, ran, graph)
     wrong = [d for d in verdict.differences if d.reference == "graph" and not d.holds]
-    return replace(verdict, problem=_locate(plan, subject, reference, seed)) if wrong else verdict
+    return replace(verdict, problem=_locate(plan, subject, reference)) if wrong else verdict
 
 
 def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Step) -> Verdict:
@@ -153,9 +153,9 @@ def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Ste
     )
 
 
-def run_simulated(plan: Plan, subject: Subject, *, seed: int, max_norm: float = 1.0) -> Ran:
+def run_simulated(plan: Plan, subject: Subject, *, max_norm: float = 1.0) -> Ran:
     """A step with all devices in this process."""
-    result = simulate(plan, subject.program, list(subject.values), rate=RATE, max_norm=max_norm, seed=seed)
+    result = simulate(plan, subject.program, list(subject.values), rate=RATE, max_norm=max_norm)
     names = [subject.program.tensors[t].name for t in subject.program.outputs]
     count = len(names)
     outputs = tuple(dict(zip(names, result.outputs[k * count : (k + 1) * count], strict=True)) for k in range(len(subject.values)))
@@ -198,13 +198,11 @@ def _norm(gradients: Mapping[str, torch.Tensor]) -> float:
     return float(sum(g.double().square().sum() for g in gradients.values())) ** 0.5
 
 
-def _locate(plan: Plan, subject: Subject, reference: tuple[dict[int, torch.Tensor], ...], seed: int) -> str:
+def _locate(plan: Plan, subject: Subject, reference: tuple[dict[int, torch.Tensor], ...]) -> str:
     """The first op whose result is not what the unsharded graph has there; empty where all are."""
     tolerance = TOLERANCES[narrowest(subject.program)]
     try:
-        simulate(
-            plan, subject.program, list(subject.values), reference=reference, tolerance=tolerance, absolute=tolerance * 1e-3, seed=seed
-        )
+        simulate(plan, subject.program, list(subject.values), reference=reference, tolerance=tolerance, absolute=tolerance * 1e-3)
     except InternalError as error:
         return str(error)
     return ""
