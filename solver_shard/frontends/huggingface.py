@@ -85,6 +85,19 @@ def reads_text(source: str | Path) -> bool:
     return "image_size" not in raw
 
 
+def filled_config(source: str | Path) -> dict[str, Any]:
+    """The config of a preset, a config.json or its directory, with the settings that it leaves to its model type.
+
+    Raises:
+        InputError: as ``load``.
+    """
+    raw, name = read_config(source)
+    with _quiet():
+        found = _config(_transformers(), raw, name).to_dict()
+    found["architectures"] = raw.get("architectures")
+    return {key: value for key, value in found.items() if key not in ("transformers_version", "dtype", "torch_dtype")}
+
+
 def _checkpoint(model: Any, name: str) -> None:
     """Every layer a checkpointed region."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # renamed between releases
