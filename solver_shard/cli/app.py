@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, propagate, show, solve
+from solver_shard.cli import expand, propagate, show, solve, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -37,4 +37,5 @@ app.command("solve")(solve.solve)
 app.command("show")(show.show)
 app.command("expand")(expand.expand)
 app.command("propagate")(propagate.propagate)
+app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")

@@ -155,8 +155,8 @@ def _check_size(plan: Plan) -> None:
     if parameters > _MOST or math.prod(largest.shape) > _MOST:
         raise InputError(
             f"the plan is of {parameters:,} parameters, its largest tensor {largest.name!r} has {math.prod(largest.shape):,} elements, "
-            f"and at most {_MOST:,} are run here; verify a twin: presets and configs are made smaller by themselves (leave --no-twin out), of a "
-            "model of your own make a plan with fewer layers and smaller sizes"
+            f"and at most {_MOST:,} are run here; verify a twin: presets and configs are made smaller by themselves (leave --no-twin out), "
+            "of a model of your own make a plan with fewer layers and smaller sizes"
         )
 
 
