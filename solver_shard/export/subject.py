@@ -96,7 +96,7 @@ class Subject:
         outputs = []
         for k in range(len(self.values)):
             with torch.set_grad_enabled(not self.forward_only):
-                found = run_eagerly(self.model, self.inputs, self._given(k), loss_fn=self.loss_fn, forward_only=self.forward_only)
+                found = run_eagerly(self.model, self.inputs, self.given(k), loss_fn=self.loss_fn, forward_only=self.forward_only)
             if not self.forward_only:
                 (found["loss"] / len(self.values)).backward()
             outputs.append({name: value.detach() for name, value in found.items()})
@@ -109,7 +109,7 @@ class Subject:
                 value.detach().copy_(state[name])
         return Step(outputs=tuple(outputs), gradients=gradients)
 
-    def _given(self, microbatch: int) -> dict[str, torch.Tensor]:
+    def given(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The inputs of a microbatch by the names that they have outside the program."""
         assert self.model is not None, "asked of a model only"
         assert self.inputs is not None, "asked of a model only"

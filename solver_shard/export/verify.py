@@ -43,11 +43,15 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a sharded step returned, put together to whole tensors; as ``Step``, with the updated parameters and the collectives."""
+    """What a sharded step returned, put together to whole tensors; as ``Step``, with the updated parameters and the collectives.
+
+    ``optimizer``: whether these are with those of the optimizer, and gradients are clipped where the plan clips them.
+    """
 
     step: Step
     parameters: Mapping[str, torch.Tensor]
     traffic: Traffic
+    optimizer: bool = True
 
 
 def verify(
@@ -98,32 +102,35 @@ def verify(
         say=say,
     )
     title = f"{given.name} on {given.mesh.whole}"
-    if processes is not None:
-        raise InputError("real processes are not there yet")
-    verdict = check(case.plan, case.subject, say=say)
+    verdict = check(case.plan, case.subject, processes=processes is not None, timeout=timeout, say=say)
     return replace(verdict, plan=title, changes=case.changes, notes=(*case.subject.notes, *verdict.notes))
 
 
-def check(plan: Plan, subject: Subject, *, say: Progress | None = None) -> Verdict:
-    """Run a plan of exactly this program with all devices in this process, and compare."""
+def check(plan: Plan, subject: Subject, *, processes: bool = False, timeout: float = 300.0, say: Progress | None = None) -> Verdict:
+    """Run a plan of exactly this program, with all devices in this process or each in a real one, and compare."""
     say = say or (lambda line: None)
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)} of {plan.mesh}"
-    verdict = Verdict(plan=plan.name, run=f"{devices} in one process, in {narrowest(subject.program)}")
+    how = f"{devices}, {'each in a process of its own (gloo)' if processes else 'simulated in one process'}"
+    verdict = Verdict(plan=plan.name, run=f"{how}, in {narrowest(subject.program)}")
+    if subject.draws:
+        raise InputError(
+            f"a step of {plan.name!r} draws random numbers (dropout), and sharded and unsharded steps draw different ones; set its "
+            "dropout to 0 to verify a plan of it"
+        )
     try:
         evaluate(plan, subject.program, plan.options.rulebook(), CostModel(plan.mesh, plan.cluster, plan.options.overlap))
     except InternalError as error:
         return replace(verdict, problem=str(error))
     say(f"running {len(plan.ops)} ops unsharded")
     graph, reference = subject.of_graph()
-    norm = _norm(graph.gradients)
-    say(f"running {len(plan.ops)} ops on {devices}")
+    say(f"running {len(plan.ops)} ops on {how}")
     try:
-        ran = run_simulated(plan, subject, max_norm=norm / 2)
+        ran = run_apart(plan, subject, timeout) if processes else run_simulated(plan, subject, max_norm=_norm(graph.gradients) / 2)
     except InternalError as error:
-        return replace(verdict, problem=_locate(plan, subject, reference) or str(error))
+        return replace(verdict, problem=(not processes and _locate(plan, subject, reference)) or str(error))
     verdict = compare(verdict, plan, subject, ran, graph)
-    wrong = [d for d in verdict.differences if d.reference == "graph" and not d.holds]
-    return replace(verdict, problem=_locate(plan, subject, reference)) if wrong else verdict
+    wrong = any(d.reference == "graph" and not d.holds for d in verdict.differences)
+    return replace(verdict, problem=_locate(plan, subject, reference)) if wrong and not processes else verdict
 
 
 def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Step) -> Verdict:
@@ -144,10 +151,12 @@ def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Ste
         notes.append("only the graph is known; the model itself is not compared")
     else:
         notes.append("the model draws random numbers of its own in every step, so it is held against the graph alone")
+    if not ran.optimizer and not plan.options.forward_only:
+        notes.append("the optimizer's own collectives are DTensor's, and not compared")
     return replace(
         verdict,
         differences=tuple(found),
-        collectives=collectives(planned_traffic(plan), ran.traffic),
+        collectives=collectives(planned_traffic(plan, optimizer=ran.optimizer), ran.traffic),
         references=references,
         notes=tuple(notes),
     )
@@ -166,6 +175,14 @@ def run_simulated(plan: Plan, subject: Subject, *, max_norm: float = 1.0) -> Ran
     )
 
 
+def run_apart(plan: Plan, subject: Subject, timeout: float) -> Ran:
+    """A step with every device in a process of its own."""
+    from solver_shard.export.gloo import run_in_processes
+
+    step, parameters, traffic = run_in_processes(plan, subject, rate=RATE, timeout=timeout)
+    return Ran(step=step, parameters=parameters, traffic=traffic, optimizer=False)
+
+
 def narrowest(program: Program, *more: str | None) -> str:
     """The narrowest float of a program, and of others that are given."""
     floats = {tensor.dtype for tensor in program.tensors} | set(more)
@@ -175,7 +192,7 @@ def narrowest(program: Program, *more: str | None) -> str:
 def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str, tolerance: float) -> list[Difference]:
     """Every tensor that a step returns, against one reference."""
     gradients = {name: g.to(torch.float64) for name, g in expected.gradients.items()}
-    if plan.options.clip and ran.parameters:
+    if plan.options.clip and ran.optimizer and ran.parameters:
         norm = _norm(gradients)
         gradients = {name: g * min(1.0, norm / 2 / (norm + 1e-6)) for name, g in gradients.items()}
     found = []

@@ -225,7 +225,7 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
             f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it"
         ) from None
     model.tie_weights()
-    _plain_attention(transformers, model.config)
+    _plain_attention(model.config)
     getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
     found: nn.Module = model
     return found
@@ -243,7 +243,7 @@ def _no_init() -> Iterator[None]:
         yield
 
 
-def _plain_attention(transformers: ModuleType, config: Any) -> None:
+def _plain_attention(config: Any) -> None:
     """No mask tensor where none is needed: every token of a step is real, so causal attention is the fused op's own flag.
 
     While compiling, transformers builds a mask of [batch, 1, query, key] elements for each step because it may not look
@@ -253,10 +253,15 @@ def _plain_attention(transformers: ModuleType, config: Any) -> None:
     window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     if getattr(config, "_attn_implementation", None) != "sdpa" or kinds or window or getattr(config, "attention_chunk_size", None):
         return
+    know_attention()
+    config._attn_implementation_internal = _ATTENTION
+
+
+def know_attention() -> None:
+    """Let models that were made here, in this process or another, find the attention that they name."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    transformers.AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-    config._attn_implementation_internal = _ATTENTION
+    _transformers().AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
 
 
 def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, torch.Tensor]:
