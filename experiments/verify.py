@@ -48,6 +48,7 @@ RANDOM = 8
 
 _TEXT = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 _BODY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_ONE = {**_BODY, "num_hidden_layers": 1}
 _DECODER = {**_TEXT, **_BODY, "num_key_value_heads": 2, "max_position_embeddings": 32}
 _CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CONFIGS: Mapping[str, dict[str, Any]] = {
@@ -56,17 +57,18 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     },
     "llama": {**_DECODER, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-    "bert": {**_TEXT, **_BODY, **_CALM, "model_type": "bert", "architectures": ["BertForMaskedLM"], "max_position_embeddings": 32},
+    "bert": {**_TEXT, **_ONE, **_CALM, "model_type": "bert", "architectures": ["BertForMaskedLM"], "max_position_embeddings": 32},
     "t5": {
         **_TEXT, "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4,
-        "num_layers": 2, "dropout_rate": 0.0, "decoder_start_token_id": 0,
+        "num_layers": 1, "dropout_rate": 0.0, "decoder_start_token_id": 0,
     },
     "vit": {
-        **_BODY, **_CALM, "model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 16, "patch_size": 4,
+        **_ONE, **_CALM, "model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 16, "patch_size": 4,
         "num_channels": 3, "num_labels": 8,
     },
     "mixtral": {
         **_DECODER, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
     },
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
@@ -94,7 +96,7 @@ class Model:
 
 
 def build(name: str) -> Model:
-    """A model of two layers with random weights, and one batch."""
+    """A model with random weights, and one batch."""
     torch.manual_seed(0)
     if name == "mlp":
         own = subject_of(MLP(), {"x": torch.zeros(16, 12)}, name=name)
