@@ -40,13 +40,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.given import Given
 from solver_shard.export.interpret import DTYPES
-from solver_shard.export.loading import agree, check_mesh, check_torch, retrace
+from solver_shard.export.loading import agree, check_mesh, check_torch, common_seed, retrace
 from solver_shard.export.processes import Processes, Recorded
+from solver_shard.export.random import numbers
 from solver_shard.export.runtime import Compiled, Move, State, compile_step, moves_of
-from solver_shard.export.shards import Box, boxes
+from solver_shard.export.shards import Box, boxes, local_move
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
@@ -80,7 +82,10 @@ def apply(
     processes = Processes(plan.mesh, refined)
     step = compile_step(plan, traced.program, device=processes.device, communicator=processes)
     given = Given(model, plan, refined, processes.device, inputs)
-    return Sharded(model, step, processes, given, traced.values)
+    sharded = Sharded(model, step, processes, given, traced.values)
+    if numbers(traced.program):
+        reseed(sharded, common_seed(refined, plan.mesh))
+    return sharded
 
 
 def recorded_collectives(sharded: nn.Module, *, reset: bool = False) -> list[Recorded]:
@@ -106,13 +111,24 @@ def runtime_of(sharded: nn.Module) -> Runtime:
     return sharded._runtime
 
 
+def reseed(sharded: nn.Module, seed: int) -> None:
+    """Seed the random ops of an applied model, in all its processes alike.
+
+    The next forward pass draws what the unsharded model draws under ``solver_shard.export.random.Unsharded(seed)``, the k-th after it
+    what it draws with ``step=k``. Until it is called, the seed is the largest of the processes' ``torch.initial_seed()``.
+    """
+    runtime = runtime_of(sharded)
+    runtime.seed, runtime.steps = int(seed), 0
+
+
 class Runtime:
     """One process's side of an applied plan.
 
     Attributes:
         stored: by position in the program, the DTensors and local tensors of parameters, buffers and constants.
         parameters: those with a gradient, by position.
-        pending: gradients of the microbatches so far, by position of their parameter, and how many these are.
+        pending, count: gradients of the microbatches so far, by position of their parameter, and how many these are.
+        seed, steps: of random ops; how many forward passes have run since it was set.
     """
 
     def __init__(self, step: Compiled, processes: Processes, given: Given) -> None:
@@ -123,6 +139,7 @@ class Runtime:
         self.parameters: dict[int, nn.Parameter] = {}
         self.pending: dict[int, torch.Tensor] = {}
         self.count = 0
+        self.seed, self.steps = 0, 0
         last = {r.tensor: r for r in self.plan.reshards if r.purpose == "optimizer"}
         self.reductions: dict[int, Move | None] = {}
         self.specs: dict[int, DTensorSpec] = {}
@@ -130,11 +147,20 @@ class Runtime:
             self.specs[p] = self.spec(self.program, g, last[g].layout, self.plan.options.reduce_dtype)
             if self.plan.options.microbatches > 1:
                 self.reductions[p] = moves_of(self.plan, self.program, last[g], processes.device, processes)
-        self.written = {
-            t: next(s for s in self.step.sources if self.program.tensors[s].name == self.program.tensors[t].name[8:-1])
-            for t in self.program.outputs
-            if self.program.tensors[t].name.startswith("updated(")
-        }
+        self.written = {t: self._written(t) for t in self.program.outputs if self.program.tensors[t].name.startswith("updated(")}
+
+    def _written(self, t: int) -> tuple[int, Move | None]:
+        """The stored tensor that an output is the new value of, and what brings it to its layout."""
+        name = self.program.tensors[t].name.removeprefix("updated(").removesuffix(")")
+        stored = [s for s in self.step.sources if self.program.tensors[s].name == name and self.program.tensors[s].role is not Role.INPUT]
+        if not stored:
+            raise InputError(f"the model writes into its input {name!r} in place, which an applied plan does not; write into a clone of it")
+        made, wanted = self.plan.reshards[self.step.order.outputs[t][1]].layout, self.plan.tensors[stored[0]].layout
+        shape, device = self.program.tensors[t].shape, self.processes.device
+        if free_move(made, wanted):
+            return stored[0], local_move(made, wanted, shape, self.plan.mesh, device)
+        spec, placements = self.spec(self.program, t, made), tuple(wanted.to_dtensor(self.plan.mesh.shape))
+        return stored[0], lambda part: DTensor(part, spec, requires_grad=False).redistribute(self.mesh, placements).to_local()
 
     def spec(self, program: Program, t: int, layout: Layout, dtype: str | None = None) -> DTensorSpec:
         """How DTensor says a layout of a tensor."""
@@ -148,9 +174,12 @@ class Runtime:
         sources = dict(inputs)
         for t, tensor in self.stored.items():
             sources[t] = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        state = self.step.forward(sources)
-        for t, buffer in self.written.items():
-            sources[buffer].copy_(state.outputs[t])
+        kept = {t: (sources[t], move) for t, move in self.written.values()}
+        sources |= {t: tensor.clone() for t, (tensor, _) in kept.items()}  # the backward pass may read the old value
+        state = self.step.forward(sources, seed=self.seed, step=self.steps)
+        self.steps += 1
+        for t, (buffer, move) in self.written.items():
+            kept[buffer][0].copy_(state.outputs[t] if move is None else move(state.outputs[t]))
         return state
 
     def backward(self, state: State, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
@@ -268,8 +297,8 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
         for name, local in self._runtime.empty.items():
             if local.numel() and not local._version:
                 raise InputError(
-                    f"{name!r} has no values: the model was on the meta device; load a checkpoint into the applied model, or initialise it, "
-                    "before calling it"
+                    f"{name!r} has no values: the model was on the meta device; load a checkpoint into the applied model, or initialise "
+                    "it, before calling it"
                 )
         self._runtime.empty.clear()
 

@@ -75,7 +75,7 @@ class Exchange:
 
     def nbytes(self, sent: torch.Tensor) -> int:
         """The bytes of the call, counted as in ``Step``: of a gathered output, of the buffer otherwise."""
-        return sent.nbytes * (len(self.members) if self.kind == "all_gather" else 1)
+        return int(sent.nbytes) * (len(self.members) if self.kind == "all_gather" else 1)
 
     def call(self, buffer: torch.Tensor, group: str) -> torch.Tensor:
         """The functional collective on a packed buffer, within the process group of this name; it is waited for."""
@@ -93,13 +93,17 @@ class Exchange:
         return waited
 
 
-@functools.lru_cache(maxsize=65536)
 def prepare(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange:
     """One step of a tensor of this global shape, on one device.
 
     Raises:
         InternalError: the step is not the collective that it says it is.
     """
+    return _prepared(step, shape, mesh, device)  # type: ignore[arg-type]  # steps are frozen values
+
+
+@functools.lru_cache(maxsize=65536)
+def _prepared(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange:
     group = tuple(sorted(mesh.index(name) for name in step.axes))
     if step.kind in LOCAL:
         moved = local_move(step.before, step.after, shape, mesh, device) or _same
@@ -258,7 +262,7 @@ def _collected(piece: Shape, dim: int, count: int) -> Pack:
     if count == 1 or math.prod(piece[:dim]) == 1:
         return lambda received: received.view(target)
     stacked = (count, *piece)
-    return lambda received: received.view(stacked).movedim(0, dim).reshape(target)
+    return lambda received: received.view(stacked).movedim(0, dim).reshape(target).contiguous()  # kernels rely on it
 
 
 def _padded(flat: torch.Tensor, length: int) -> torch.Tensor:

@@ -88,8 +88,8 @@ class Given:
     def _local(self, name: str, value: torch.Tensor, tensor: PlannedTensor, place: tuple[slice, ...] | None) -> torch.Tensor:
         if tuple(value.shape) != tensor.shape:
             raise InputError(
-                f"input {name!r} has shape {list(value.shape)}, the plan was made for {list(tensor.shape)}: the whole batch of one step (of "
-                "one microbatch of it), in every process, or a DTensor of that shape; make a plan for other sizes"
+                f"input {name!r} has shape {list(value.shape)}, the plan was made for {list(tensor.shape)}: the whole batch of one step "
+                "(of one microbatch of it), in every process, or a DTensor of that shape; make a plan for other sizes"
             )
         if value.dtype != DTYPES[tensor.dtype]:
             raise InputError(f"input {name!r} has dtype {value.dtype}, the plan was made for {DTYPES[tensor.dtype]}; convert it")

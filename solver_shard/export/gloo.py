@@ -46,15 +46,18 @@ _KINDS = {
 }
 
 
-def run_in_processes(plan: Plan, subject: Subject, *, rate: float, timeout: float) -> tuple[Step, Mapping[str, torch.Tensor], Traffic]:
+def run_in_processes(
+    plan: Plan, subject: Subject, *, rate: float, max_norm: float, timeout: float
+) -> tuple[Step, Mapping[str, torch.Tensor], Traffic]:
     """Take one step in as many processes as the mesh has devices.
 
     Args:
         rate: of the gradient step.
+        max_norm: to which gradients are clipped, where the plan clips them.
         timeout: seconds until they are ended.
 
     Returns:
-        what the step returned and its gradients, the updated parameters, and the collectives of device 0 without the optimizer's.
+        what the step returned and its gradients, the updated parameters, and the collectives of device 0.
 
     Raises:
         InputError: the model cannot be handed to another process, or a process refused it.
@@ -68,10 +71,8 @@ def run_in_processes(plan: Plan, subject: Subject, *, rate: float, timeout: floa
         (folder / "plan.json").write_text(plan_to_json(plan), encoding="utf-8")
         given = [subject.given(k) for k in range(len(subject.values))]
         try:
-            torch.save(
-                {"model": subject.model, "inputs": subject.inputs, "given": given, "loss_fn": subject.loss_fn, "rate": rate},
-                folder / "subject.pt",
-            )
+            what = {"model": subject.model, "inputs": subject.inputs, "given": given, "loss_fn": subject.loss_fn, "seed": subject.seed}
+            torch.save({**what, "rate": rate, "max_norm": max_norm}, folder / "subject.pt")
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"the model or its loss cannot be handed to another process: {error}; define them at the top level of a module"
@@ -215,7 +216,8 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
 
-    from solver_shard.export.dtensor import apply, recorded_collectives
+    from solver_shard.export.dtensor import apply, recorded_collectives, reseed
+    from solver_shard.export.optimizer import ShardedOptimizer, clip_grad_norm_
 
     torch.set_num_threads(1)
     plan = plan_from_json((folder / "plan.json").read_text(encoding="utf-8"))
@@ -227,6 +229,10 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
     try:
         mesh = init_device_mesh("cpu", plan.mesh.whole.shape, mesh_dim_names=plan.mesh.whole.names)
         sharded = apply(model, plan, mesh, inputs=subject["inputs"], loss_fn=subject["loss_fn"])
+        optimizer = None
+        if plan.options.optimizer != "none" and not plan.options.forward_only:
+            optimizer = ShardedOptimizer(sharded, torch.optim.SGD, lr=subject["rate"])
+        reseed(sharded, subject["seed"])
         outputs, counted = [], Counted(plan.mesh)
         with counted:
             for inputs in given:
@@ -234,14 +240,15 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
                 if not plan.options.forward_only:
                     (made / len(given)).backward()
                 outputs.append(_outputs(plan, made))
+            if plan.options.clip:
+                clip_grad_norm_(sharded, subject["max_norm"])
+            if optimizer is not None:
+                optimizer.step()
         _set_apart(counted, recorded_collectives(sharded))
-        trained = {name: p for name, p in sharded.named_parameters() if p.grad is not None}
+        trained = {name: p for name, p in sharded.named_parameters(remove_duplicate=False) if name in plan.gradients}
+        layouts = plan.layouts
         gradients = {name: _local(p.grad, plan.tensors[plan.gradients[name]].layout, plan.mesh, name) for name, p in trained.items()}
-        parameters = {}
-        if trained and plan.options.optimizer != "none":
-            torch.optim.SGD(trained.values(), lr=subject["rate"]).step()
-            layouts = plan.layouts
-            parameters = {name: _local(p.data, layouts[name], plan.mesh, name) for name, p in trained.items()}
+        parameters = {name: _local(p.data, layouts[name], plan.mesh, name) for name, p in trained.items() if optimizer is not None}
         held = {
             "outputs": [{n: v.to_local() if isinstance(v, DTensor) else v for n, v in found.items()} for found in outputs],
             "gradients": gradients,

@@ -125,7 +125,7 @@ def perform(
     """
     way = way_of(name, op)
     states = [way.run(op, arguments_of(op, local), part) for local, part in zip(operands, parts, strict=True)]
-    made = _lockstep(name, states, all_reduce)
+    made = lockstep(name, states, all_reduce)
     for results, wanted in zip(made, shapes, strict=True):
         found = [tuple(result.shape) for result in results]
         if found != [tuple(shape) for shape in wanted]:
@@ -133,7 +133,8 @@ def perform(
     return [tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)) for results in made]
 
 
-def _lockstep(name: str, states: Sequence[Running | Results], all_reduce: AllReduce) -> list[Results]:
+def lockstep(name: str, states: Sequence[Running | Results], all_reduce: AllReduce) -> list[Results]:
+    """Take the implementation, started on all devices, to its end; by device, what it returns."""
     made = [state for state in states if isinstance(state, tuple)]
     running = [state for state in states if not isinstance(state, tuple)]
     reduced: Sequence[torch.Tensor | None] = [None] * len(running)

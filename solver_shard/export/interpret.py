@@ -20,6 +20,8 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export import experts
+from solver_shard.export.random import check_drawn, draw, key_of, numbers
+from solver_shard.export.shards import Box
 from solver_shard.program import Op, Program, Ref
 
 Shapes = Sequence[Sequence[int]]
@@ -78,10 +80,14 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | None = None, step: int = 0) -> dict[int, torch.Tensor]:
     """Every tensor of the program by position, from the values of its parameters, buffers and inputs.
 
     Where checkpointing executes a random op again, it draws what it drew before.
+
+    Args:
+        seed: of random ops, which then draw what an applied or simulated plan with this seed draws in this step; None to draw from
+            torch's generator.
     """
     known = dict(values)
     for t in program.sources():
@@ -90,28 +96,24 @@ def run(program: Program, values: Mapping[int, torch.Tensor]) -> dict[int, torch
             raise InputError(f"program {program.name!r} needs a value for {tensor.role.value} {tensor.name!r} {tensor.shape}")
         if tuple(known[t].shape) != tensor.shape:
             raise InputError(f"{tensor.role.value} {tensor.name!r} has shape {tensor.shape}, got {tuple(known[t].shape)}")
-    drawn: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
+    drawn: dict[int, tuple[torch.Tensor, ...]] = {}
+    random = numbers(program)
     with torch.no_grad():
-        for op in program.ops:
-            before = drawn.get((op.name, *op.raw)) if op.recompute else None
-            results = before or call(op, [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results])
+        for i, op in enumerate(program.ops):
+            number = random.get(i)
+            args, shapes = [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results]
+            if number is None:
+                results = call(op, args, shapes)
+            elif seed is None:
+                results = drawn[number] if number in drawn else call(op, args, shapes)
+            else:
+                check_drawn(op)
+                whole, dtype = Box((0,) * len(shapes[0]), tuple(shapes[0])), DTYPES[program.tensors[op.results[0]].dtype]
+                results = draw(op, args, key=key_of(seed, step, number), box=whole, shape=shapes[0], dtype=dtype)
+            if number is not None:
+                drawn[number] = results
             known.update(zip(op.results, results, strict=True))
-            if op.raw and _is_random(op.name):
-                drawn[op.name, *op.raw] = results
     return known
-
-
-def draws(op: Op) -> bool:
-    """Whether an op draws random numbers that count: fused attention and dropout do not at probability 0."""
-    return _is_random(op.name) and op.attributes.get("dropout_p", op.attributes.get("p")) != 0.0
-
-
-def _is_random(name: str) -> bool:
-    """Whether an op draws from a generator."""
-    target: Any = torch.ops
-    for part in name.split("."):
-        target = getattr(target, part, None)
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _resolve(value: Any, args: Sequence[torch.Tensor]) -> Any:
@@ -126,13 +128,23 @@ def _dtype(value: str | None) -> torch.dtype | None:
     return None if value is None else DTYPES[value]
 
 
-def registered(name: str, arguments: dict[str, Any]) -> Any:
-    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+def overload_of(name: str) -> Any:
+    """The overload of this name; InputError where no library has registered it."""
     namespace, base, overload = name.split(".")
     try:
-        target = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+        return getattr(getattr(getattr(torch.ops, namespace), base), overload)
     except AttributeError:
         raise InputError(f"op {name} is not registered here; import the library that defines it before running the program") from None
+
+
+def size_argument(name: str) -> str | None:
+    """The argument of an op that says how large its result is, if it has one."""
+    return _SIZE_ARGUMENTS.get(name)
+
+
+def registered(name: str, arguments: dict[str, Any]) -> Any:
+    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+    target = overload_of(name)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in target._schema.arguments:

@@ -197,3 +197,11 @@ def agree(values: Mapping[str, torch.Tensor], device_mesh: DeviceMesh, mesh: Mes
             f"the processes of the mesh were given different values of {name!r}; seed them alike (torch.manual_seed) before building the "
             "model, or load one checkpoint in all of them"
         )
+
+
+def common_seed(device_mesh: DeviceMesh, mesh: Mesh) -> int:
+    """The largest seed that torch's generator was given in a process of the mesh: theirs, where it is the same in all."""
+    seed = torch.tensor(torch.initial_seed() % 2**63, dtype=torch.int64, device=device_mesh.device_type)
+    for name in mesh.names:
+        dist.all_reduce(seed, dist.ReduceOp.MAX, group=device_mesh.get_group(name))
+    return int(seed)

@@ -10,23 +10,30 @@ traced ones, its part of what an implementation cuts, the values of a factory th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from solver_shard.errors import InternalError
+from solver_shard.export.bound import bind
 from solver_shard.export.implementations import Part, Running, way_of
 from solver_shard.export.interpret import DTYPES, arguments_of, call
+from solver_shard.export.random import Key, check_drawn, draw
 from solver_shard.export.schedule import Run
 from solver_shard.export.shards import Box, Shape, boxes, local_move
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program
+from solver_shard.program import Program, Role
 
 Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
 Started = Callable[..., Running | Results]
 
+_SMALL = 4096
+"""Elements of a constant that is kept."""
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -36,25 +43,38 @@ class LocalOp:
 
     Attributes:
         reads: per operand of the call, which of the op's operands it is; those of which only the shape is needed are left out.
-        run: from these operands, as their reshards leave them, to the results; or to a running implementation, which asks for
-            reductions on its way (see :mod:`solver_shard.export.implementations`).
+        run: from these operands, as their reshards leave them, to the result or the results; or to a running implementation, which
+            asks for reductions on its way (see :mod:`solver_shard.export.implementations`).
+        single: whether ``run`` returns the one result itself, not a tuple.
         finish: where ``run`` starts an implementation: from what it returns to the results, in the shapes and dtypes of the plan.
         axes: the mesh axes whose devices share the implementation's cut.
+        number: of a random op, whose ``run`` takes the key of its draws first (see :mod:`solver_shard.export.random`).
     """
 
     reads: tuple[int, ...]
-    run: Started
+    run: Callable[..., Any]
+    single: bool = False
     finish: Callable[[Results], Results] | None = None
     axes: tuple[int, ...] = ()
+    number: int | None = None
+
+    def results(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Results:
+        """``run``, with the results in a tuple; ``key`` gives the key of a random op's number."""
+        made = self.run(*operands) if self.number is None else self.run(key(self.number), *operands)
+        return (made,) if self.single else tuple(made)
 
 
-def localise(plan: Plan, program: Program, instruction: Run, device: int) -> LocalOp:
+def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None) -> LocalOp:
     """Prepare an op for a device.
 
+    Args:
+        number: of a random op, among those of the program.
+
     Raises:
+        InputError: a random op cannot be drawn part by part, or an op cannot be executed here.
         InternalError: the plan cannot be executed there.
     """
-    return _Device(plan, program, instruction, device).op()
+    return _Device(plan, program, instruction, device, number).op()
 
 
 def where(plan: Plan, program: Program, i: int) -> str:
@@ -64,14 +84,15 @@ def where(plan: Plan, program: Program, i: int) -> str:
 
 
 class _Device:
-    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int) -> None:
+    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None) -> None:
+        self.number = number
         self.plan, self.program, self.instruction, self.device, self.mesh = plan, program, instruction, device, plan.mesh
         self.op_, self.planned = program.ops[instruction.op], plan.ops[instruction.op]
         self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
         self.dtypes = tuple(DTYPES[program.tensors[t].dtype] for t in self.op_.results)
 
-    def _box(self, t: int, layout: object) -> Box:
-        return boxes(layout, self.program.tensors[t].shape, self.mesh)[self.device]  # type: ignore[arg-type]
+    def _box(self, t: int, layout: Layout) -> Box:
+        return boxes(layout, self.program.tensors[t].shape, self.mesh)[self.device]
 
     @property
     def lengths(self) -> tuple[Shape, ...]:
@@ -79,39 +100,60 @@ class _Device:
 
     def op(self) -> LocalOp:
         op, planned = self.op_, self.planned
+        number = self.number
         if not op.operands:
-            return LocalOp(reads=(), run=self._factory())
+            return LocalOp(reads=(), run=self._factory() if number is None else self._random(), number=number)
         reads = tuple(j for j, position in enumerate(self.instruction.reshards) if position is not None)
-        moves = []
-        idle = False
-        for j in reads:
-            tensor = self.program.tensors[op.operands[j]]
-            position = self.instruction.reshards[j]
-            assert position is not None
-            moves.append(local_move(self.plan.reshards[position].layout, planned.operand_layouts[j], tensor.shape, self.mesh, self.device))
-            idle = idle or (bool(tensor.numel) and self._box(op.operands[j], planned.operand_layouts[j]).empty)
+        arrange = self._arrangement(reads)
+        read = [self._box(op.operands[j], planned.operand_layouts[j]) for j in reads]
+        idle = any(box.empty and self.program.tensors[op.operands[j]].numel for j, box in zip(reads, read, strict=True))
         if planned.implementation:
-            run: Started = self._implementation()
-        elif idle:
-            run = self._idle()
-        else:
-            run = self._plain()
-        unread = [j for j in range(len(op.operands)) if j not in reads]
-        if unread:
-            run = _completed(run, reads, {j: self._unread(j) for j in unread})
-        if any(moved is not None for moved in moves):
-            run = _after_moves(run, moves)
-        if not planned.implementation:
-            return LocalOp(reads=reads, run=run)
-        axes = tuple(axis for axis, name in enumerate(planned.strategy) if name == planned.implementation)
-        return LocalOp(reads=reads, run=run, finish=self._finished, axes=axes)
+            axes = tuple(axis for axis, name in enumerate(planned.strategy) if name == planned.implementation)
+            return LocalOp(reads=reads, run=_arranged(self._implementation(), arrange), finish=self._finished, axes=axes)
+        if idle:
+            return LocalOp(reads=reads, run=self._idle())
+        if number is not None:
+            random = self._random()
+            keyed = random if arrange is None else lambda key, *local: random(key, *arrange(local))
+            return LocalOp(reads=reads, run=keyed, number=number)
+        shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
+        bound = bind(op, shapes, self.lengths)
+        return LocalOp(reads=reads, run=_arranged(bound.function, arrange), single=bound.single)
 
-    def _plain(self) -> Started:
-        op, lengths = self.op_, self.lengths
-        return lambda *local: call(op, local, lengths)
+    def _arrangement(self, reads: tuple[int, ...]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
+        """From what the reshards leave to all the operands of the call: free moves, and what stands for operands that are not read."""
+        op, planned = self.op_, self.planned
+        items: list[tuple[int, Callable[[torch.Tensor], torch.Tensor] | None] | torch.Tensor] = []
+        for j, t in enumerate(op.operands):
+            position = self.instruction.reshards[j]
+            if position is None:
+                items.append(self._unread(j))
+                continue
+            before, shape = self.plan.reshards[position].layout, self.program.tensors[t].shape
+            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device)))
+        if all(isinstance(item, tuple) and item[1] is None for item in items):
+            return None
+
+        def arrange(local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            made = []
+            for item in items:
+                if isinstance(item, tuple):
+                    k, move = item
+                    made.append(local[k] if move is None else move(local[k]))
+                else:
+                    made.append(item)
+            return made
+
+        return arrange
+
+    def _random(self) -> Callable[..., Results]:
+        """This device's part of a random op's draws, from their key."""
+        op, box, shape, dtype = self.op_, self.wanted[0], self.program.tensors[self.op_.results[0]].shape, self.dtypes[0]
+        check_drawn(op)
+        return lambda key, *local: draw(op, local, key=key, box=box, shape=shape, dtype=dtype)
 
     def _factory(self) -> Local:
-        """Made whole, then cut."""
+        """Made whole, then cut; small ones once."""
         op, wanted = self.op_, self.wanted
         shapes = tuple(self.program.tensors[t].shape for t in op.results)
         places = [box.inside(Box((0,) * len(shape), shape)) for box, shape in zip(wanted, shapes, strict=True)]
@@ -121,7 +163,11 @@ class _Device:
             made = call(op, (), shapes)
             return tuple(value if all_ else value[at].clone() for value, at, all_ in zip(made, places, whole, strict=True))
 
-        return run
+        handed = any(self.program.tensors[t].role is Role.OUTPUT for t in op.results)
+        if handed or sum(math.prod(shape) for shape in shapes) > _SMALL:
+            return run
+        once = run()
+        return lambda: once
 
     def _unread(self, j: int) -> torch.Tensor:
         """What stands for an operand that no group of readers serves: its local shape, without bytes, and values that spoil whatever
@@ -160,18 +206,8 @@ class _Device:
         return tuple(_whole_storage(result.to(dtype)) for result, dtype in zip(results, self.dtypes, strict=True))
 
 
-def _completed(run: Started, reads: tuple[int, ...], others: dict[int, torch.Tensor]) -> Started:
-    """With operands in place of which others stand."""
-    order: list[int | torch.Tensor] = [0] * (len(reads) + len(others))
-    for k, j in enumerate(reads):
-        order[j] = k
-    for j, value in others.items():
-        order[j] = value
-    return lambda *local: run(*(local[item] if isinstance(item, int) else item for item in order))
-
-
-def _after_moves(run: Started, moves: list[Callable[[torch.Tensor], torch.Tensor] | None]) -> Started:
-    return lambda *local: run(*(part if moved is None else moved(part) for part, moved in zip(local, moves, strict=True)))
+def _arranged(run: Callable[..., Any], arrange: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None) -> Callable[..., Any]:
+    return run if arrange is None else lambda *local: run(*arrange(local))
 
 
 def _whole_storage(part: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,13 @@ from solver_shard.errors import InternalError
 from solver_shard.export.exchange import Exchange, prepare
 from solver_shard.export.interpret import DTYPES
 from solver_shard.export.local import LocalOp, localise, where
+from solver_shard.export.random import key_of, numbers
 from solver_shard.export.schedule import Bring, Run, Schedule, Take, schedule
 from solver_shard.export.shards import boxes
 from solver_shard.plan.plan import Inside, Plan, Reshard
 from solver_shard.program import Op, Phase, Program
 
-Values = list[Any]
+Values = Any
 """Local tensors by slot; None where nothing is (any more)."""
 
 Instruction = Callable[[Values], None]
@@ -42,8 +43,8 @@ class Communicator(Protocol):
     def bound(self, exchange: Exchange) -> Move:
         """One step, prepared: from the local tensor before to the one after."""
 
-    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[str, torch.Tensor], torch.Tensor]:
-        """The reductions that an implementation asks for, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
+    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+        """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
 
 
 @dataclass(slots=True)
@@ -76,13 +77,15 @@ class Compiled:
     checks: tuple[tuple[tuple[int, tuple[int, ...], str], ...], ...]
     checked: set[bool] = field(default_factory=set)
 
-    def forward(self, sources: Mapping[int, torch.Tensor]) -> State:
+    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> State:
         """Run the forward pass.
 
         Args:
             sources: local tensors by position in the program, one for each of ``sources``.
+            seed, step: of random ops.
         """
         values: Values = [None] * self.size
+        values[-2] = seed, step
         for t in self.sources:
             values[t] = sources[t]
         self._run(self.ahead, values, 0)
@@ -148,8 +151,8 @@ def compile_step(plan: Plan, program: Program, *, device: int, communicator: Com
     order = schedule(plan, program, early=True)
     parameter_of = {g: p for p, g in program.gradients.items()}
     slot_of = {g: order.slots + k for k, g in enumerate(parameter_of)}
-    size = order.slots + len(slot_of) + 1
-    tangent = _tangent(program)
+    size = order.slots + len(slot_of) + 2
+    tangent, random = _tangent(program), numbers(program)
     made: list[Instruction] = []
     checks: list[tuple[tuple[int, tuple[int, ...], str], ...]] = []
     for instruction in order.instructions:
@@ -168,7 +171,7 @@ def compile_step(plan: Plan, program: Program, *, device: int, communicator: Com
             made.append(_seed(instruction.results[0], dtype, instruction.drops))
             checks.append(())
         else:
-            made.append(_op(plan, program, instruction, device, communicator))
+            made.append(_op(plan, program, instruction, device, communicator, random.get(instruction.op)))
             checks.append(_expected(plan, program, instruction, device))
     return Compiled(
         plan=plan,
@@ -232,14 +235,16 @@ def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tupl
     )
 
 
-def _op(plan: Plan, program: Program, run: Run, device: int, communicator: Communicator) -> Instruction:
-    local = localise(plan, program, run, device)
-    function = local.run
+def _op(plan: Plan, program: Program, run: Run, device: int, communicator: Communicator, number: int | None) -> Instruction:
+    local = localise(plan, program, run, device, number)
+    function: Callable[..., Any] = local.run
     if local.finish is not None:
         function = _implementation(local, plan, run, communicator)
-    reads = tuple(run.operands[j] for j in local.reads)
+    reads = tuple(slot for j in local.reads if (slot := run.operands[j]) is not None)
     writes = tuple((j, slot) for j, slot in enumerate(run.results) if slot is not None)
-    return _call(function, reads, writes, run.drops)
+    if local.number is not None:
+        return _random(function, local.number, reads, writes, run.drops)
+    return _call(function, reads, writes, run.drops, single=local.single)
 
 
 def _implementation(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Callable[..., Sequence[torch.Tensor]]:
@@ -295,12 +300,59 @@ def _unary(function: Move | None, source: int, result: int, drops: tuple[int, ..
 
 
 def _call(
-    function: Callable[..., Any], reads: Sequence[int | None], writes: Sequence[tuple[int, int]], drops: tuple[int, ...]
+    function: Callable[..., Any], reads: Sequence[int], writes: Sequence[tuple[int, int]], drops: tuple[int, ...], *, single: bool
 ) -> Instruction:
-    """A function of slots, by its arity."""
+    """A function of slots; those that one tensor comes out of, by their number of operands."""
+    if not single:
+
+        def several(values: Values) -> None:
+            made = function(*[values[k] for k in reads])
+            for j, slot in writes:
+                values[slot] = made[j]
+            for k in drops:
+                values[k] = None
+
+        return several
+    result = writes[0][1] if writes else None
+    if result is None or len(reads) not in (1, 2, 3):
+
+        def any_number(values: Values) -> None:
+            made = function(*[values[k] for k in reads])
+            if result is not None:
+                values[result] = made
+            for k in drops:
+                values[k] = None
+
+        return any_number
+    if len(reads) == 1:
+        return _unary(function, reads[0], result, drops)
+    if len(reads) == 2:
+        a, b = reads
+
+        def two(values: Values) -> None:
+            values[result] = function(values[a], values[b])
+            for k in drops:
+                values[k] = None
+
+        return two
+    a, b, c = reads
+
+    def three(values: Values) -> None:
+        values[result] = function(values[a], values[b], values[c])
+        for k in drops:
+            values[k] = None
+
+    return three
+
+
+def _random(
+    function: Callable[..., Any], number: int, reads: Sequence[int], writes: Sequence[tuple[int, int]], drops: tuple[int, ...]
+) -> Instruction:
+    """A random op; the slot before the last has the seed and the step."""
 
     def run(values: Values) -> None:
-        made = function(*[values[k] for k in reads])
+        seed, step = values[-2]
+        made = function(key_of(seed, step, number), *[values[k] for k in reads])
         for j, slot in writes:
             values[slot] = made[j]
         for k in drops:

@@ -6,7 +6,7 @@
 
 A size s of the model becomes the number nearest to its target that is a multiple of as many devices of the twin as s is of the plan's
 mesh, for every set of axes. Heads of keys and queries, the width of a head and of the model stay in their proportions. Layers become
-as many as there are kinds of them. Dropout is off: masks are drawn, and what is drawn cannot be compared with the model's own.
+as many as there are kinds of them. Dropout inside attention is off, for which there is no kernel here.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def shrink(config: Mapping[str, Any], plan: Plan, twin: Mesh, scale: Fraction | 
     if _is_size(config.get("image_size")) and _is_size(config.get("patch_size")):
         made["patch_size"] = min(config["patch_size"], 4)
         made["image_size"] = made["patch_size"] * min(config["image_size"] // config["patch_size"], _PATCHES)
-    dropped = [key for key, value in config.items() if "drop" in key and isinstance(value, float) and value > 0]
+    dropped = [key for key, value in config.items() if "att" in key and "drop" in key and isinstance(value, float) and value > 0]
     made |= dict.fromkeys(dropped, 0.0)
     return Shrunk(
         config=made,
@@ -220,5 +220,5 @@ def _said(
     lines += [", ".join([*layers, "one of each kind"])] if layers else []
     lines += [", ".join(widths)] if widths else []
     lines.append(", ".join(step))
-    lines += [f"dropout off ({', '.join(dropped)})"] if dropped else []
+    lines += [f"attention dropout off ({', '.join(dropped)})"] if dropped else []
     return tuple(lines)

@@ -19,8 +19,8 @@ its values.
 A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
 count 1/N, and what the step compares with is the mean of the unsharded gradients.
 
-Random ops are not seeded per shard, so that a step with dropout is only reproduced at probability 0. Ops without operands
-(arange, full, ...) are computed whole and then cut.
+Random ops draw their part of what the unsharded op draws (:mod:`solver_shard.export.random`). Other ops without operands (arange,
+full, ...) are computed whole and then cut.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.collectives import World
 from solver_shard.export.gradients import Gradients
-from solver_shard.export.implementations import FREE, Part, free, perform, way_of
-from solver_shard.export.interpret import DTYPES, call
-from solver_shard.export.shards import Parts, boxes, groups, join, move, split
+from solver_shard.export.implementations import FREE, free, lockstep
+from solver_shard.export.local import LocalOp, localise, where
+from solver_shard.export.random import Key, key_of, numbers
+from solver_shard.export.schedule import Bring, Run, schedule
+from solver_shard.export.shards import Parts, boxes, groups, join, split
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Op, Program, Role
+from solver_shard.program import Program, Role
 
 Values = Mapping[int, torch.Tensor]
 """Whole tensors by position in the program."""
 
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
-_IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def simulate(
     rate: float = 0.25,
     max_norm: float = 1.0,
     meter: MeterLike | None = None,
+    seed: int = 0,
 ) -> SimulationResult:
     """Run one step of a plan with all ranks in this process.
 
@@ -96,6 +98,7 @@ def simulate(
         rate: of the gradient step.
         max_norm: to which gradients are clipped, where the plan clips them.
         meter: is told of every tensor that comes to be on device 0.
+        seed: of random ops; ``run`` with the same seed (and, of a later microbatch, its number as the step) draws the same.
 
     Raises:
         InputError: a source has no value or one of another shape, there are not as many mappings as the plan has microbatches, or this
@@ -117,7 +120,7 @@ def simulate(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
     with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, tolerance, absolute, meter).run(batches, references, rate, max_norm)
+        return _Simulation(plan, program, world, tolerance, absolute, meter, seed).run(batches, references, rate, max_norm)
 
 
 class MeterLike(Protocol):
@@ -132,35 +135,19 @@ class MeterLike(Protocol):
 
 class _Simulation:
     def __init__(
-        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None = None
+        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None, seed: int
     ) -> None:
         self.plan, self.program, self.world, self.meter = plan, program, world, meter
         self.tolerance, self.absolute = tolerance, absolute
         self.mesh = plan.mesh
-        self.of_reader: dict[tuple[int, int], int] = {}
-        self.starting: dict[int, int] = {}  # tensor: how many reshards start from its producer's bytes
-        self.starting_kept: dict[int, int] = {}  # the same for kept copies
-        self.last: dict[int, int] = {}
-        self.reduction: dict[int, int] = {}
-        leaving = "accumulate" if plan.options.microbatches > 1 else "optimizer"
         self.sums = Gradients(plan, program, world, self._tell)
-        self.keeps = {hold.reshard: hold.tensor for hold in plan.holds if hold.reshard is not None}
-        copied = set(self.keeps.values())
-        for position, reshard in enumerate(plan.reshards):
-            if reshard.purpose == "update" or (reshard.purpose == "optimizer" and leaving != "optimizer"):
-                continue
-            if reshard.purpose == leaving:
-                self.reduction[reshard.tensor] = position
-            later = reshard.purpose in ("backward", "output") and reshard.tensor in copied
-            starting = self.starting_kept if later else self.starting
-            starting[reshard.tensor] = starting.get(reshard.tensor, 0) + 1
-            for reader in reshard.readers:
-                self.of_reader[reader] = position
-                self.last[position] = max(self.last.get(position, 0), reader[0])
+        self.order = schedule(plan, program)
+        self.numbers, self.seed = numbers(program), seed
+        self.local: dict[int, list[LocalOp]] = {}
 
     def run(self, batches: Sequence[Values], references: Sequence[Values], rate: float, max_norm: float) -> SimulationResult:
         outputs: list[torch.Tensor] = []
-        for values, reference in zip(batches, references, strict=True):
+        for self.step, (values, reference) in enumerate(zip(batches, references, strict=True)):
             outputs += self._microbatch(values, reference)
         gradients = self.sums.handed_over()
         parameters, norm = {}, None
@@ -181,27 +168,36 @@ class _Simulation:
 
     def _microbatch(self, values: Values, reference: Values) -> list[torch.Tensor]:
         """Run forward and backward once; what the step returns."""
-        self.reference = reference
-        self.waiting, self.waiting_kept = dict(self.starting), dict(self.starting_kept)  # how many are left
-        self.produced: dict[int, tuple[Parts, Layout]] = {}
-        self.kept: dict[int, tuple[Parts, Layout]] = {}
-        self.held: dict[int, Parts] = {}
+        self.reference, self.time = reference, 0
+        self.values: list[Parts | None] = [None] * self.order.slots
+        self.layouts: dict[int, Layout] = {}
         self._tick()
         self.stay = [self._source(t, values[t]) for t in self.program.sources()]
-        for i in range(len(self.program.ops)):
-            if i:
+        for instruction in self.order.instructions:
+            if instruction.time > self.time:
+                self.time = instruction.time
                 self._tick()
-            self._op(i)
-        self._tick()
-        made: dict[int, torch.Tensor] = {}
-        for position, reshard in enumerate(self.plan.reshards):
-            if reshard.purpose == "output":
-                t = reshard.tensor
-                made[t] = join(self._read(position), reshard.layout, self.program.tensors[t].shape, self.mesh)
-        for t in self.program.outputs:
-            if t not in made:
-                raise InternalError(f"the plan brings {self.program.tensors[t].name!r} nowhere at the end of the step")
+            if isinstance(instruction, Bring):
+                self._bring(instruction)
+            elif isinstance(instruction, Run):
+                self._op(instruction)
+            else:
+                self.sums.add(self.plan.reshards[instruction.reshard], self._held(instruction.source))
+            for slot in instruction.drops:
+                self.values[slot] = None
+        made = {
+            t: join(self._held(slot), self.layouts[slot], self.program.tensors[t].shape, self.mesh)
+            for t, (slot, _) in self.order.outputs.items()
+        }
         return [made[t] for t in self.program.outputs]
+
+    def _key(self, number: int) -> Key:
+        return key_of(self.seed, self.step, number)
+
+    def _held(self, slot: int) -> Parts:
+        parts = self.values[slot]
+        assert parts is not None, "the schedule reads what is there"
+        return parts
 
     def _tick(self) -> None:
         if self.meter is not None:
@@ -216,7 +212,7 @@ class _Simulation:
         """Distribute a source; what stays on device 0 for the whole step, the optimizer's state included."""
         tensor, planned = self.program.tensors[t], self.plan.tensors[t]
         parts = self._tell(self._cut(whole, planned.layout), _STORED[tensor.role])
-        self.produced[t] = parts, planned.layout
+        self.values[t], self.layouts[t] = parts, planned.layout
         if self.meter is None or planned.state is None:
             return parts[:1]
         elements = math.prod(planned.state.local_shape(tensor.shape, self.mesh.shape))
@@ -229,123 +225,71 @@ class _Simulation:
         parts = split(whole, layout, self.mesh)
         return parts if self.meter is None else (parts[0].clone(), *parts[1:])
 
-    def _read(self, position: int) -> Parts:
-        """The buffer of a group of readers; the first of them brings it about."""
-        if position not in self.held:
-            reshard = self.plan.reshards[position]
-            t = reshard.tensor
-            later = reshard.purpose in ("backward", "output") and t in self.waiting_kept
-            origin, waiting = (self.kept, self.waiting_kept) if later else (self.produced, self.waiting)
-            if t not in origin:
-                raise InternalError(f"nothing is left of {self.program.tensors[t].name!r} for its {reshard.purpose} readers")
-            self.held[position] = self.sums.reshard(reshard, *origin[t])
-            if position in self.keeps:
-                self.kept[t] = self.held[position], reshard.layout
-            waiting[t] -= 1
-            if not waiting[t]:
-                del origin[t]
-        return self.held[position]
+    def _bring(self, bring: Bring) -> None:
+        reshard = self.plan.reshards[bring.reshard]
+        self.values[bring.result] = self.sums.reshard(reshard, self._held(bring.source), self.layouts[bring.source])
+        self.layouts[bring.result] = reshard.layout
 
-    def _op(self, i: int) -> None:
-        op, planned = self.program.ops[i], self.plan.ops[i]
-        operands = []
-        for j, t in enumerate(op.operands):
-            position = self.of_reader.get((i, j))
-            if position is None:
-                operands.append(self._unread(t, planned.operand_layouts[j]))
-                continue
-            parts = self._read(position)
-            operands.append(
-                move(parts, self.plan.reshards[position].layout, planned.operand_layouts[j], self.program.tensors[t].shape, self.mesh)
+    def _op(self, run: Run) -> None:
+        op = self.program.ops[run.op]
+        made = self._call(run)
+        for j, (t, slot) in enumerate(zip(op.results, run.results, strict=True)):
+            layout = self.plan.ops[run.op].result_layouts[j]
+            parts = self._tell(
+                tuple(results[j] for results in made), "gradients" if self.program.tensors[t].role is Role.GRADIENT else "activations"
             )
-        results = self._call(i, op, operands)
-        for j, t in enumerate(op.results):
-            layout = planned.result_layouts[j]
-            self._tell(results[j], "gradients" if self.program.tensors[t].role is Role.GRADIENT else "activations")
-            if t in self.reference and self.waiting.get(t):
-                self._compare(i, t, results[j], layout)
-            if self.waiting.get(t):
-                self.produced[t] = results[j], layout
-            if t in self.reduction:  # a gradient is reduced, or added up, as soon as it is made
-                self._read(self.reduction[t])
-                self.sums.add(self.plan.reshards[self.reduction[t]], self.held.pop(self.reduction[t]))
-        for position in {self.of_reader.get((i, j)) for j in range(len(op.operands))}:
-            if position is not None and self.last[position] == i:
-                del self.held[position]
+            if slot is not None:
+                if t in self.reference:
+                    self._compare(run.op, t, parts, layout)
+                self.values[slot], self.layouts[slot] = parts, layout
 
-    def _unread(self, t: int, layout: Layout) -> Parts:
-        """What stands for an operand that no group of readers serves: its local shapes, filled with what spoils whatever reads it."""
-        tensor, dtype = self.program.tensors[t], DTYPES[self.program.tensors[t].dtype]
-        fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
-        return tuple(torch.full(box.length, fill, dtype=dtype) for box in boxes(layout, tensor.shape, self.mesh))
-
-    def _call(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
-        """Results of an op, by result and device."""
-        layouts = self.plan.ops[i].result_layouts
-        shapes = [self.program.tensors[t].shape for t in op.results]
-        if not operands:
-            whole = call(op, [], tuple(shapes))
-            return [self._cut(value, layout) for value, layout in zip(whole, layouts, strict=True)]
-        if self.plan.ops[i].implementation:
-            return self._implementation(i, op, operands)
-        wanted = [boxes(layout, shape, self.mesh) for layout, shape in zip(layouts, shapes, strict=True)]
-        by_device: list[tuple[torch.Tensor, ...]] = []
-        for device in range(self.mesh.size):
-            local = [parts[device] for parts in operands]
-            lengths = tuple(box[device].length for box in wanted)
-            read = [j for j in range(len(local)) if (i, j) in self.of_reader]
-            idle = any(local[j].numel() == 0 and self.program.tensors[op.operands[j]].numel for j in read)
+    def _call(self, run: Run) -> list[tuple[torch.Tensor, ...]]:
+        """Results of an op, by device."""
+        if run.op not in self.local:
+            self.local[run.op] = [
+                localise(self.plan, self.program, run, device, self.numbers.get(run.op)) for device in range(self.mesh.size)
+            ]
+        local = self.local[run.op]
+        made = []
+        for device, one in enumerate(local):
+            read = [self._held(slot)[device] for j in one.reads if (slot := run.operands[j]) is not None]
             try:
-                by_device.append(self._idle(i, lengths) if idle else call(op, local, lengths))
+                made.append(one.results(self._key, *read) if one.finish is None else one.run(*read))
             except InternalError as error:
-                raise InternalError(f"{self._where(i)}, on device {device}: {error}") from None
-        return [tuple(made[j] for made in by_device) for j in range(len(op.results))]
+                raise InternalError(f"{where(self.plan, self.program, run.op)}, on device {device}: {error}") from None
+        if local[0].finish is not None:
+            return self._implementation(run, local, made)
+        self._check_shapes(run, made)
+        return made
 
-    def _implementation(self, i: int, op: Op, operands: list[Parts]) -> list[Parts]:
-        """Results of an op that runs a named implementation, by result and device."""
-        planned, tensors = self.plan.ops[i], self.program.tensors
-        way = way_of(planned.implementation, op)
-        operand, dim = way.cut(op, [len(tensors[t].shape) for t in op.operands], len(tensors[op.results[0]].shape))
-        t = op.results[0] if operand is None else op.operands[operand]
-        layout = planned.result_layouts[0] if operand is None else planned.operand_layouts[operand]
-        held, size = boxes(layout, tensors[t].shape, self.mesh), tensors[t].shape[dim]
-        wanted = [boxes(layout, tensors[t].shape, self.mesh) for t, layout in zip(op.results, planned.result_layouts, strict=True)]
+    def _check_shapes(self, run: Run, made: list[tuple[torch.Tensor, ...]]) -> None:
+        """Every device holds the shard that the plan says."""
+        op, layouts = self.program.ops[run.op], self.plan.ops[run.op].result_layouts
+        held = [boxes(layout, self.program.tensors[t].shape, self.mesh) for t, layout in zip(op.results, layouts, strict=True)]
+        for device, results in enumerate(made):
+            found, wanted = tuple(tuple(result.shape) for result in results), tuple(box[device].length for box in held)
+            if found != wanted:
+                raise InternalError(
+                    f"{where(self.plan, self.program, run.op)}, on device {device}: {op.name} gave results of shapes {found}, "
+                    f"expected {wanted}; please report this"
+                )
+
+    def _implementation(self, run: Run, local: list[LocalOp], running: list[Any]) -> list[tuple[torch.Tensor, ...]]:
+        """Results of an op that runs a named implementation, by device."""
+        planned, said = self.plan.ops[run.op], where(self.plan, self.program, run.op)
         pending = list(planned.collectives)
-
-        axes = [axis for axis, name in enumerate(planned.strategy) if name == planned.implementation]
 
         def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> Parts:
             if reduction in FREE:
-                return tuple(free(reduction, buffers, groups(axes, self.mesh)))
+                return tuple(free(reduction, buffers, groups(local[0].axes, self.mesh)))
             if not pending or pending[0].kind != "all_reduce" or pending[0].nbytes != max(buffer.nbytes for buffer in buffers):
-                raise InternalError(
-                    f"{self._where(i)}: an all-reduce of {buffers[0].nbytes} bytes is not what the plan lists, {pending[:1]}"
-                )
+                raise InternalError(f"{said}: an all-reduce of {buffers[0].nbytes} bytes is not what the plan lists, {pending[:1]}")
             return self.world.all_reduce(buffers, reduction, pending.pop(0).axes)
 
-        made = perform(
-            planned.implementation,
-            op,
-            [[parts[device] for parts in operands] for device in range(self.mesh.size)],
-            [Part(start=box.start[dim], length=box.length[dim], size=size) for box in held],
-            [[box[device].length for box in wanted] for device in range(self.mesh.size)],
-            [DTYPES[tensors[t].dtype] for t in op.results],
-            all_reduce,
-        )
+        made = lockstep(planned.implementation, running, all_reduce)
         if pending:
-            raise InternalError(f"{self._where(i)}: the plan lists collectives that do not run, {pending}")
-        return [tuple(_whole_storage(results[j]) for results in made) for j in range(len(op.results))]
-
-    def _idle(self, i: int, lengths: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, ...]:
-        """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
-        op, made = self.program.ops[i], []
-        for t, layout, length in zip(op.results, self.plan.ops[i].result_layouts, lengths, strict=True):
-            fills = {_IDENTITY[placement.reduction] for placement in layout if placement.is_partial}
-            if 0 not in length and len(fills) != 1 and self.waiting.get(t):
-                raise InternalError(f"there is nothing to read, but {length} of a result in layout {layout} must be made")
-            fill = fills.pop() if fills else 0.0
-            made.append(torch.full(length, fill, dtype=DTYPES[self.program.tensors[t].dtype]))
-        return tuple(made)
+            raise InternalError(f"{said}: the plan lists collectives that do not run, {pending}")
+        return [one.finish(results) for one, results in zip(local, made, strict=True) if one.finish is not None]
 
     def _compare(self, i: int, t: int, parts: Parts, layout: Layout) -> None:
         expected, tensor = self.reference[t], self.program.tensors[t]
@@ -360,15 +304,6 @@ class _Simulation:
                 return
             problem = f"difference {(found - expected).abs().nan_to_num().max().item():g}, largest value {scale:g}"
         raise InternalError(
-            f"{self._where(i)}, does not make {tensor.name!r}, {layout.format(tensor.shape, tensor.dtype)}, "
+            f"{where(self.plan, self.program, i)}, does not make {tensor.name!r}, {layout.format(tensor.shape, tensor.dtype)}, "
             f"as the unsharded step does: {problem}"
         )
-
-    def _where(self, i: int) -> str:
-        op = self.program.ops[i]
-        return f"op {i} ({op.name}, {op.module or 'model'}), with strategies {', '.join(self.plan.ops[i].strategy)}"
-
-
-def _whole_storage(part: torch.Tensor) -> torch.Tensor:
-    """What an implementation cuts from its scratch does not keep the scratch."""
-    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from solver_shard.errors import InputError
-from solver_shard.export.interpret import DTYPES, draws, run
+from solver_shard.export.interpret import DTYPES, run
+from solver_shard.export.random import Unsharded
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.torch import Inputs, named_tensors, run_eagerly, trace_raw
 from solver_shard.program import Program, Role
@@ -55,6 +56,7 @@ class Subject:
         values: by position in the program, one mapping for each microbatch; parameters are the same in all.
         model: with these weights; None where only the program is known.
         inputs: as the model takes them, of which ``values`` has the tensors.
+        seed: of what the step draws; microbatches are its steps.
         notes: what is not as the user gave it.
     """
 
@@ -64,12 +66,8 @@ class Subject:
     inputs: Inputs | None = None
     loss_fn: Callable[..., Any] | None = None
     forward_only: bool = False
+    seed: int = 0
     notes: tuple[str, ...] = ()
-
-    @property
-    def draws(self) -> bool:
-        """Whether some op draws random numbers, so that the model itself does not repeat what the graph does."""
-        return any(draws(op) for op in self.program.ops)
 
     def tensors(self, microbatch: int = 0) -> dict[str, torch.Tensor]:
         """Values of the inputs of one microbatch by name."""
@@ -81,21 +79,21 @@ class Subject:
 
     def of_graph(self) -> tuple[Step, tuple[dict[int, torch.Tensor], ...]]:
         """The step by the program, op by op and unsharded; and every tensor of it by position."""
-        found = tuple(run(self.program, values) for values in self.values)
+        found = tuple(run(self.program, values, seed=self.seed, step=k) for k, values in enumerate(self.values))
         tensors = self.program.tensors
         gradients = {tensors[p].name: torch.stack([made[g] for made in found]).mean(0) for p, g in self.program.gradients.items()}
         outputs = tuple({tensors[t].name: made[t] for t in self.program.outputs} for made in found)
         return Step(outputs=outputs, gradients=gradients), found
 
     def of_model(self) -> Step | None:
-        """The step by the model itself and autograd; None where there is no model, or where it would draw other random numbers."""
-        if self.model is None or self.inputs is None or self.draws:
+        """The step by the model itself and autograd; None where there is no model."""
+        if self.model is None or self.inputs is None:
             return None
         state = {k: v.detach().clone() for k, v in self.model.state_dict(keep_vars=True).items()}
         self.model.zero_grad()
         outputs = []
         for k in range(len(self.values)):
-            with torch.set_grad_enabled(not self.forward_only):
+            with torch.set_grad_enabled(not self.forward_only), Unsharded(self.seed, k):
                 found = run_eagerly(self.model, self.inputs, self.given(k), loss_fn=self.loss_fn, forward_only=self.forward_only)
             if not self.forward_only:
                 (found["loss"] / len(self.values)).backward()
@@ -173,6 +171,7 @@ def subject_of(
         inputs=inputs,
         loss_fn=loss_fn,
         forward_only=forward_only,
+        seed=seed,
         notes=tuple(notes),
     )
 
@@ -188,7 +187,7 @@ def of_program(program: Program, *, microbatches: int = 1, seed: int = 0) -> Sub
             again = k and tensor.role is not Role.INPUT
             values[t] = sources[0][t] if again else _drawn(tensor.shape, DTYPES[tensor.dtype], numbers)
         sources.append(values)
-    return Subject(program=program, values=tuple(sources))
+    return Subject(program=program, values=tuple(sources), seed=seed)
 
 
 def widened(subject: Subject) -> Subject:

@@ -167,17 +167,12 @@ def differences(
     ]
 
 
-def planned_traffic(plan: Plan, *, optimizer: bool = True) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-    """The collectives that a step of the plan runs: of reshards, inside ops, and of clipping.
-
-    Args:
-        optimizer: whether with those of the optimizer: the norm of the gradients, and the way of new values to their parameters.
-    """
+def planned_traffic(plan: Plan) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """The collectives that a step of the plan runs: of reshards, inside ops, and of clipping."""
     count = plan.options.microbatches
-    reshards = [r for r in plan.reshards if optimizer or r.purpose != "update"]
-    found = [(plan.runs(r), s.kind, s.axes, s.nbytes) for r in reshards for s in r.steps if s.kind not in ("slice", "local")]
+    found = [(plan.runs(r), s.kind, s.axes, s.nbytes) for r in plan.reshards for s in r.steps if s.kind not in ("slice", "local")]
     found += [(count, c.kind, c.axes, c.nbytes) for op in plan.ops for c in op.collectives]
-    found += [(1, plan.clip.kind, plan.clip.axes, plan.clip.nbytes)] if plan.clip and optimizer else []
+    found += [(1, plan.clip.kind, plan.clip.axes, plan.clip.nbytes)] if plan.clip else []
     total: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for runs, kind, axes, nbytes in found:
         before = total.get((kind, axes), (0, 0))

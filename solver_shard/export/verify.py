@@ -43,15 +43,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a sharded step returned, put together to whole tensors; as ``Step``, with the updated parameters and the collectives.
-
-    ``optimizer``: whether these are with those of the optimizer, and gradients are clipped where the plan clips them.
-    """
+    """What a sharded step returned, put together to whole tensors; as ``Step``, with the updated parameters and the collectives."""
 
     step: Step
     parameters: Mapping[str, torch.Tensor]
     traffic: Traffic
-    optimizer: bool = True
 
 
 def verify(
@@ -112,11 +108,6 @@ def check(plan: Plan, subject: Subject, *, processes: bool = False, timeout: flo
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)} of {plan.mesh}"
     how = f"{devices}, {'each in a process of its own (gloo)' if processes else 'simulated in one process'}"
     verdict = Verdict(plan=plan.name, run=f"{how}, in {narrowest(subject.program)}")
-    if subject.draws:
-        raise InputError(
-            f"a step of {plan.name!r} draws random numbers (dropout), and sharded and unsharded steps draw different ones; set its "
-            "dropout to 0 to verify a plan of it"
-        )
     try:
         evaluate(plan, subject.program, plan.options.rulebook(), CostModel(plan.mesh, plan.cluster, plan.options.overlap))
     except InternalError as error:
@@ -125,7 +116,8 @@ def check(plan: Plan, subject: Subject, *, processes: bool = False, timeout: flo
     graph, reference = subject.of_graph()
     say(f"running {len(plan.ops)} ops on {how}")
     try:
-        ran = run_apart(plan, subject, timeout) if processes else run_simulated(plan, subject, max_norm=_norm(graph.gradients) / 2)
+        norm = _norm(graph.gradients) / 2
+        ran = run_apart(plan, subject, max_norm=norm, timeout=timeout) if processes else run_simulated(plan, subject, max_norm=norm)
     except InternalError as error:
         return replace(verdict, problem=(not processes and _locate(plan, subject, reference)) or str(error))
     verdict = compare(verdict, plan, subject, ran, graph)
@@ -147,16 +139,12 @@ def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Ste
         own = own if own != "f64" else "f32"  # models that are wide compute parts in f32 still
         references["model"] = f"the model itself, {own}"
         found += _all(plan, subject, ran, model, "model", max(tolerance, TOLERANCES[own]))
-    elif subject.model is None:
-        notes.append("only the graph is known; the model itself is not compared")
     else:
-        notes.append("the model draws random numbers of its own in every step, so it is held against the graph alone")
-    if not ran.optimizer and not plan.options.forward_only:
-        notes.append("the optimizer's own collectives are DTensor's, and not compared")
+        notes.append("only the graph is known; the model itself is not compared")
     return replace(
         verdict,
         differences=tuple(found),
-        collectives=collectives(planned_traffic(plan, optimizer=ran.optimizer), ran.traffic),
+        collectives=collectives(planned_traffic(plan), ran.traffic),
         references=references,
         notes=tuple(notes),
     )
@@ -164,7 +152,7 @@ def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Ste
 
 def run_simulated(plan: Plan, subject: Subject, *, max_norm: float = 1.0) -> Ran:
     """A step with all devices in this process."""
-    result = simulate(plan, subject.program, list(subject.values), rate=RATE, max_norm=max_norm)
+    result = simulate(plan, subject.program, list(subject.values), rate=RATE, max_norm=max_norm, seed=subject.seed)
     names = [subject.program.tensors[t].name for t in subject.program.outputs]
     count = len(names)
     outputs = tuple(dict(zip(names, result.outputs[k * count : (k + 1) * count], strict=True)) for k in range(len(subject.values)))
@@ -175,12 +163,12 @@ def run_simulated(plan: Plan, subject: Subject, *, max_norm: float = 1.0) -> Ran
     )
 
 
-def run_apart(plan: Plan, subject: Subject, timeout: float) -> Ran:
+def run_apart(plan: Plan, subject: Subject, *, max_norm: float, timeout: float) -> Ran:
     """A step with every device in a process of its own."""
     from solver_shard.export.gloo import run_in_processes
 
-    step, parameters, traffic = run_in_processes(plan, subject, rate=RATE, timeout=timeout)
-    return Ran(step=step, parameters=parameters, traffic=traffic, optimizer=False)
+    step, parameters, traffic = run_in_processes(plan, subject, rate=RATE, max_norm=max_norm, timeout=timeout)
+    return Ran(step=step, parameters=parameters, traffic=traffic)
 
 
 def narrowest(program: Program, *more: str | None) -> str:
@@ -192,7 +180,7 @@ def narrowest(program: Program, *more: str | None) -> str:
 def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str, tolerance: float) -> list[Difference]:
     """Every tensor that a step returns, against one reference."""
     gradients = {name: g.to(torch.float64) for name, g in expected.gradients.items()}
-    if plan.options.clip and ran.optimizer and ran.parameters:
+    if plan.options.clip and ran.parameters:
         norm = _norm(gradients)
         gradients = {name: g * min(1.0, norm / 2 / (norm + 1e-6)) for name, g in gradients.items()}
     found = []
@@ -219,7 +207,15 @@ def _locate(plan: Plan, subject: Subject, reference: tuple[dict[int, torch.Tenso
     """The first op whose result is not what the unsharded graph has there; empty where all are."""
     tolerance = TOLERANCES[narrowest(subject.program)]
     try:
-        simulate(plan, subject.program, list(subject.values), reference=reference, tolerance=tolerance, absolute=tolerance * 1e-3)
+        simulate(
+            plan,
+            subject.program,
+            list(subject.values),
+            reference=reference,
+            tolerance=tolerance,
+            absolute=tolerance * 1e-3,
+            seed=subject.seed,
+        )
     except InternalError as error:
         return str(error)
     return ""

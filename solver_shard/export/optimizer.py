@@ -1,0 +1,238 @@
+"""Optimizers of an applied plan: the state where the plan puts it, and clipping with the plan's one all-reduce.
+
+>>> optimizer = ShardedOptimizer(sharded, torch.optim.AdamW, lr=1e-3)
+>>> sharded(**inputs).backward()
+>>> norm = clip_grad_norm_(sharded, 1.0)
+>>> optimizer.step()
+
+Any torch optimizer steps an applied model's parameters as they are, and this one need not be used. But a plan may lay the state of an
+optimizer out apart from its parameter (ZeRO's first stages: whole parameters, cut states), or keep master weights in f32. Then each process
+steps a *master*: its shard of the parameter in the state's layout, in f32 where the plan says so, with the gradient's slice of it; and
+the new values go to the parameters by the collectives that the plan lists for the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from solver_shard.errors import InputError
+from solver_shard.export.dtensor import Runtime, runtime_of
+from solver_shard.export.interpret import DTYPES
+from solver_shard.export.runtime import Move, moves_of
+from solver_shard.export.shards import coordinates, local_move
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Master:
+    """What is stepped for a parameter.
+
+    Attributes:
+        shard: in the state's layout and dtype; the parameter itself where it is stored so.
+        slice: from the gradient to the part of it that the state reads; None for all of it.
+        update: from the new values to the parameter's layout; None where they are in place.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    shard: nn.Parameter
+    slice: Move | None
+    update: Move | None
+
+    @property
+    def apart(self) -> bool:
+        return self.shard is not self.parameter
+
+
+class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not checked
+    """A torch optimizer on the states that a plan lays out.
+
+    Schedulers take it as any optimizer. ``state_dict`` is keyed by parameter name and has the masters, so that a
+    ``torch.distributed.checkpoint`` of it loads under another plan.
+
+    Args:
+        sharded: what ``apply`` returned.
+        kind: the optimizer's class, called as ``kind(parameters, **options)``.
+        params: parameters or groups of them, as torch's optimizers take them; default all trained ones.
+
+    Raises:
+        InputError: the module is not an applied one, or a parameter is not its own.
+    """
+
+    def __init__(
+        self, sharded: nn.Module, kind: Callable[..., torch.optim.Optimizer], *, params: Iterable[Any] | None = None, **options: Any
+    ) -> None:
+        runtime = self._runtime = runtime_of(sharded)
+        names = {id(p): name for name, p in sharded.named_parameters()}
+        self._masters = {id(p): _master(runtime, t, p, names[id(p)]) for t, p in runtime.parameters.items()}
+        wanted = list(runtime.parameters.values() if params is None else params)
+        groups = [dict(group) for group in wanted] if wanted and isinstance(wanted[0], Mapping) else [{"params": wanted}]
+        for group in groups:
+            given = group["params"]
+            group["params"] = [self._of(p) for p in ([given] if isinstance(given, torch.Tensor) else given)]
+        self._inner = kind(groups, **options)
+        super().__init__(groups, self._inner.defaults)
+        self._share()
+
+    def _of(self, parameter: torch.Tensor) -> nn.Parameter:
+        found = self._masters.get(id(parameter))
+        if found is None:
+            raise InputError("a parameter was given that the applied model does not train; give those of sharded.parameters()")
+        return found.shard
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the masters, and bring the new values to the parameters.
+
+        Raises:
+            InputError: some of the step's microbatches have not run.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._runtime.count:
+            raise InputError(
+                f"{self._runtime.count} of the step's {self._runtime.plan.options.microbatches} microbatches have run backward; run all of "
+                "them before the optimizer steps"
+            )
+        stepped = [master for master in self._masters.values() if master.apart and master.parameter.grad is not None]
+        with torch.no_grad():
+            for master in stepped:
+                gradient = master.parameter.grad._local_tensor
+                part = gradient if master.slice is None else master.slice(gradient)
+                master.shard.grad = DTensor(part.to(master.shard.dtype), master.shard._spec, requires_grad=False)
+            self._inner.step()
+            for master in stepped:
+                master.shard.grad = None
+                new = master.shard._local_tensor.to(master.parameter.dtype)
+                master.parameter._local_tensor.copy_(new if master.update is None else master.update(new))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the parameters."""
+        for master in self._masters.values():
+            gradient = master.parameter.grad
+            if set_to_none or gradient is None:
+                master.parameter.grad = None
+            else:
+                gradient.detach_().zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """States and masters by parameter name, and the options of the groups. States that do not exist yet are made, of zeros."""
+        self._initialise()
+        names = {id(master.shard): master.name for master in self._masters.values()}
+        state = {names[id(p)]: dict(found) for p, found in self._inner.state.items()}
+        for master in self._masters.values():
+            if master.apart:
+                state.setdefault(master.name, {})["master"] = master.shard.detach()
+        groups = [
+            {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
+            for group in self._inner.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned, in the layouts of this plan."""
+        of = {master.name: master for master in self._masters.values()}
+        position = {id(p): i for i, p in enumerate(p for group in self._inner.param_groups for p in group["params"])}
+        state: dict[int, Any] = {}
+        for name, found in state_dict["state"].items():
+            if name not in of:
+                raise InputError(f"the optimizer state has {name!r}, which the applied model does not train")
+            master = of[name]
+            if master.apart and "master" in found:
+                with torch.no_grad():
+                    master.shard.copy_(found["master"])
+            state[position[id(master.shard)]] = {k: v for k, v in found.items() if k != "master"}
+        groups, start = [], 0
+        for group in state_dict["param_groups"]:
+            stop = start + len(group["params"])
+            groups.append({**group, "params": [position[id(of[name].shard)] for name in group["params"]]})
+            start = stop
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
+        self._share()
+
+    def _initialise(self) -> None:
+        """States of zeros, by a step of no length, as torch's own checkpointing makes them."""
+        if self._inner.state:
+            return
+        kept = [(group, group["lr"]) for group in self._inner.param_groups if "lr" in group]
+        own = [(p, p.grad) for group in self._inner.param_groups for p in group["params"]]
+        for p, _ in own:
+            p.grad = torch.zeros_like(p)
+        for group, rate in kept:
+            group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        self._inner.step()
+        for group, rate in kept:
+            group["lr"] = rate
+        for p, gradient in own:
+            p.grad = gradient
+
+
+def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Master:
+    plan, program, device = runtime.plan, runtime.program, runtime.processes.device
+    planned = plan.tensors[t]
+    wide = plan.options.master_weights and parameter.dtype in _HALVES
+    if planned.state is None or (planned.state == planned.layout and not wide):
+        return _Master(name=name, parameter=parameter, shard=parameter, slice=None, update=None)
+    update = next(r for r in plan.reshards if r.purpose == "update" and r.tensor == t)
+    reduced = next(r for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
+    dtype = "f32" if wide else planned.dtype
+    spec = runtime.spec(program, t, planned.state, dtype)
+    with torch.no_grad():
+        moved = parameter.detach().redistribute(runtime.mesh, spec.placements)
+        local = moved._local_tensor.to(DTYPES[dtype]).clone()
+    return _Master(
+        name=name,
+        parameter=parameter,
+        shard=nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=True),
+        slice=local_move(reduced.layout, planned.state, planned.shape, plan.mesh, device),
+        update=moves_of(plan, program, update, device, runtime.processes),
+    )
+
+
+def clip_grad_norm_(sharded: nn.Module, max_norm: float) -> torch.Tensor:
+    """Scale the gradients in place so that the norm of all together is at most ``max_norm``; the norm before.
+
+    One all-reduce of one number, over the axes that the plan says. ``torch.nn.utils.clip_grad_norm_(sharded.parameters(), ...)`` gives
+    the same, by whatever collectives DTensor takes for it.
+
+    Raises:
+        InputError: the plan was made without clipping.
+    """
+    runtime = runtime_of(sharded)
+    plan, program, device = runtime.plan, runtime.program, runtime.processes.device
+    if not plan.options.clip:
+        raise InputError(
+            "the plan was made without clipping; plan it with clip=True (--clip), or call torch.nn.utils.clip_grad_norm_ on the parameters"
+        )
+    axes = () if plan.clip is None else plan.clip.axes
+    at = coordinates(plan.mesh)[device]
+    total = torch.zeros((), dtype=torch.float32, device=runtime.mesh.device_type)
+    known = [(t, p.grad) for t, p in runtime.parameters.items() if p.grad is not None]
+    for t, gradient in known:
+        planned = plan.tensors[t]
+        state = planned.state or planned.layout
+        if any(at[plan.mesh.index(name)] for name in axes if not state[plan.mesh.index(name)].is_shard):
+            continue  # what several devices of a group hold counts once
+        layout = next(r.layout for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
+        move = local_move(layout, state, planned.shape, plan.mesh, device)
+        part = gradient._local_tensor
+        total = total + (part if move is None else move(part)).float().square().sum()
+    if axes:
+        total = runtime.processes.all_reduce(axes, "sum")(total)
+    norm = total.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for _, gradient in known:
+        gradient._local_tensor.mul_(scale.to(gradient.dtype))
+    return norm
