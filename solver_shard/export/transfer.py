@@ -1,6 +1,8 @@
 """Carry the decisions of a plan to another program and mesh: by names of tensors and modules, and of the mesh's axes.
 
->>> plan, missing = transfer(big, program, mesh, rulebook=big.options.rulebook())
+>>> made = transfer(big, program, Mesh.parse("dp=2,tp=2"))
+>>> made.plan.mesh, made.carried, made.left
+(Mesh(...), 353, ())
 
 The other program is the same model with fewer layers, smaller sizes or another dtype: parameters, inputs and modules keep their names, an
 op is what it was in the plan if it is the n-th of its kind in its module and phase. For it the choice graph is built anew and narrowed to
@@ -12,7 +14,7 @@ to the solver and named; of the same program on the same mesh every decision is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,7 +152,8 @@ class _Decisions:
         if key not in self.reshards:
             return None
         reshard = self.plan.reshards[self.reshards[key]]
-        return _equal(node, reshard.layout) & (np.arange(len(node.layouts)) >= node.aliases if reshard.copy else self._aliases(node))
+        copies: NDArray[np.bool_] = np.arange(len(node.layouts)) >= node.aliases
+        return _equal(node, reshard.layout) & (copies if reshard.copy else self._aliases(node))
 
     def _aliases(self, node: Node) -> NDArray[np.bool_]:
         """The strategies that copy nothing; a gradient's way to the update has none that says so."""
@@ -176,7 +179,7 @@ class _Decisions:
         alike = np.ones(len(column.axis_choice), dtype=np.bool_)
         for held, layout in zip((*column.operands, *column.results), (*planned.operand_layouts, *planned.result_layouts), strict=True):
             alike &= np.array([x == layout for x in held.layouts], dtype=np.bool_)[held.chosen]
-        named = np.array([column.names(k) == planned.strategy for k in np.flatnonzero(alike)], dtype=np.bool_)
+        named = np.array([column.names(int(k)) == planned.strategy for k in np.flatnonzero(alike)], dtype=np.bool_)
         if named.any():
             alike[alike] = named
         return alike
@@ -198,7 +201,7 @@ def _equal(node: Node, layout: Layout) -> NDArray[np.bool_]:
     return np.array([x == layout for x in node.layouts], dtype=np.bool_)
 
 
-def _numbered(ops: tuple[Op, ...] | tuple[PlannedOp, ...]) -> Iterator[tuple[Hashable, int]]:
+def _numbered(ops: Sequence[Op | PlannedOp]) -> Iterator[tuple[Hashable, int]]:
     """Every op by phase, module, name and its number among those that are alike, with its position."""
     counts: dict[Hashable, int] = {}
     for i, op in enumerate(ops):

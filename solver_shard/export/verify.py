@@ -16,6 +16,7 @@ parameter and that the new values go where the plan wants them, which is the sam
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import InputError, InternalError
+from solver_shard.errors import InternalError
 from solver_shard.export.simulate import simulate
 from solver_shard.export.subject import Step, Subject
 from solver_shard.export.verdict import TOLERANCES, Difference, Traffic, Verdict, collectives, differences, planned_traffic
@@ -200,7 +201,7 @@ def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str,
 
 
 def _norm(gradients: Mapping[str, torch.Tensor]) -> float:
-    return float(sum(g.double().square().sum() for g in gradients.values())) ** 0.5
+    return math.sqrt(sum(g.double().square().sum().item() for g in gradients.values()))
 
 
 def _locate(plan: Plan, subject: Subject, reference: tuple[dict[int, torch.Tensor], ...]) -> str:
