@@ -21,11 +21,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import Runtime, runtime_of
 from solver_shard.export.interpret import DTYPES
 from solver_shard.export.runtime import Move, moves_of
-from solver_shard.export.shards import coordinates, local_move
+from solver_shard.export.shards import boxes, coordinates, local_move
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -36,6 +37,7 @@ class _Master:
 
     Attributes:
         shard: in the state's layout and dtype; the parameter itself where it is stored so.
+        wide: whether it has more precision than the parameter, so that it must be saved with the state.
         slice: from the gradient to the part of it that the state reads; None for all of it.
         update: from the new values to the parameter's layout; None where they are in place.
     """
@@ -43,6 +45,7 @@ class _Master:
     name: str
     parameter: nn.Parameter
     shard: nn.Parameter
+    wide: bool
     slice: Move | None
     update: Move | None
 
@@ -128,12 +131,12 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
                 gradient.detach_().zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """States and masters by parameter name, and the options of the groups. States that do not exist yet are made, of zeros."""
+        """States and f32 masters by parameter name, and the options of the groups. States that do not exist yet are made, of zeros."""
         self._initialise()
         names = {id(master.shard): master.name for master in self._masters.values()}
         state = {names[id(p)]: dict(found) for p, found in self._inner.state.items()}
         for master in self._masters.values():
-            if master.apart:
+            if master.wide:
                 state.setdefault(master.name, {})["master"] = master.shard.detach()
         groups = [
             {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
@@ -150,7 +153,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
             if name not in of:
                 raise InputError(f"the optimizer state has {name!r}, which the applied model does not train")
             master = of[name]
-            if master.apart and "master" in found:
+            if master.wide and "master" in found:
                 with torch.no_grad():
                     master.shard.copy_(found["master"])
             state[position[id(master.shard)]] = {k: v for k, v in found.items() if k != "master"}
@@ -184,18 +187,24 @@ def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Ma
     planned = plan.tensors[t]
     wide = plan.options.master_weights and parameter.dtype in _HALVES
     if planned.state is None or (planned.state == planned.layout and not wide):
-        return _Master(name=name, parameter=parameter, shard=parameter, slice=None, update=None)
+        return _Master(name=name, parameter=parameter, shard=parameter, wide=False, slice=None, update=None)
     update = next(r for r in plan.reshards if r.purpose == "update" and r.tensor == t)
     reduced = next(r for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
     dtype = "f32" if wide else planned.dtype
     spec = runtime.spec(program, t, planned.state, dtype)
     with torch.no_grad():
-        moved = parameter.detach().redistribute(runtime.mesh, spec.placements)
-        local = moved._local_tensor.to(DTYPES[dtype]).clone()
+        own = parameter._local_tensor
+        if free_move(planned.layout, planned.state):
+            held, wanted = (boxes(layout, planned.shape, plan.mesh)[device] for layout in (planned.layout, planned.state))
+            local = own[wanted.inside(held)]  # of f32 parameters, the shard itself, in place: it has no bytes of its own
+        else:
+            local = parameter.detach().redistribute(runtime.mesh, spec.placements)._local_tensor.clone()
+        local = local.to(DTYPES[dtype])
     return _Master(
         name=name,
         parameter=parameter,
         shard=nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=True),
+        wide=wide,
         slice=local_move(reduced.layout, planned.state, planned.shape, plan.mesh, device),
         update=moves_of(plan, program, update, device, runtime.processes),
     )

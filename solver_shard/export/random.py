@@ -55,10 +55,15 @@ def numbers(program: Program) -> dict[int, int]:
     found: dict[int, int] = {}
     first: dict[tuple[str, ...], int] = {}
     for i, op in enumerate(program.ops):
-        if is_random(op.name) and not (op.name == "aten.native_dropout.default" and not op.attributes.get("train", True)):
+        if is_random(op.name) and not _is_still(op.name, op.attributes):
             key = (op.name, *op.raw) if op.raw else (op.name, str(i))
             found[i] = first.setdefault(key, len(first))
     return found
+
+
+def _is_still(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a random op draws nothing, called like this."""
+    return arguments.get("dropout_p", 1.0) == 0.0 or (name == "aten.native_dropout.default" and not arguments.get("train", True))
 
 
 def key_of(seed: int, step: int, number: int) -> Key:
@@ -153,8 +158,10 @@ class Unsharded(TorchDispatchMode):  # type: ignore[misc]  # torch is not checke
         name = str(function)
         in_place = {"aten.bernoulli_.float": "aten.bernoulli.p", "aten.uniform_.default": "aten.uniform.default"}
         known = in_place.get(name, name)
-        named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
-        if known not in DRAWN or (known == "aten.native_dropout.default" and not named.get("train", True)):
+        schema = function._schema.arguments
+        named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        named |= dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+        if known not in DRAWN or _is_still(known, named):
             return function(*args, **kwargs)
         key = key_of(self.seed, self.step, self.number)
         self.number += 1

@@ -26,12 +26,20 @@ def pointwise(ctx: Context, node: RawNode) -> Result:
     if not values or any(r is None or r[0] != shape for r in node.results):
         return ctx.generic(node)
     common = align(ctx.draft, values, shape, expanded=node.random)
+    if node.random and not _straight(common.dims):
+        return ctx.generic(node)  # draws go by an element's place, which is that in the model's own order of dims
     tensor_of = dict(zip(found, common.tensors, strict=True))
     operands: list[int] = []
     attributes = refer(node.arguments, tensor_of.__getitem__, operands)
     results = [(common.shape, r[1]) for r in node.results if r is not None]
     made = ctx.draft.emit(node.op, operands, attributes, results, raws=_raws(values), random=node.random)
     return tuple(Value(t, common.dims) for t in made)
+
+
+def _straight(dims: D.Dims) -> bool:
+    """Whether elements lie in the order in which the raw op sees them."""
+    places = [D.place(atom) for group in dims for atom in group if atom[2] != 1]
+    return places == sorted(places)
 
 
 _NEUTRAL: dict[str, tuple[str, float]] = {

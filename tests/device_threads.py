@@ -1,0 +1,103 @@
+"""The devices of a mesh as threads of this process, each with a compiled step of its own: what real processes do, without starting any."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from solver_shard.export.exchange import Exchange, all_reduce_over
+from solver_shard.export.implementations import FREE, free
+from solver_shard.export.runtime import Compiled, compile_step
+from solver_shard.export.shards import group_of, groups, reduce
+from solver_shard.mesh import Mesh
+from solver_shard.plan.plan import Inside, Plan
+from solver_shard.program import Program
+
+Buffers = dict[int, torch.Tensor]
+
+
+class Meeting:
+    """Where all devices put a buffer, and each takes what it needs of the others'."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.barrier, self.buffers = mesh, threading.Barrier(mesh.size, timeout=60), Buffers()
+
+    def share(self, device: int, buffer: torch.Tensor, take: Callable[[Buffers], torch.Tensor]) -> torch.Tensor:
+        self.buffers[device] = buffer
+        self.barrier.wait()
+        made = take(self.buffers)
+        self.barrier.wait()
+        return made
+
+
+class Device:
+    """A communicator, for one device."""
+
+    def __init__(self, meeting: Meeting, device: int) -> None:
+        self.meeting, self.device, self.counts = meeting, device, Counter[tuple[str, tuple[str, ...], int]]()
+
+    def bound(self, exchange: Exchange) -> Callable[[torch.Tensor], torch.Tensor]:
+        def move(part: torch.Tensor) -> torch.Tensor:
+            buffer = exchange.pack(part)
+            self.counts[exchange.kind, exchange.axes, exchange.nbytes(buffer)] += 1
+            return exchange.unpack(self.meeting.share(self.device, buffer, lambda buffers: self._made(exchange, buffers)))
+
+        return move
+
+    def _made(self, exchange: Exchange, buffers: Buffers) -> torch.Tensor:
+        members = [buffers[member] for member in exchange.members]
+        place, size = exchange.members.index(self.device), len(members)
+        if exchange.kind == "all_gather":
+            return torch.cat(members)
+        if exchange.kind == "all_to_all":
+            return torch.cat([member.chunk(size)[place] for member in members])
+        total = reduce(members, exchange.reduction)
+        return total if exchange.kind == "all_reduce" else total.chunk(size)[place].clone()
+
+    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+        team = group_of(tuple(axes), self.meeting.mesh, self.device) if axes else (self.device,)
+
+        def start() -> Callable[[str, torch.Tensor], torch.Tensor]:
+            left = list(planned)
+
+            def run(reduction: str, buffer: torch.Tensor) -> torch.Tensor:
+                if reduction in FREE:
+                    kinds = groups(tuple(axes), self.meeting.mesh)
+                    assert team in kinds
+                    return self.meeting.share(
+                        self.device, buffer, lambda buffers: free(reduction, [buffers[d] for d in sorted(buffers)], kinds)[self.device]
+                    )
+                return self.bound(all_reduce_over(left.pop(0).axes, reduction, self.meeting.mesh, self.device))(buffer)
+
+            return run
+
+        return start
+
+
+def compiled(plan: Plan, program: Program) -> list[tuple[Compiled, Device]]:
+    """A step for every device."""
+    meeting = Meeting(plan.mesh)
+    devices = [Device(meeting, device) for device in range(plan.mesh.size)]
+    return [(compile_step(plan, program, device=d.device, communicator=d), d) for d in devices]
+
+
+def together(work: Sequence[Callable[[], object]]) -> None:
+    """Run one function per device at the same time; the first error is raised."""
+    failed: list[BaseException] = []
+
+    def guarded(run: Callable[[], object]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(run,)) for run in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise next((error for error in failed if not isinstance(error, threading.BrokenBarrierError)), failed[0])
