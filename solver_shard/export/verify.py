@@ -128,7 +128,8 @@ def check(plan: Plan, subject: Subject, *, processes: bool = False, timeout: flo
 
 def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Step) -> Verdict:
     """A verdict with all differences and collectives filled in."""
-    tolerance = TOLERANCES[narrowest(subject.program, plan.options.reduce_dtype)]
+    norm = "f32" if plan.options.clip else None  # one f32 number, by which all gradients are scaled
+    tolerance = TOLERANCES[narrowest(subject.program, plan.options.reduce_dtype, norm)]
     found = _all(plan, subject, ran, graph, "graph", tolerance)
     references = {"graph": f"the graph unsharded, {narrowest(subject.program)}"}
     notes = list(verdict.notes)
