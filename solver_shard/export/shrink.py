@@ -59,10 +59,10 @@ class Sizes:
         ]
         target = min(max(target, 1), size)
 
-        def misfit(found: int) -> tuple[int, float, int]:
+        def misfit(found: int) -> tuple[int, int, float, int]:
             lost = sum(size % n == 0 and found % m != 0 for n, m in pairs) + sum(n <= size and found < m for n, m in pairs)
             won = sum(size % n != 0 and found % m == 0 for n, m in pairs)
-            return 2 * lost + won, abs(found - target), found
+            return lost, won, abs(found - target), found
 
         reach = int(target) + 2 * max(self.twin.size, multiple) + least
         candidates = [found for found in range(max(least, 1), reach + 1) if found % multiple == 0] or [multiple]

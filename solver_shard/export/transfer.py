@@ -153,7 +153,9 @@ class _Decisions:
             return None
         reshard = self.plan.reshards[self.reshards[key]]
         copies: NDArray[np.bool_] = np.arange(len(node.layouts)) >= node.aliases
-        return _equal(node, reshard.layout) & (copies if reshard.copy else self._aliases(node))
+        # from an accumulator, what is no alias may still lie in its bytes
+        copied = reshard.start < reshard.stop if reshard.purpose == "optimizer" and self.lowering.microbatches > 1 else reshard.copy
+        return _equal(node, reshard.layout) & (copies if copied else self._aliases(node))
 
     def _aliases(self, node: Node) -> NDArray[np.bool_]:
         """The strategies that copy nothing; a gradient's way to the update has none that says so."""
