@@ -23,8 +23,7 @@ each backward starts from is yours: ``(loss / N).backward()`` for the mean.
 **Meta models.** Parameters of a model on the meta device are made without values: load a checkpoint, or initialise them. Calling the
 model before is an error.
 
-**torch.compile** of the applied model runs it as it is, uncompiled and with the same numbers; with ``fullgraph=True`` it is an error of
-torch's, for the planned graph is not traced again.
+**torch.compile** of the applied model runs it as it is, uncompiled and with the same numbers: the planned graph is not traced again.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
@@ -252,9 +252,10 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
             whole, box = values[tensor.name], boxes(layout, tensor.shape, plan.mesh)[device]
             local = torch.empty(box.length, dtype=whole.dtype, device=runtime.mesh.device_type)
             if whole.is_meta:
-                runtime.empty[tensor.name] = local
+                runtime.empty[tensor.name] = local.fill_(_unset(local.dtype))
             else:
                 local.copy_(whole.detach()[box.inside(Box((0,) * whole.ndim, tensor.shape))])
+            self._check_layout(tensor.name, tuple(tensor.shape), layout, box.length)
             shared: torch.Tensor = DTensor(local, runtime.spec(program, t, layout), requires_grad=False)
             if tensor.role is Role.PARAMETER:
                 shared = nn.Parameter(shared, requires_grad=whole.requires_grad)
@@ -263,6 +264,16 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
                     shared.grad_dtype = runtime.specs[t].tensor_meta.dtype
             runtime.stored[t] = made[id(whole)] = shared
         return made
+
+    def _check_layout(self, name: str, shape: tuple[int, ...], layout: Layout, length: tuple[int, ...]) -> None:
+        """DTensor must cut a stored tensor as the plan does, for what saves and loads it goes by DTensor's cuts."""
+        mesh = self._runtime.mesh
+        found, _ = compute_local_shape_and_global_offset(shape, mesh, layout.to_dtensor(tuple(mesh.mesh.shape)))
+        if tuple(found) != length:
+            raise InputError(
+                f"{name!r} {list(shape)} is planned as {layout}, which torch {torch.__version__} cuts into other parts than the plan: here "
+                f"{tuple(found)}, not {length}; pin it to a plain layout, or plan with equal shards only (--conservative)"
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step of the plan; see ``apply``.
@@ -295,12 +306,24 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
     def _check_values(self) -> None:
         """What was on the meta device has been written since, or is not needed."""
         for name, local in self._runtime.empty.items():
-            if local.numel() and not local._version:
+            if local.numel() and local.dtype != torch.bool and _is_unset(local):
                 raise InputError(
                     f"{name!r} has no values: the model was on the meta device; load a checkpoint into the applied model, or initialise "
                     "it, before calling it"
                 )
         self._runtime.empty.clear()
+
+
+def _unset(dtype: torch.dtype) -> float:
+    """What stands where no value is yet."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _is_unset(local: torch.Tensor) -> bool:
+    unset = local.isnan() if local.dtype.is_floating_point or local.dtype.is_complex else local == _unset(local.dtype)
+    return bool(unset.all())
 
 
 def _structured(outputs: dict[str, torch.Tensor]) -> Any:

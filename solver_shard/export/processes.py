@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from solver_shard.errors import InternalError
@@ -159,10 +160,17 @@ class Processes:
         return (lambda buffer: total(buffer).div_(size)) if divided else total
 
     def group(self, axes: tuple[int, ...]) -> str:
-        """Name of the process group over some axes, from left to right."""
+        """Name of the process group over some axes, from left to right.
+
+        Not of ``DeviceMesh._flatten``: once a mesh knows a flattened axis, DTensor merges its own collectives over it, and then puts
+        uneven shards together wrongly (torch 2.13).
+        """
         if axes not in self._groups:
-            names = tuple(self.mesh.names[axis] for axis in axes)
-            part = self.device_mesh[names] if len(names) < len(self.mesh.axes) else self.device_mesh
-            flat = part if len(names) == 1 else part._flatten("_".join(names))
-            self._groups[axes] = flat.get_group().group_name
+            if len(axes) == 1:
+                made = self.device_mesh.get_group(axes[0])
+            else:
+                ranks = self.device_mesh.mesh.flatten().tolist()
+                members = [ranks[device] for device in group_of(axes, self.mesh, self.device)]
+                made = dist.new_group(members, use_local_synchronization=True, sort_ranks=False)
+            self._groups[axes] = made.group_name
         return self._groups[axes]

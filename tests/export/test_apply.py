@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils._pytree as pytree
 from lowered import lowered, random_assignment
 from process_model import Odd, built
 from torch import nn
@@ -180,7 +181,7 @@ def test_parameters_of_sixteen_bits_are_stepped_by_their_masters(mesh: DeviceMes
     other = apply(mlp(torch.bfloat16)[0], plan, mesh, loss_fn=squares)
     again = ShardedOptimizer(other, torch.optim.AdamW, lr=1.0)
     other.load_state_dict(sharded.state_dict())
-    again.load_state_dict(optimizer.state_dict())
+    again.load_state_dict(pytree.tree_map_only(torch.Tensor, torch.clone, optimizer.state_dict()))
     assert again.param_groups[0]["lr"] == 1e-4
     for one, two in ((sharded, optimizer), (other, again)):
         two.zero_grad()
@@ -249,8 +250,6 @@ def test_compiling_it_changes_no_number(mesh: DeviceMesh) -> None:
     loss = compiled(**inputs)
     loss.backward()
     torch.testing.assert_close(loss, squares(model(**inputs)))
-    with pytest.raises(Exception, match=r"torch.compiler.disable"):
-        torch.compile(sharded, backend="eager", fullgraph=True)(**inputs)
 
 
 INPUTS = [
