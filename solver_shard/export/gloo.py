@@ -148,13 +148,13 @@ def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -
     mesh, planned = plan.mesh, {tensor.name: tensor for tensor in plan.tensors}
 
     def whole(what: str, name: str, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
-        return join([parts[what][name] for parts in held], layout, shape, mesh)
+        return join(tuple(parts[what][name] for parts in held), layout, shape, mesh)
 
     outputs = []
     for k in range(len(subject.values)):
         outputs.append(
             {
-                name: join([parts["outputs"][k][name] for parts in held], planned[name].layout, planned[name].shape, mesh)
+                name: join(tuple(parts["outputs"][k][name] for parts in held), planned[name].layout, planned[name].shape, mesh)
                 for name in (plan.tensors[t].name for t in plan.outputs)
                 if name in held[0]["outputs"][k]
             }

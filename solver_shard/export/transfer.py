@@ -155,7 +155,8 @@ class _Decisions:
         copies: NDArray[np.bool_] = np.arange(len(node.layouts)) >= node.aliases
         # from an accumulator, what is no alias may still lie in its bytes
         copied = reshard.start < reshard.stop if reshard.purpose == "optimizer" and self.lowering.microbatches > 1 else reshard.copy
-        return _equal(node, reshard.layout) & (copies if copied else self._aliases(node))
+        found: NDArray[np.bool_] = _equal(node, reshard.layout) & (copies if copied else self._aliases(node))
+        return found
 
     def _aliases(self, node: Node) -> NDArray[np.bool_]:
         """The strategies that copy nothing; a gradient's way to the update has none that says so."""

@@ -101,7 +101,8 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Nothing stopped the run, there are numbers, and all of it holds."""
-        return not self.problem and bool(self.differences) and all(x.holds for x in (*self.differences, *self.collectives))
+        fine = all(d.holds for d in self.differences) and all(c.holds for c in self.collectives)
+        return not self.problem and bool(self.differences) and fine
 
     def to_json(self) -> str:
         """One JSON object; infinite differences are null."""
