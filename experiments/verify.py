@@ -4,7 +4,8 @@
 
 Every plan of a small model runs with all devices in one process, in 64-bit floats. Plans are the solver's, those of the four propagation
 passes and of DTensor's own walk (from the batch cut by the left axis and Megatron's matrices cut by the right one), and random legal
-points of the choice graph. A row is appended to the file of rows as soon as it is there; rows that are there already are not made again.
+points of the choice graph. With --processes, random points of the mesh (2,2) run in four real processes that talk by gloo, in 32-bit
+floats. A row is appended to the file of rows as soon as it is there; rows that are there already are not made again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -207,26 +208,39 @@ def row(verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def apart(model: Model, file: Path, known: set[tuple[str, str, str]]) -> None:
+    """A random plan in four real processes."""
+    mesh, said = Mesh.parse("2,2"), "random 0 in processes"
+    if (model.name, "2,2", said) not in known:
+        draws = Draws(dataclasses.replace(model, wide=model.own), mesh)
+        record(model, "2,2", said, file, lambda: check(draws.plan(0), model.own, processes=True, timeout=900))
+
+
 def study(model: Model, text: str, file: Path, known: set[tuple[str, str, str]]) -> None:
     """All plans of one model on one mesh that are not there yet."""
     mesh = Mesh.parse(text)
     for said, make in plans(model, mesh):
         if (model.name, text, said) in known:
             continue
-        start = time.monotonic()
-        try:
-            found = row(check(make(), model.wide))
-        except SolverShardError as error:
-            found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
-        entry = {"model": model.name, "mesh": text, "plan": said, **found, "seconds": round(time.monotonic() - start, 1)}
-        with file.open("a") as out:
-            out.write(json.dumps(entry) + "\n")
-        print(json.dumps(entry), flush=True)
+        record(model, text, said, file, lambda make=make: check(make(), model.wide))
+
+
+def record(model: Model, mesh: str, plan: str, file: Path, run: Callable[[], Verdict]) -> None:
+    """Append a row."""
+    start = time.monotonic()
+    try:
+        found = row(run())
+    except SolverShardError as error:
+        found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    entry = {"model": model.name, "mesh": mesh, "plan": plan, **found, "seconds": round(time.monotonic() - start, 1)}
+    with file.open("a") as out:
+        out.write(json.dumps(entry) + "\n")
+    print(json.dumps(entry), flush=True)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """One line for each model, mesh and kind of plan; random ones together."""
-    kinds = ("solver", *PASSES, "dtensor-greedy", "random")
+    kinds = ("solver", *PASSES, "dtensor-greedy", "random", "random 0 in processes")
     wrong = [r for r in rows if not r["holds"]]
     lines = [
         "# Verified plans",
@@ -244,7 +258,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     for model in MODELS:
         for mesh in ("4", "2,2", "2,4", "2,2,2"):
             for kind in kinds:
-                found = [r for r in rows if (r["model"], r["mesh"], r["plan"].split()[0]) == (model, mesh, kind)]
+                found = [r for r in rows if (r["model"], r["mesh"], _kind(r["plan"])) == (model, mesh, kind)]
                 done = [r for r in found if r.get("from_graph") is not None]
                 if found and not done:
                     lines.append(f"| {model} | {mesh} | {kind} | 0 of {len(found)} | | | | |")
@@ -257,6 +271,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _kind(plan: str) -> str:
+    return plan if plan.endswith("processes") else plan.split()[0]
+
+
 def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -266,6 +284,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--rows", type=Path, default=Path("verify_rows.jsonl"), help="where rows are kept")
     parser.add_argument("--markdown", type=Path, help="write the table of all rows to this file")
+    parser.add_argument("--processes", action="store_true", help="the sample in real processes alone")
     parser.add_argument("--table", action="store_true", help="make no new rows")
     given = parser.parse_args()
     unknown = set(given.models) - set(MODELS)
@@ -273,8 +292,11 @@ def main() -> None:
         parser.error(f"unknown model {', '.join(sorted(unknown))}; models: {', '.join(MODELS)}")
     torch.set_num_threads(1)
     known = {(r["model"], r["mesh"], r["plan"]) for r in read(given.rows)}
-    if not given.table:
-        models = [build(name) for name in given.models or MODELS]
+    models = [] if given.table else [build(name) for name in given.models or MODELS]
+    if given.processes:
+        for model in models:
+            apart(model, given.rows, known)
+    else:
         for mesh in MESHES:
             for model in models:
                 study(model, mesh, given.rows, known)
