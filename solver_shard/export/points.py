@@ -103,7 +103,7 @@ def random_point(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None 
 
 def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) -> tuple[int, ...] | None:
     narrowing = Narrowing(graph)
-    if not all(narrowing.only(v, strategy) for v, strategy in fixed.items()):
+    if not narrowing.keep({v: np.arange(len(narrowing.left[v])) == strategy for v, strategy in fixed.items()}):
         raise InternalError("the fixed strategies do not fit together")
     for v in range(graph.size):
         options = np.flatnonzero(narrowing.left[v]).tolist()

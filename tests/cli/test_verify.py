@@ -30,7 +30,7 @@ def test_a_plan_that_holds(planned: Path, capsys: pytest.CaptureFixture[str]) ->
     assert out.startswith("MLP on dp=2,tp=2: holds\n")
     assert "4 devices of dp=2,tp=2, simulated in one process, in f32" in out
     assert re.search(r"gradient +4 +the model itself, f32 +\S+ +2e-04 +ok", out)
-    assert re.search(r"reduce_scatter +dp +\d+ +\d+ +[\d,]+ +[\d,]+ +ok", out)
+    assert re.search(r"all_reduce +dp,tp +\d+ +\d+ +[\d,]+ +[\d,]+ +ok", out)
     assert "running" in err
 
 
