@@ -221,7 +221,13 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
 
     torch.set_num_threads(1)
     plan = plan_from_json((folder / "plan.json").read_text(encoding="utf-8"))
-    subject = torch.load(folder / "subject.pt", weights_only=False)  # written by the process that started this one
+    try:
+        subject = torch.load(folder / "subject.pt", weights_only=False)  # written by the process that started this one
+    except (AttributeError, ImportError) as error:
+        raise InputError(
+            f"the model cannot be read in another process: {error}; define its class and its loss in a module that can be imported, not in "
+            "the script that runs, or leave --processes out"
+        ) from None
     model, given = subject["model"], subject["given"]
     _attention(model)
     limit = datetime.timedelta(seconds=timeout)
