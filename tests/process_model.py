@@ -45,6 +45,14 @@ def built(**options: Any) -> tuple[Odd, dict[str, torch.Tensor]]:
     return model, {"ids": ids, "labels": torch.randint(0, SIZES["vocab"], (SIZES["batch"], SIZES["seq"]))}
 
 
+def on_meta(shift: torch.Tensor) -> Odd:
+    """The model without values, but for its constant, which no checkpoint has."""
+    with torch.device("meta"):
+        model = Odd()
+    model.shift = shift
+    return model
+
+
 def run_process(rank: int, size: int, folder: str) -> None:
     """One of the processes; what goes wrong is written to a file of its own."""
     try:
@@ -70,9 +78,7 @@ def train(folder: Path) -> None:
     state: dict[str, Any] = {}
     for half, name in enumerate(("one", "two")):
         plan = load_plan(folder / f"{name}.json")
-        source = built()[0] if half == 0 else built()[0].to("meta")
-        if half:
-            source.shift = model.shift
+        source = built()[0] if half == 0 else on_meta(model.shift)
         sharded = apply(source, plan, mesh)
         optimizer = ShardedOptimizer(sharded, torch.optim.AdamW, lr=RATE)
         if half:

@@ -21,7 +21,7 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.einsum import product
-from solver_shard.export.interpret import DTYPES, arguments_of, overload_of, results_of, size_argument
+from solver_shard.export.interpret import DTYPES, arguments_of, overload_of, portable_attention, results_of, size_argument
 from solver_shard.program import Op, Ref
 
 Shape = tuple[int, ...]
@@ -198,7 +198,9 @@ def _attention(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> 
             f"{op.name} with dropout {op.attributes['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
             "attention dropout to 0 to run its plan here"
         )
-    return _registered(op, results)
+    kernel, at_query = _registered(op, results), op.attributes["query"].operand
+    assert kernel is not None, "no argument has the name of a keyword"
+    return lambda *local: kernel(*local) if local[at_query].is_cpu else portable_attention(arguments_of(op, local))
 
 
 _Maker = Callable[[Op, tuple[Shape, ...], tuple[Shape, ...]], Callable[..., Any] | None]

@@ -80,7 +80,7 @@ def apply(
     traced = retrace(model, plan, inputs, loss_fn)
     agree(traced.values, refined, plan.mesh)
     processes = Processes(plan.mesh, refined)
-    step = compile_step(plan, traced.program, device=processes.device, communicator=processes)
+    step = compile_step(plan, traced.program, device=processes.device, communicator=processes, place=torch.device(refined.device_type))
     given = Given(model, plan, refined, processes.device, inputs)
     sharded = Sharded(model, step, processes, given, traced.values)
     if numbers(traced.program):
@@ -129,6 +129,7 @@ class Runtime:
         parameters: those with a gradient, by position.
         pending, count: gradients of the microbatches so far, by position of their parameter, and how many these are.
         seed, steps: of random ops; how many forward passes have run since it was set.
+        loads: how often a state_dict was loaded.
     """
 
     def __init__(self, step: Compiled, processes: Processes, given: Given) -> None:
@@ -140,6 +141,7 @@ class Runtime:
         self.pending: dict[int, torch.Tensor] = {}
         self.count = 0
         self.seed, self.steps = 0, 0
+        self.loads = 0
         last = {r.tensor: r for r in self.plan.reshards if r.purpose == "optimizer"}
         self.reductions: dict[int, Move | None] = {}
         self.specs: dict[int, DTensorSpec] = {}
@@ -205,7 +207,7 @@ class Runtime:
         layout = self.plan.reshards[self.step.order.outputs[t][1]].layout
         local = state.outputs[t]
         if all(placement.is_replicate for placement in layout):
-            return local
+            return local.detach()  # an object of its own: autograd ties it to the step, which holds the other
         return DTensor(local, self.spec(self.program, t, layout), requires_grad=False)
 
 
@@ -239,6 +241,7 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
         transient = _transient(model)
         for name, buffer in model.named_buffers(remove_duplicate=False):
             _holder(self, name).register_buffer(name.rpartition(".")[2], made[id(buffer)], persistent=name not in transient)
+        self.register_load_state_dict_post_hook(_loaded)
 
     def _distribute(self, values: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """This process's part of every stored tensor; the DTensors by the id of the model's own."""
@@ -312,6 +315,10 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
                     "it, before calling it"
                 )
         self._runtime.empty.clear()
+
+
+def _loaded(module: Sharded, _keys: Any) -> None:
+    module._runtime.loads += 1
 
 
 def _unset(dtype: torch.dtype) -> float:

@@ -38,12 +38,12 @@ def weight_products(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor,
 
 def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """``source[b, m, ...]`` by ``index[b, n]`` -> ``[b, n, ...]``."""
-    return source[torch.arange(source.shape[0]).unsqueeze(-1), index]
+    return source[torch.arange(source.shape[0], device=source.device).unsqueeze(-1), index]
 
 
 def count(numbers: torch.Tensor, bins: int) -> torch.Tensor:
     """How often every number below ``bins`` is in each row of ``numbers[b, n]`` -> ``[b, bins]``, of the same dtype."""
-    return (numbers.unsqueeze(-1) == torch.arange(bins)).sum(1).to(numbers.dtype)
+    return (numbers.unsqueeze(-1) == torch.arange(bins, device=numbers.device)).sum(1).to(numbers.dtype)
 
 
 def _edges(ends: torch.Tensor) -> list[list[int]]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InputError, InternalError
-from solver_shard.export import experts
+from solver_shard.export import attention, experts
 from solver_shard.export.random import check_drawn, draw, key_of, numbers
 from solver_shard.export.shards import Box
 from solver_shard.program import Op, Program, Ref
@@ -247,9 +247,17 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
                 f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
                 "attention dropout to 0 to run its plan here"
             )
-        return registered(name, a)
+        return registered(name, a) if a["query"].is_cpu else portable_attention(a)
 
     return run_attention
+
+
+def portable_attention(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Attention, or its backward pass, where the traced kernel is not."""
+    options = {"mask": a.get("attn_mask"), "causal": a["is_causal"], "scale": a.get("scale")}
+    if "grad_out" in a:
+        return attention.backward(a["grad_out"], a["query"], a["key"], a["value"], a["out"], a["logsumexp"], **options)
+    return attention.forward(a["query"], a["key"], a["value"], **options)
 
 
 def groups_of(a: Mapping[str, Any]) -> int:

@@ -182,7 +182,7 @@ def agree(values: Mapping[str, torch.Tensor], device_mesh: DeviceMesh, mesh: Mes
         InputError: they differ in a tensor; the message names the first.
     """
     known = {name: value.detach() for name, value in values.items() if not value.is_meta and value.numel()}
-    sums = [value.double().nan_to_num().abs().sum() + value.double().nan_to_num().sum() / 3 for value in known.values()]
+    sums = [_sum(value) for value in known.values()]
     if not sums:
         return
     total = torch.stack([s.to(device_mesh.device_type) for s in sums])
@@ -197,6 +197,13 @@ def agree(values: Mapping[str, torch.Tensor], device_mesh: DeviceMesh, mesh: Mes
             f"the processes of the mesh were given different values of {name!r}; seed them alike (torch.manual_seed) before building the "
             "model, or load one checkpoint in all of them"
         )
+
+
+def _sum(value: torch.Tensor) -> torch.Tensor:
+    """A number that two different tensors hardly share."""
+    plain = torch.view_as_real(value) if value.is_complex() else value
+    wide = plain.double().nan_to_num()
+    return wide.abs().sum() + wide.sum() / 3
 
 
 def common_seed(device_mesh: DeviceMesh, mesh: Mesh) -> int:

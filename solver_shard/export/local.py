@@ -32,6 +32,7 @@ Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
 Started = Callable[..., Running | Results]
 
+_CPU = torch.device("cpu")
 _SMALL = 4096
 """Elements of a constant that is kept."""
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -64,17 +65,18 @@ class LocalOp:
         return (made,) if self.single else tuple(made)
 
 
-def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None) -> LocalOp:
+def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
     """Prepare an op for a device.
 
     Args:
         number: of a random op, among those of the program.
+        place: where tensors are made.
 
     Raises:
         InputError: a random op cannot be drawn part by part, or an op cannot be executed here.
         InternalError: the plan cannot be executed there.
     """
-    return _Device(plan, program, instruction, device, number).op()
+    return _Device(plan, program, instruction, device, number, place).op()
 
 
 def where(plan: Plan, program: Program, i: int) -> str:
@@ -84,8 +86,8 @@ def where(plan: Plan, program: Program, i: int) -> str:
 
 
 class _Device:
-    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None) -> None:
-        self.number = number
+    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device) -> None:
+        self.number, self.place = number, place
         self.plan, self.program, self.instruction, self.device, self.mesh = plan, program, instruction, device, plan.mesh
         self.op_, self.planned = program.ops[instruction.op], plan.ops[instruction.op]
         self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
@@ -150,7 +152,7 @@ class _Device:
         """This device's part of a random op's draws, from their key."""
         op, box, shape, dtype = self.op_, self.wanted[0], self.program.tensors[self.op_.results[0]].shape, self.dtypes[0]
         check_drawn(op)
-        return lambda key, *local: draw(op, local, key=key, box=box, shape=shape, dtype=dtype)
+        return lambda key, *local: draw(op, local, key=key, box=box, shape=shape, dtype=dtype, device=self.place)
 
     def _factory(self) -> Local:
         """Made whole, then cut; small ones once."""
@@ -160,7 +162,7 @@ class _Device:
         whole = [box.length == shape for box, shape in zip(wanted, shapes, strict=True)]
 
         def run() -> Results:
-            made = call(op, (), shapes)
+            made = tuple(value.to(self.place) for value in call(op, (), shapes))
             return tuple(value if all_ else value[at].clone() for value, at, all_ in zip(made, places, whole, strict=True))
 
         handed = any(self.program.tensors[t].role is Role.OUTPUT for t in op.results)
@@ -175,7 +177,7 @@ class _Device:
         t = self.op_.operands[j]
         dtype = DTYPES[self.program.tensors[t].dtype]
         fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
-        return torch.full((), fill, dtype=dtype).expand(self._box(t, self.planned.operand_layouts[j]).length)
+        return torch.full((), fill, dtype=dtype, device=self.place).expand(self._box(t, self.planned.operand_layouts[j]).length)
 
     def _idle(self) -> Local:
         """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
@@ -186,7 +188,7 @@ class _Device:
                 raise InternalError(f"there is nothing to read, but {length} of a result in layout {layout} must be made")
             fills.append(found.pop() if found else 0.0)
         made = list(zip(self.lengths, fills, self.dtypes, strict=True))
-        return lambda *_: tuple(torch.full(length, fill, dtype=dtype) for length, fill, dtype in made)
+        return lambda *_: tuple(torch.full(length, fill, dtype=dtype, device=self.place) for length, fill, dtype in made)
 
     def _implementation(self) -> Started:
         op, tensors = self.op_, self.program.tensors
@@ -196,7 +198,15 @@ class _Device:
         layout = self.planned.result_layouts[0] if operand is None else self.planned.operand_layouts[operand]
         box = self._box(t, layout)
         part = Part(start=box.start[dim], length=box.length[dim], size=tensors[t].shape[dim])
-        return lambda *local: way.run(op, arguments_of(op, local), part)
+        if self.place == _CPU:
+            return lambda *local: way.run(op, arguments_of(op, local), part)
+
+        def there(*local: torch.Tensor) -> Running | Results:
+            with self.place:
+                started = way.run(op, arguments_of(op, local), part)
+            return started if isinstance(started, tuple) else _there(self.place, started)
+
+        return there
 
     def _finished(self, results: Results) -> Results:
         """The results of an implementation in their dtypes (kernels differ in that of statistics), without its scratch."""
@@ -208,6 +218,19 @@ class _Device:
 
 def _arranged(run: Callable[..., Any], arrange: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None) -> Callable[..., Any]:
     return run if arrange is None else lambda *local: run(*arrange(local))
+
+
+def _there(place: torch.device, running: Running) -> Running:
+    """An implementation makes its tensors where its operands are."""
+    reduced: torch.Tensor | None = None
+    while True:
+        with place:
+            try:
+                asked = next(running) if reduced is None else running.send(reduced)
+            except StopIteration as end:
+                made: Results = end.value
+                return made
+        reduced = yield asked
 
 
 def _whole_storage(part: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ class _Master:
 
     Attributes:
         shard: in the state's layout and dtype; the parameter itself where it is stored so.
+        copy: from the parameter to the local shard, where that has bytes of its own; None where it lies in the parameter.
         wide: whether it has more precision than the parameter, so that it must be saved with the state.
         slice: from the gradient to the part of it that the state reads; None for all of it.
         update: from the new values to the parameter's layout; None where they are in place.
@@ -45,6 +46,7 @@ class _Master:
     name: str
     parameter: nn.Parameter
     shard: nn.Parameter
+    copy: Callable[[], torch.Tensor] | None
     wide: bool
     slice: Move | None
     update: Move | None
@@ -82,6 +84,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
             group["params"] = [self._of(p) for p in ([given] if isinstance(given, torch.Tensor) else given)]
         self._inner = kind(groups, **options)
         super().__init__(groups, self._inner.defaults)
+        self._loads = -1
         self._share()
 
     def _of(self, parameter: torch.Tensor) -> nn.Parameter:
@@ -92,6 +95,16 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
 
     def _share(self) -> None:
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def _refresh(self) -> None:
+        """Masters with bytes of their own follow their parameters, where these were set since: before the first step, and after a load."""
+        if self._loads == self._runtime.loads:
+            return
+        self._loads = self._runtime.loads
+        with torch.no_grad():
+            for master in self._masters.values():
+                if master.copy is not None:
+                    master.shard._local_tensor.copy_(master.copy())
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the masters, and bring the new values to the parameters.
@@ -108,6 +121,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
                 f"{self._runtime.count} of the step's {self._runtime.plan.options.microbatches} microbatches have run backward; run all of "
                 "them before the optimizer steps"
             )
+        self._refresh()
         stepped = [master for master in self._masters.values() if master.apart and master.parameter.grad is not None]
         with torch.no_grad():
             for master in stepped:
@@ -132,6 +146,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
 
     def state_dict(self) -> dict[str, Any]:
         """States and f32 masters by parameter name, and the options of the groups. States that do not exist yet are made, of zeros."""
+        self._refresh()
         self._initialise()
         names = {id(master.shard): master.name for master in self._masters.values()}
         state = {names[id(p)]: dict(found) for p, found in self._inner.state.items()}
@@ -145,7 +160,12 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, in the layouts of this plan."""
+        """Take over what ``state_dict`` returned, in the layouts of this plan; load the model first.
+
+        Raises:
+            InputError: it has states of parameters that the model does not train.
+        """
+        self._refresh()
         of = {master.name: master for master in self._masters.values()}
         position = {id(p): i for i, p in enumerate(p for group in self._inner.param_groups for p in group["params"])}
         state: dict[int, Any] = {}
@@ -187,23 +207,31 @@ def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Ma
     planned = plan.tensors[t]
     wide = plan.options.master_weights and parameter.dtype in _HALVES
     if planned.state is None or (planned.state == planned.layout and not wide):
-        return _Master(name=name, parameter=parameter, shard=parameter, wide=False, slice=None, update=None)
+        return _Master(name=name, parameter=parameter, shard=parameter, copy=None, wide=False, slice=None, update=None)
     update = next(r for r in plan.reshards if r.purpose == "update" and r.tensor == t)
     reduced = next(r for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
     dtype = "f32" if wide else planned.dtype
     spec = runtime.spec(program, t, planned.state, dtype)
-    with torch.no_grad():
-        own = parameter._local_tensor
-        if free_move(planned.layout, planned.state):
-            held, wanted = (boxes(layout, planned.shape, plan.mesh)[device] for layout in (planned.layout, planned.state))
-            local = own[wanted.inside(held)]  # of f32 parameters, the shard itself, in place: it has no bytes of its own
+    place = None
+    if free_move(planned.layout, planned.state):
+        held, wanted = (boxes(layout, planned.shape, plan.mesh)[device] for layout in (planned.layout, planned.state))
+        place = wanted.inside(held)
+
+    def copied() -> torch.Tensor:
+        if place is not None:
+            found = parameter._local_tensor[place]
         else:
-            local = parameter.detach().redistribute(runtime.mesh, spec.placements)._local_tensor.clone()
-        local = local.to(DTYPES[dtype])
+            found = parameter.detach().redistribute(runtime.mesh, spec.placements)._local_tensor
+        return found.to(DTYPES[dtype])
+
+    apart = wide or place is None
+    with torch.no_grad():
+        local = copied().clone() if apart else parameter._local_tensor[place]
     return _Master(
         name=name,
         parameter=parameter,
         shard=nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=True),
+        copy=copied if apart else None,
         wide=wide,
         slice=local_move(reduced.layout, planned.state, planned.shape, plan.mesh, device),
         update=moves_of(plan, program, update, device, runtime.processes),

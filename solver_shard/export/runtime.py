@@ -47,7 +47,7 @@ class Communicator(Protocol):
         """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class State:
     """A step between its forward and its backward pass."""
 
@@ -142,8 +142,11 @@ class _Keeping:
             self.made[slot] = value
 
 
-def compile_step(plan: Plan, program: Program, *, device: int, communicator: Communicator) -> Compiled:
+def compile_step(plan: Plan, program: Program, *, device: int, communicator: Communicator, place: torch.device | None = None) -> Compiled:
     """Prepare everything that a device does in one microbatch.
+
+    Args:
+        place: where tensors are made; default the CPU.
 
     Raises:
         InternalError: the plan is not executable.
@@ -171,7 +174,8 @@ def compile_step(plan: Plan, program: Program, *, device: int, communicator: Com
             made.append(_seed(instruction.results[0], dtype, instruction.drops))
             checks.append(())
         else:
-            made.append(_op(plan, program, instruction, device, communicator, random.get(instruction.op)))
+            local = localise(plan, program, instruction, device, random.get(instruction.op), place or torch.device("cpu"))
+            made.append(_op(local, plan, instruction, communicator))
             checks.append(_expected(plan, program, instruction, device))
     return Compiled(
         plan=plan,
@@ -235,8 +239,7 @@ def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tupl
     )
 
 
-def _op(plan: Plan, program: Program, run: Run, device: int, communicator: Communicator, number: int | None) -> Instruction:
-    local = localise(plan, program, run, device, number)
+def _op(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Instruction:
     function: Callable[..., Any] = local.run
     if local.finish is not None:
         function = _implementation(local, plan, run, communicator)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,23 @@ def test_gradients_of_calls_add_up_and_without_gradients_nothing_is_kept(mesh: D
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="has run its backward pass already"):
         loss.backward()
+
+
+def test_a_step_that_is_dropped_is_gone_at_once(mesh: DeviceMesh) -> None:
+    model, inputs = mlp()
+    sharded = apply(model, mlp_plan(), mesh, loss_fn=squares)
+    gc.disable()
+    try:
+        for backward in (False, True):
+            loss = sharded(**inputs)
+            state = weakref.ref(loss.grad_fn.state)
+            assert state() is not None
+            if backward:
+                loss.backward()
+            del loss
+            assert state() is None
+    finally:
+        gc.enable()
 
 
 def test_microbatches_leave_their_gradients_with_the_last(mesh: DeviceMesh) -> None:
