@@ -171,7 +171,8 @@ class _Decisions:
             kept = self.plan.reshards[hold.reshard]
             groups = self.lowering.lives.groups[node.item]
             origin = next((k for k, g in enumerate(groups) if (g.purpose, g.family) == (kept.purpose, kept.family)), -2)
-        return _equal(node, hold.layout) & (np.array(node.origins) == origin)
+        alike: NDArray[np.bool_] = np.array([kept == origin for kept in node.origins], dtype=np.bool_)
+        return _equal(node, hold.layout) & alike
 
     def _op(self, i: int) -> NDArray[np.bool_] | None:
         if i not in self.op_of:
