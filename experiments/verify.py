@@ -248,7 +248,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "By `python experiments/verify.py --markdown experiments/verify.md` (see the script for models and plans). One training step,",
         "all devices simulated in one process, in 64-bit floats: loss, every gradient and the parameters after a step against the",
         "unsharded graph (tolerance 1e-11) and against the model itself (in 32-bit floats, tolerance 2e-4), and the collectives that ran",
-        "against the plan's by kind, axes, count and bytes.",
+        "against the plan's by kind, axes, count and bytes. Plans in processes run in four real ones, in 32-bit floats (tolerance 2e-4).",
         "",
         f"{len(rows)} plans, {len(rows) - len(wrong)} hold. Collectives and bytes are of one device and step, of random plans the mean.",
         "",
@@ -266,6 +266,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
                     cells = [f"{max(r[k] for r in done):.1e}" for k in ("from_graph", "from_model")]
                     cells += [f"{sum(r[k] for r in done) / len(done):,.0f}" for k in ("collectives", "nbytes")]
                     lines.append(f"| {model} | {mesh} | {kind} | {sum(r['holds'] for r in found)} of {len(found)} | {' | '.join(cells)} |")
+    kinds_of_all = len(PASSES) + 2 + RANDOM
+    counted = {(m, mesh): sum((r["model"], r["mesh"]) == (m, mesh) for r in rows) for m in MODELS for mesh in MESHES}
+    missing = [f"{m} on ({mesh}), {kinds_of_all - n} of {kinds_of_all}" for (m, mesh), n in counted.items() if n < kinds_of_all]
+    if missing:
+        lines += ["", f"Not run: {'; '.join(missing)}."]
     if wrong:
         lines += ["", "What does not hold:", "", *(f"- {r['model']}, {r['mesh']}, {r['plan']}: {r['problem']}" for r in wrong)]
     return "\n".join(lines) + "\n"
