@@ -238,6 +238,7 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
         optimizer = None
         if plan.options.optimizer != "none" and not plan.options.forward_only:
             optimizer = ShardedOptimizer(sharded, torch.optim.SGD, lr=subject["rate"])
+            optimizer.state_dict()  # its masters are set from the parameters here, which is done once and is no part of a step
         reseed(sharded, subject["seed"])
         outputs, counted = [], Counted(plan.mesh)
         with counted:
