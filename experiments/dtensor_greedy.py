@@ -3,8 +3,9 @@
     python experiments/dtensor_greedy.py [SETS] [--markdown experiments/dtensor_greedy.md]
 
 Ten pin sets by default for each model and mesh: every parameter and input cut or replicated at random, by the same seed as the tests
-use. DTensor runs eagerly on rank 0 of a fake process group; its functional collectives are counted by kind, axis and bytes. Where it
-raises, the walk must report an op as unsupported, and where it does not, none.
+use. DTensor runs eagerly on rank 0 of a fake process group; its functional collectives are counted by kind, axis and bytes, and once
+more by its own CommDebugMode, which knows the kinds alone. Where it raises, the walk must report an op as unsupported, and where it
+does not, none.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ def study(name: str, text: str, sets: int) -> str:
     raw = trace_raw(model, inputs_of(model), name=name, loss_fn=lambda output: (output**2).mean())
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.size)
     on, rng = DeviceMesh("cpu", torch.arange(mesh.size).reshape(mesh.shape)), random.Random(1)
-    equal = raised = wrong = collectives = 0
+    equal = raised = wrong = collectives = counted = 0
     for _ in range(sets):
         pins = random_pins(raw, mesh, rng)
         found = walk(raw, mesh, pins, devices_per_host=1)
         try:
             model = MODELS[name]()
-            issued = really(model, inputs_of(model), mesh, pins, on)
+            issued, debug = really(model, inputs_of(model), mesh, pins, on)
         except Exception:
             raised += bool(found.unsupported)
             wrong += not found.unsupported
             continue
         same = Counter(issued) == seen_on_cpu(found.collectives, mesh) and not found.unsupported
         equal, wrong, collectives = equal + same, wrong + (not same), collectives + len(issued)
+        counted += Counter(c.kind for c in seen_on_cpu(found.collectives, mesh).elements()) == debug
     dist.destroy_process_group()
-    return f"| {name} | {text} | {sets} | {equal} | {collectives} | {raised} | {wrong} |"
+    return f"| {name} | {text} | {sets} | {equal} | {collectives} | {counted} | {raised} | {wrong} |"
 
 
 def main() -> None:
@@ -62,8 +64,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     lines = [
-        "| model | mesh | pin sets | run, collectives equal | collectives | raise, and the walk says so | neither |",
-        "|---|---|---|---|---|---|---|",
+        "| model | mesh | pin sets | run, collectives equal | collectives | equal by CommDebugMode | raise, as the walk says | neither |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for text in ("4", "2,2"):
         for name in MODELS:

@@ -42,10 +42,9 @@ PLANS = {
 
 
 NOTES = """
-What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. The rest is not within 5% for all:
-of this small model the plan counts some tens of kilobytes more than are there at its peak (`ddp` and `zero1`; the simulation of
-`experiments/memory.py` measures 2,181,896 bytes for `ddp`, the real process 2,184,716), and a run holds what a plan does not count:
-the buffers that collectives are called with, and the copy that puts gathered columns in place (most where least is kept: the last row).
+What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. Of the rest, a run holds what a plan
+does not count: the buffers that collectives are called with, and the copy that puts gathered columns in place. Where least is kept that is
+more than 5% (the last row).
 """
 
 

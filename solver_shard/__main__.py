@@ -1,8 +1,6 @@
 """``python -m solver_shard`` is the command line."""
 
-import sys
-
-from solver_shard.cli import main
+from solver_shard.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -8,23 +8,26 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import importlib.metadata
 import math
-import numbers
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from solver_shard import __version__
-from solver_shard.errors import InfeasibleError, InputError, SolverShardError
+from solver_shard.arguments import (
+    check_microbatches,
+    check_numbers,
+    check_optimizer,
+    check_pins,
+    check_reserve,
+    part_of,
+    yes_or_no,
+)
+from solver_shard.errors import InputError
 from solver_shard.mesh import Mesh, parse_split
 from solver_shard.program import Program
-from solver_shard.source import DEFAULT_DTYPE, is_entry_point, program_of
-from solver_shard.units import format_bytes, parse_bytes
+from solver_shard.source import DEFAULT_DTYPE, is_entry_point, traced_of
+from solver_shard.stages import Progress, StageClock
+from solver_shard.units import parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -33,18 +36,12 @@ if TYPE_CHECKING:
     from solver_shard.choice.nodes import Lowering
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
-    from solver_shard.plan.plan import Certificate, MemoryTimeline, Options, Plan, Provenance
+    from solver_shard.frontends.clean import Traced
+    from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
-    from solver_shard.solve.solution import Event, Solution
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
-
-Progress = Callable[[str], None]
-"""Called with a short line whenever a stage starts or the solver gets further."""
-
-MAX_MEMORY_WEIGHT = 10**9
-MAX_MICROBATCHES = 4096
 
 
 def optimize(
@@ -82,8 +79,12 @@ def optimize(
     time_limit: float = 60.0,
     work_limit: float | None = None,
     seed: int = 0,
+    workers: int = 2,
+    total_time_limit: float | None = None,
     command: str | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    incumbent: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Find the sharding of every tensor that makes one step fastest within a memory limit.
 
@@ -129,33 +130,48 @@ def optimize(
         time_limit: seconds for the solver.
         work_limit: units of solver work; the same limit and seed give the same plan.
         seed: for the solver's random choices.
+        workers: processor cores that the solver may use; with a work limit the plan does not depend on it.
+        total_time_limit: seconds for the whole call: what tracing and pricing leave of it bounds the solver, too.
         command: what to record as the plan's origin; default: a call of this function.
-        progress: called with a line of text when a stage starts.
+        progress: called with a line of text when a stage starts or the solver gets further.
+        stop: asked again and again while the solver runs; True ends it with the best plan so far, whose certificate then says
+            ``interrupted``. Signals are left alone: a Ctrl-C raises KeyboardInterrupt as anywhere in Python.
+        incumbent: called with the best plan so far, complete and with the bound of that moment, now and then while the solver runs:
+            first after some seconds, then at most every ten seconds and for 2% of the time.
 
     Raises:
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
         RuleError: a rules file is not legal, or a row does not fit its op; the message names file, row and fix.
         InfeasibleError: no plan fits the limit or the pins.
+        SolverShardError: no plan was found before a time limit struck, or before ``stop``.
     """
     from solver_shard.plan.plan import Options
     from solver_shard.rulebook.table import load_table, read_rules
 
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
-    clock = _Clock(progress=progress)
+    clock = StageClock(progress=progress, total=total_time_limit)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     axes, splitting = _split(axes, split)
-    _check_numbers(
-        overlap=overlap, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed
+    check_numbers(
+        overlap=overlap,
+        objective=objective,
+        memory_weight=memory_weight,
+        gap=gap,
+        time_limit=time_limit,
+        total_time_limit=total_time_limit,
+        work_limit=work_limit,
+        seed=seed,
+        workers=workers,
     )
     if dtype is None and isinstance(model, str) and not is_entry_point(model):
         dtype = DEFAULT_DTYPE
     where = _cluster(cluster)
     limit = parse_bytes(memory) if memory is not None else math.floor(where.device.memory * DEFAULT_MEMORY_FRACTION)
     kept = parse_bytes(reserve, least=0) if reserve is not None else where.device.reserve if memory is not None else 0
-    _check_reserve(limit, kept, where)
-    _check_pins(pins, axes)
+    check_reserve(limit, kept, where)
+    check_pins(pins, axes)
     if template is not None:
         from solver_shard.baselines.restrict import parse_template
 
@@ -173,12 +189,12 @@ def optimize(
         batch=batch,
         seq=seq,
         dtype=dtype,
-        microbatches=_check_microbatches(microbatches, batch, forward_only=bool(forward_only)),
+        microbatches=check_microbatches(microbatches, batch, forward_only=bool(forward_only)),
         optimizer=optimizer,
         master_weights=bool(master_weights),
         state_bytes=state_bytes,
         reduce_dtype=reduce_dtype,
-        clip=_yes_or_no("clip", clip),
+        clip=yes_or_no("clip", clip),
         forward_only=bool(forward_only),
         checkpoint=bool(checkpoint),
         overlap=float(overlap),
@@ -196,15 +212,16 @@ def optimize(
         tied=bool(tied),
         gap=float(gap),
         time_limit=float(time_limit),
+        total_time_limit=None if total_time_limit is None else float(total_time_limit),
         work_limit=None if work_limit is None else float(work_limit),
         seed=int(seed),
     )
-    _check_optimizer(options)
+    check_optimizer(options)
     with clock.stage("trace", "tracing the model"):
-        program, source = program_of(
+        program, traced, source = traced_of(
             model,
             inputs,
-            batch=_part(batch, options.microbatches),
+            batch=part_of(batch, options.microbatches),
             seq=seq,
             dtype=dtype,
             loss_fn=loss_fn,
@@ -213,7 +230,18 @@ def optimize(
         )
         source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
     return plan_program(
-        program, mesh=axes, cluster=where, options=options, source=source, command=command, clock=clock, propagation=propagation
+        program,
+        mesh=axes,
+        cluster=where,
+        options=options,
+        source=source,
+        command=command,
+        clock=clock,
+        propagation=propagation,
+        workers=int(workers),
+        stop=stop,
+        incumbent=incumbent,
+        traced=traced,
     )
 
 
@@ -225,29 +253,37 @@ def plan_program(
     options: Options,
     source: str = "",
     command: str | None = None,
-    clock: _Clock | None = None,
+    clock: StageClock | None = None,
     propagation: Propagation | None = None,
     narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
+    workers: int = 2,
+    stop: Callable[[], bool] | None = None,
+    incumbent: Callable[[Plan], None] | None = None,
+    traced: Traced | None = None,
 ) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, solver, plan.
+    """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 
     ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
+    it there is no hint of what DTensor would do.
     """
+    from solver_shard.baselines.fallback import or_baseline
     from solver_shard.baselines.restrict import parse_template, restriction
     from solver_shard.choice.lower import lower
     from solver_shard.constraints import constrain
     from solver_shard.costs.model import CostModel
-    from solver_shard.pins import parse_pin, resolve_pins
-    from solver_shard.plan.decode import decode
-    from solver_shard.plan.plan import Plan
+    from solver_shard.infeasible import Unsolved, infeasible
+    from solver_shard.pins import parse_pin, pins_apart, resolve_pins
     from solver_shard.rulebook.table import check_ops
+    from solver_shard.solving import solve_lowered
+    from solver_shard.writing import Writer, certificate, provenance
 
-    clock = clock or _Clock()
-    state = options.optimizer_state()
+    clock = clock or StageClock()
     rulebook = options.rulebook()
     check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
-    program, pinned = constrain(program, resolve_pins([parse_pin(text, mesh) for text in options.pins], program, mesh))
+    pins, given = [parse_pin(text, mesh) for text in options.pins], program
+    program, pinned = constrain(given, resolve_pins(pins, given, mesh))
     templates = parse_template(options.template, mesh) if options.template else None
     narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
@@ -256,7 +292,7 @@ def plan_program(
             program,
             rulebook,
             costs,
-            optimizer_state=state,
+            optimizer_state=options.optimizer_state(),
             pins={t: allowed.allows for t, allowed in pinned.items()},
             restriction=narrowed,
             limit=options.usable_memory,
@@ -275,39 +311,41 @@ def plan_program(
         with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
             lowering, said = narrow(lowering, costs, rulebook)
             options = dataclasses.replace(options, propagation=said)
-    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        solution, problem = _solve(lowering, costs, mesh, options, clock)
-    with clock.stage("plan", "writing down the plan"):
-        if solution.assignment is None:
-            raise _infeasible(program, options, solution, problem, None)
-        parts = decode(
-            lowering,
-            solution.assignment,
-            costs,
-            state,
-            limit=options.usable_memory,
-            objective=options.objective,
-            memory_weight=options.memory_weight,
-        )
-        if not solution.feasible:
-            raise _infeasible(program, options, solution, problem, parts.memory)
-    return Plan(
-        name=program.name,
-        mesh=mesh,
+    writer = Writer(
+        program=program,
+        lowering=lowering,
+        costs=costs,
         cluster=cluster,
         options=options,
-        tensors=parts.tensors,
-        ops=parts.ops,
-        outputs=program.outputs,
-        gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
-        reshards=parts.reshards,
-        holds=parts.holds,
-        clip=parts.clip,
-        memory=parts.memory,
-        costs=parts.costs,
-        certificate=_certificate(solution, problem, clock),
-        provenance=_provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
+        origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
     )
+    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
+        clock.bound_solver(options.time_limit)
+        watch = None if incumbent is None else lambda found, problem: incumbent(writer.plan(found, problem, clock))
+        solution, problem = solve_lowered(lowering, costs, options, clock, workers=workers, stop=stop, watch=watch)
+    baseline = None
+    if propagation is None and narrow is None and templates is None and not solution.interrupted:
+        solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
+    if not solution.feasible:
+        raise infeasible(
+            Unsolved(
+                program=program,
+                options=options,
+                costs=costs,
+                rulebook=rulebook,
+                pins=constrain(given, pins_apart(pins, given, mesh))[1],
+                restriction=narrowed,
+                lowering=lowering,
+                problem=problem,
+                solution=solution,
+                memory=None if solution.assignment is None else writer.parts(solution.assignment).memory,
+                clock=clock,
+                stop=stop,
+            )
+        )
+    with clock.stage("plan", "writing down the plan"):
+        plan = writer.plan(solution, problem, clock)
+    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
 
 
 def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:
@@ -331,131 +369,6 @@ def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options)
     return split_where_needed(program, rulebook, mesh, axes)
 
 
-def _solve(lowering: Lowering, costs: CostModel, mesh: Mesh, options: Options, clock: _Clock) -> tuple[Solution, Literal["tied", "free"]]:
-    """Solve tied, where repeated layers share decisions, or free; the assignment is always of the free graph."""
-    from solver_shard.baselines.templates import warm_starts
-    from solver_shard.choice.structure import node_classes
-    from solver_shard.choice.transients import Transients
-    from solver_shard.solve.rounds import solve_in_rounds
-
-    problem = Transients(lowering, costs, node_classes(lowering) if options.tied else None)
-    solution = solve_in_rounds(
-        problem,
-        objective=options.objective,
-        memory_weight=options.memory_weight,
-        gap=options.gap,
-        time_limit=options.time_limit,
-        work_limit=options.work_limit,
-        seed=options.seed,
-        warm_starts=warm_starts(lowering, problem.folded, mesh),
-        progress=clock.solver_event,
-    )
-    return solution, "free" if problem.folded is None else "tied"
-
-
-def _infeasible(
-    program: Program, options: Options, solution: Solution, problem: Literal["tied", "free"], memory: MemoryTimeline | None
-) -> SolverShardError:
-    """The error for a limit that cannot be kept, or was not within the time given; or for a time too short to find anything."""
-    from solver_shard.plan.report import largest_holders
-    from solver_shard.solve.solution import Status
-
-    limit = f"{format_bytes(options.usable_memory)} per device"
-    if options.reserve:
-        limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
-    given, longer = f"{options.time_limit:g} s", "--time-limit"
-    if options.work_limit is not None:
-        given, longer = f"{given} and {options.work_limit:g} work units", "--work-limit and --time-limit"
-    if solution.assignment is None and solution.status is Status.UNKNOWN:
-        return SolverShardError(
-            f"no plan of {program.name} was found within {given}, which does not prove that there is none; give more {longer}"
-        )
-    proven, tied = solution.status is Status.INFEASIBLE, problem == "tied"
-    pins = ", ".join(map(repr, options.pins))
-    if solution.assignment is None and proven and (options.pins or options.template) and solution.peak_bound <= options.usable_memory:
-        asked, ways = [f"keeps the pins {pins}"] if options.pins else [], ["drop or loosen a pin"] if options.pins else []
-        if options.template:
-            asked.append(
-                f"is of the template {options.template!r}, whose layouts and transitions may not carry through all ops of this model,"
-            )
-            ways.append("use another template or none")
-        return InfeasibleError(
-            f"no plan of {program.name} {' and '.join(asked)} within {limit}; {', '.join(ways)}, or give more --memory",
-            peak_bound=solution.peak_bound or None,
-        )
-    details: tuple[str, ...] = ()
-    if memory is not None:
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.at_peak.items() if size)
-        details = (
-            f"at that peak, during {memory.peak_op}, a device holds {held}; the largest are",
-            *(f"  {text}" for text in largest_holders(memory, 8)),
-        )
-    found = (
-        f"the smallest peak found is {format_bytes(solution.peak)} ({solution.peak} bytes)"
-        if solution.peak is not None
-        else "no peak was reached"
-    )
-    bound = f", and no {'tied ' if tied else ''}plan needs less than {format_bytes(solution.peak_bound)}" if solution.peak_bound else ""
-    enough = "at least the peak found" + (" and the reserve together" if options.reserve else "")
-    enough += " (less, down to the bound, may do)" if solution.peak_bound and solution.peak != solution.peak_bound else ""
-    smaller = "a smaller batch" if options.forward_only else "a smaller batch or more --microbatches"
-    hint = f"give {f'--memory {enough}' if solution.peak is not None else 'more --memory'}, a larger mesh, or {smaller}" + (
-        "; --free may need less" if tied else ""
-    )
-    if pins:
-        hint += f"; or drop or loosen a pin ({pins})"
-    what = f"no plan of {program.name} fits" if proven else f"no plan of {program.name} was found that fits"
-    return InfeasibleError(
-        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
-        achieved_peak=solution.peak,
-        peak_bound=solution.peak_bound or None,
-        details=details,
-    )
-
-
-def _certificate(solution: Solution, problem: Literal["tied", "free"], clock: _Clock) -> Certificate:
-    from solver_shard.plan.plan import Certificate
-
-    assert solution.objective is not None, "a feasible solution has an objective"
-    assert solution.bound is not None, "a feasible solution has a bound"
-    stages = {**clock.seconds, **{f"solve: {stage.name}": round(stage.seconds, 3) for stage in solution.stages}}
-    status = solution.status.value
-    assert status in ("optimal", "gap", "feasible")
-    return Certificate(
-        objective=solution.objective,
-        bound=solution.bound,
-        gap=solution.gap or 0.0,
-        status=status,  # type: ignore[arg-type]  # narrowed by the assertion above, which mypy does not follow for enums
-        problem=problem,
-        seed=solution.seed,
-        work=solution.work,
-        stages=stages,
-        versions=_versions("ortools", "numpy"),
-    )
-
-
-def _provenance(source: str, command: str) -> Provenance:
-    from solver_shard.plan.plan import Provenance
-
-    return Provenance(
-        tool=f"solver-shard {__version__}",
-        versions=_versions("torch", "transformers", "ortools", "numpy"),
-        command=command,
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        source=source,
-    )
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     from solver_shard.costs.cluster import Cluster, load_cluster
 
@@ -464,131 +377,3 @@ def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     if not isinstance(cluster, Cluster):
         raise InputError(f"a cluster of type {type(cluster).__name__} was given; give a preset's name, a TOML file or a Cluster")
     return cluster
-
-
-def _check_pins(pins: Sequence[str], mesh: Mesh) -> None:
-    """Read the pins before the model is traced, so that a slip shows at once."""
-    from solver_shard.pins import parse_pin
-
-    if isinstance(pins, str):
-        raise InputError(f"pins must be a list of texts, got one text {pins!r}; write [{pins!r}]")
-    if not isinstance(pins, Sequence) or not all(isinstance(text, str) for text in pins):
-        raise InputError(f"pins must be a list of texts, got {pins!r}; write them as in ['lm_head.weight={mesh.names[-1]}=S(0)']")
-    for text in pins:
-        parse_pin(text, mesh)
-
-
-def _check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
-    if reserve >= limit:
-        raise InputError(
-            f"a reserve of {format_bytes(reserve)} leaves nothing of the memory limit of {format_bytes(limit)}; give a larger --memory, "
-            f"or a smaller --reserve (the one of cluster {cluster.name} is {format_bytes(cluster.device.reserve)}; 0 for none)"
-        )
-
-
-def _check_optimizer(options: Options) -> None:
-    """An optimizer that is known, with a state that something keeps."""
-    from solver_shard.costs.memory import OPTIMIZERS, optimizer_state
-
-    if not isinstance(options.optimizer, str):
-        raise InputError(f"optimizer {options.optimizer!r} is not known; legal: {', '.join(OPTIMIZERS)}")
-    optimizer_state(
-        options.optimizer,
-        master_weights=options.master_weights,
-        state_bytes=options.state_bytes,
-        reduce_dtype=options.reduce_dtype,
-        clip=options.clip,
-    )
-    if options.forward_only and (options.clip or options.reduce_dtype is not None):
-        what = "clipping" if options.clip else f"a reduce dtype of {options.reduce_dtype}"
-        raise InputError(f"{what} was asked with a forward-only step, which has no gradients; drop one of the two")
-    if options.state_bytes is not None and (options.forward_only or options.optimizer == "none"):
-        what = "a forward-only step" if options.forward_only else "optimizer none"
-        raise InputError(f"{options.state_bytes} bytes of optimizer state were asked with {what}, which keeps none; drop one of the two")
-
-
-def _check_microbatches(microbatches: int, batch: int | None, *, forward_only: bool) -> int:
-    if not _is_number(microbatches, whole=True) or not 1 <= microbatches <= MAX_MICROBATCHES:
-        raise InputError(f"microbatches {microbatches!r} is not legal; give a whole number, 1 to {MAX_MICROBATCHES}")
-    if microbatches > 1 and forward_only:
-        raise InputError("a forward-only step has no gradients to accumulate; plan one microbatch, and leave --microbatches out")
-    if batch is not None and _is_number(batch, whole=True) and batch % microbatches:
-        near = [n for n in range(1, min(batch, MAX_MICROBATCHES) + 1) if batch % n == 0]
-        closest = sorted(near, key=lambda n: abs(n - microbatches))[:2]
-        raise InputError(
-            f"a batch of {batch} cannot be run in {microbatches} equal microbatches; give a number that divides it, as "
-            f"{' or '.join(map(str, closest))}"
-        )
-    return int(microbatches)
-
-
-def _part(batch: int | None, microbatches: int) -> int | None:
-    """The batch of one microbatch; what is no number is left for the frontend to refuse."""
-    return batch // microbatches if batch is not None and microbatches > 1 and _is_number(batch, whole=True) else batch
-
-
-def _yes_or_no(name: str, value: object) -> bool:
-    """A flag; numbers and texts would look as if they meant more."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name}={value!r} is not legal; give True or False")
-    return value
-
-
-def _check_numbers(
-    *, overlap: float, objective: str, memory_weight: int, gap: float, time_limit: float, work_limit: float | None, seed: int
-) -> None:
-    if not _is_number(overlap) or not 0 <= overlap <= 1:
-        raise InputError(f"overlap {overlap!r} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
-    if objective not in ("time", "memory"):
-        raise InputError(f"objective {objective!r} is not known; legal: time, memory")
-    if not _is_number(memory_weight, whole=True) or not 0 <= memory_weight <= MAX_MEMORY_WEIGHT:
-        raise InputError(
-            f"memory weight {memory_weight!r} is not legal; it is a whole number of nanoseconds per MiB of peak, 0 to {MAX_MEMORY_WEIGHT}"
-        )
-    if memory_weight and objective == "memory":
-        raise InputError("a memory weight only makes sense with the time objective; drop it, or use objective time")
-    if not _is_number(gap) or not 0 <= gap < 1:
-        raise InputError(f"gap {gap!r} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
-    if not _is_number(time_limit) or not 0 < time_limit < math.inf:
-        raise InputError(f"time limit {time_limit!r} is not legal; give seconds, more than 0")
-    if work_limit is not None and not (_is_number(work_limit) and 0 < work_limit < math.inf):
-        raise InputError(f"work limit {work_limit!r} is not legal; give a number of work units, more than 0")
-    if not _is_number(seed, whole=True) or not 0 <= seed < 2**31:
-        raise InputError(f"seed {seed!r} is not legal; give a whole number, 0 to {2**31 - 1}")
-
-
-def _is_number(value: object, *, whole: bool = False) -> bool:
-    """Whether this is a number of Python or numpy; truth values are not."""
-    return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Clock:
-    """Wall seconds by stage, and the progress lines."""
-
-    progress: Progress | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    last_event: float = 0.0
-
-    @contextmanager
-    def stage(self, name: str, line: str) -> Iterator[None]:
-        self.say(line)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(time.perf_counter() - start, 3)
-
-    def say(self, line: str) -> None:
-        if self.progress is not None:
-            self.progress(line)
-
-    def solver_event(self, event: Event) -> None:
-        """A line for a better plan or bound, at most one per second."""
-        from solver_shard.solve.solution import relative_gap
-
-        now = time.perf_counter()
-        if event.objective is not None and event.bound is not None and now - self.last_event >= 1.0:
-            self.last_event = now
-            gap = relative_gap(event.objective, event.bound)
-            self.say(f"solving: objective {event.objective:,}, bound {event.bound:,}, gap {gap:.2%} ({event.source})")

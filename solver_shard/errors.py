@@ -12,6 +12,49 @@ Every message says what was asked, what is legal, and what to do next.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What there would be without one pin of a conflict, all others kept; or without all pins.
+
+    Attributes:
+        pin: as the user wrote it; None for all pins.
+        nanoseconds: of the step of the best plan found within the limit, or None where none was found.
+        bound: proven lower bound on the nanoseconds of every such plan, or None.
+        peak: of that plan; without one the smallest that was found, or None.
+        peak_bound: proven lower bound in bytes on the peak of every plan without the pin, or None.
+        proven: without a plan within the limit: proven that there is none, rather than none found in the time given.
+    """
+
+    pin: str | None
+    nanoseconds: int | None = None
+    bound: int | None = None
+    peak: int | None = None
+    peak_bound: int | None = None
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """What cannot be had together: of the pins, the memory limit and the template.
+
+    Attributes:
+        pins: as the user wrote them; none where there is no plan even without pins.
+        times: where the memory limit takes part: the op that runs, and the fewest bytes in use then, as (found, proven), with
+            these pins and the limit kept at the other times; none where memory does not matter.
+        ops: where it does not matter: ops at which pins or template meet, which cannot be run together.
+        minimal: proven that without any one of the pins, of the times or of the ops, what remains is possible.
+        dropped: the price of dropping each pin; where none is blamed though there are some, of dropping all.
+    """
+
+    pins: tuple[str, ...] = ()
+    times: tuple[tuple[str, int | None, int], ...] = ()
+    ops: tuple[str, ...] = ()
+    minimal: bool = True
+    dropped: tuple[Dropped, ...] = ()
+
 
 class SolverShardError(Exception):
     """Base of every error this library raises on purpose."""
@@ -35,7 +78,8 @@ class InfeasibleError(SolverShardError):
     Attributes:
         achieved_peak: smallest peak in bytes that a found plan reaches, or None when the pins alone conflict.
         peak_bound: proven lower bound in bytes on the peak of any plan, or None.
-        details: lines that say what fills the memory at the tightest time, or which pins conflict.
+        details: lines that say what fills the memory at the tightest time, and what conflicts.
+        conflict: which pins and times conflict, and the price of dropping each; None where that was not found out.
     """
 
     def __init__(
@@ -45,11 +89,13 @@ class InfeasibleError(SolverShardError):
         achieved_peak: int | None = None,
         peak_bound: int | None = None,
         details: tuple[str, ...] = (),
+        conflict: Conflict | None = None,
     ) -> None:
         super().__init__(message)
         self.achieved_peak = achieved_peak
         self.peak_bound = peak_bound
         self.details = details
+        self.conflict = conflict
 
 
 class InternalError(SolverShardError):

@@ -133,6 +133,18 @@ def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[i
     return left
 
 
+def pins_apart(pins: Iterable[Pin], program: Program, mesh: Mesh) -> dict[int, dict[str, Allowed]]:
+    """What each pin alone leaves of the layouts of every tensor that it matches: tensor position to pin text to that.
+
+    Tensors come in the order of ``resolve_pins``. InputError as there.
+    """
+    found: dict[int, dict[str, Allowed]] = {}
+    for pin in pins:
+        for t, allowed in resolve_pins([pin], program, mesh).items():
+            found.setdefault(t, {})[pin.text] = allowed
+    return found
+
+
 def _part_of(name: str, mesh: Mesh) -> str:
     """A hint for parts of an axis that is not split."""
     axis, dot, _ = name.rpartition(".")

@@ -18,6 +18,8 @@ from solver_shard.program import Program
 if TYPE_CHECKING:
     import torch
 
+    from solver_shard.frontends.clean import Traced
+
 DEFAULT_DTYPE = "bf16"
 """Of presets and configs."""
 
@@ -30,6 +32,14 @@ def is_entry_point(text: str) -> bool:
 
 
 def program_of(
+    model: str | torch.nn.Module | Program, inputs: Mapping[str, Any] | tuple[Any, ...] | None = None, **options: Any
+) -> tuple[Program, str]:
+    """The program of ``traced_of``, whose arguments and errors it has, and where it came from."""
+    program, _, source = traced_of(model, inputs, **options)
+    return program, source
+
+
+def traced_of(
     model: str | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     *,
@@ -39,8 +49,8 @@ def program_of(
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
     checkpoint: bool = False,
-) -> tuple[Program, str]:
-    """Trace the model, unless it is a Program already; the second value says where it came from.
+) -> tuple[Program, Traced | None, str]:
+    """Trace the model, unless it is a Program already: then there is no trace. The last value says where it came from.
 
     Raises:
         InputError: the arguments do not fit together, or the model, file or entry point does not exist.
@@ -59,7 +69,7 @@ def program_of(
         if forward_only and model.gradients:
             raise InputError(f"program {model.name} has a backward pass; trace the model with forward_only=True to plan its forward pass")
         _refuse("a Program", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
-        return model, f"program {model.name}"
+        return model, None, f"program {model.name}"
     if isinstance(model, str) and not is_entry_point(model):
         _refuse("a preset or config", inputs=inputs, loss_fn=loss_fn)
         if ":" in model and not os.path.exists(model):
@@ -75,29 +85,31 @@ def program_of(
         module, inputs, name = load(model, batch=batch, seq=seq, dtype=asked, labels=not forward_only, checkpoint=checkpoint)
         words = [model, f"batch {batch}", *([f"seq {seq}"] if seq else []), asked]
         source = ", ".join([*words, *(["checkpointed"] if checkpoint else [])])
-        return _trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
+        return *_trace(module, inputs, name=name, loss_fn=None, forward_only=forward_only), source
     if isinstance(model, str):
         _refuse("an entry point (it makes its own inputs)", inputs=inputs, batch=batch, seq=seq, dtype=dtype, loss_fn=loss_fn)
         from solver_shard.frontends.entry import load as load_entry
 
         module, inputs, loss_fn, name = load_entry(model)
-        return _trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), model
+        return *_trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), model
     _refuse("a module (its inputs say them)", batch=batch, seq=seq, dtype=dtype)
     if inputs is None:
         raise InputError(
             f"example inputs for {type(model).__name__} are missing; give a tuple or a mapping of tensors with the global sizes of one step"
         )
     name = type(model).__name__
-    return _trace(
-        model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only
-    ), f"module {type(model).__module__}.{type(model).__qualname__}"
+    source = f"module {type(model).__module__}.{type(model).__qualname__}"
+    return *_trace(model, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only), source
 
 
-def _trace(module: torch.nn.Module, inputs: Any, *, name: str, loss_fn: Callable[..., Any] | None, forward_only: bool) -> Program:
-    from solver_shard.frontends.torch import trace
+def _trace(
+    module: torch.nn.Module, inputs: Any, *, name: str, loss_fn: Callable[..., Any] | None, forward_only: bool
+) -> tuple[Program, Traced]:
+    from solver_shard.frontends.clean import clean_with_values
+    from solver_shard.frontends.torch import trace_raw
 
-    program: Program = trace(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only)
-    return program
+    found = clean_with_values(trace_raw(module, inputs, name=name, loss_fn=loss_fn, forward_only=forward_only))
+    return found.program, found
 
 
 def _refuse(what: str, **given: Any) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,6 +110,22 @@ MODELS: dict[str, Any] = {
 }
 
 
+KINDS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "all_reduce": "all_reduce"}
+"""Functional collectives that DTensor runs on a CPU."""
+
+
+def mlp_step() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    """An entry point."""
+    model = MLP()
+    return model, inputs_of(model), lambda output: (output**2).mean()
+
+
+def sdpa_step() -> tuple[nn.Module, dict[str, torch.Tensor], Any]:
+    """An entry point whose attention DTensor cannot shard on a CPU."""
+    model = Attention(fused=True)
+    return model, inputs_of(model), lambda output: (output**2).mean()
+
+
 class Recorder(TorchDispatchMode):
     """Functional collectives: kind, axis and bytes, and the last op that came through."""
 
@@ -122,8 +139,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        kinds = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "all_reduce": "all_reduce"}
-        if name.startswith("_c10d_functional::") and (kind := kinds.get(name.partition("::")[2].rstrip("_"))):
+        if name.startswith("_c10d_functional::") and (kind := KINDS.get(name.partition("::")[2].rstrip("_"))):
             buffer = result if kind == "all_gather" else args[0]
             self.found.append(Collective(kind=kind, axis=self._axes[args[-1]], nbytes=buffer.numel() * buffer.element_size()))
         return result
@@ -131,8 +147,8 @@ class Recorder(TorchDispatchMode):
 
 def really(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], mesh: Mesh, pins: Mapping[str, Layout], devices: DeviceMesh
-) -> list[Collective]:
-    """Run the step with DTensor; the collectives that it issues."""
+) -> tuple[list[Collective], Counter[str]]:
+    """Run the step with DTensor: the collectives that it issues, and how many of each kind its own CommDebugMode counts."""
 
     def placed(name: str, tensor: torch.Tensor) -> torch.Tensor:
         layout = pins.get(name, Layout.replicated(len(mesh.axes)))
@@ -143,10 +159,11 @@ def really(
             made = nn.Parameter(placed(f"{path}.{key}" if path else key, parameter))
             module.register_parameter(key, made)
     given = {name: placed(name, tensor) for name, tensor in inputs.items()}
-    with Recorder(devices) as recorder, implicit_replication():
+    with CommDebugMode() as debug, Recorder(devices) as recorder, implicit_replication():
         loss = (model(**given) ** 2).mean()
         loss.backward()
-    return recorder.found
+    counted = {KINDS[str(op).rpartition(".")[2]]: count for op, count in debug.get_comm_counts().items()}
+    return recorder.found, Counter({kind: count for kind, count in counted.items() if count})
 
 
 def seen_on_cpu(collectives: tuple[Collective, ...], mesh: Mesh) -> Counter[Collective]:

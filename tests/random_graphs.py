@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,6 +58,77 @@ def random_graph(rng: np.random.Generator, nodes: int, strategies: int = 4, time
         usages=usages.astype(np.int64),
         interval_offsets=np.array(interval_offsets, dtype=np.int64),
         intervals=np.array(intervals, dtype=np.int64).reshape(-1, 2),
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        edge_tables=np.arange(len(edges), dtype=np.int64),
+        tables=tuple(tables),
+        limit=None,
+    )
+    graph.validate()
+    return graph
+
+
+def hard_graph(rng: np.random.Generator, nodes: int, *, strategies: int = 6, degree: int = 8, room: float | None = None) -> ChoiceGraph:
+    """Nothing is forbidden and nothing can be reduced: any assignment will do, and the best of 60 nodes takes minutes to prove.
+
+    ``room``: the limit by the least possible peak; without one, no limit.
+    """
+    pairs = [(u, v) for u in range(nodes) for v in sorted(rng.choice(nodes, degree, replace=False).tolist()) if u < v]
+    starts = rng.integers(0, 20, nodes)
+    usages = rng.integers(1, 1000, nodes * strategies)
+    graph = ChoiceGraph(
+        names=tuple(f"n{v}" for v in range(nodes)),
+        offsets=np.arange(nodes + 1, dtype=np.int64) * strategies,
+        costs=rng.integers(0, 1000, nodes * strategies),
+        usages=usages,
+        interval_offsets=np.arange(nodes + 1, dtype=np.int64),
+        intervals=np.stack([starts, starts + rng.integers(1, 15, nodes)], axis=1),
+        edges=np.array(pairs, dtype=np.int64),
+        edge_tables=np.arange(len(pairs), dtype=np.int64),
+        tables=tuple(rng.integers(0, 1000, (strategies, strategies)) for _ in pairs),
+    )
+    graph.validate()
+    least = graph.peak(usages.reshape(nodes, strategies).argmin(axis=1))
+    return graph if room is None else replace(graph, limit=int(room * least))
+
+
+def aliased_graph(rng: np.random.Generator, nodes: int, strategies: int = 3, times: int = 6, high: int = 20) -> ChoiceGraph:
+    """Few decisions and many aliases of them, on several paths that do not always agree; costs below ``high``.
+
+    Tables are bijections with and without costs, constant, separable, finite or partly forbidden, often parallel; usages are often
+    zero or those of another node; no to three intervals a node, some empty.
+    """
+    k = int(rng.integers(1, strategies + 1))
+    sizes = np.where(rng.random(nodes) < 0.7, k, rng.integers(1, strategies + 1, nodes))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    costs = rng.integers(0, high, offsets[-1]) * (rng.random(offsets[-1]) < 0.5)
+    costs[rng.random(offsets[-1]) < 0.05] = FORBIDDEN
+    usages = rng.integers(0, 4, offsets[-1]) * rng.integers(0, 2, nodes).repeat(sizes)
+    counts = rng.choice([0, 1, 1, 1, 2, 3], nodes)
+    intervals = np.sort(rng.integers(0, times + 1, (int(counts.sum()), 2)), axis=1)
+    edges, tables = [], []
+    for _ in range(int(rng.integers(nodes, 2 * nodes + 1)) if nodes > 1 else 0):
+        u, v = rng.choice(nodes, 2, replace=False).tolist()
+        shape = (int(sizes[u]), int(sizes[v]))
+        kind = rng.integers(6)
+        if kind <= 2 and shape[0] == shape[1]:  # an alias, often the identity
+            order = rng.permutation(shape[0]) if rng.random() < 0.3 else np.arange(shape[0])
+            price = rng.integers(0, high, shape) if rng.random() < 0.2 else 0
+            table = np.where(order[:, None] == np.arange(shape[1]), price, FORBIDDEN)
+        elif kind == 3:
+            table = np.full(shape, int(rng.integers(0, high)))
+        elif kind == 4:
+            table = rng.integers(0, high // 2, (shape[0], 1)) + rng.integers(0, high // 2, (1, shape[1]))
+        else:
+            table = np.where(rng.random(shape) < 0.2, FORBIDDEN, rng.integers(0, high, shape))
+        edges.append((u, v))
+        tables.append(table.astype(np.int64))
+    graph = ChoiceGraph(
+        names=tuple(f"n{v}" for v in range(nodes)),
+        offsets=offsets,
+        costs=costs.astype(np.int64),
+        usages=usages.astype(np.int64),
+        interval_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        intervals=intervals.astype(np.int64).reshape(-1, 2),
         edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
         edge_tables=np.arange(len(edges), dtype=np.int64),
         tables=tuple(tables),

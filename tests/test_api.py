@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import solver_shard
+import solver_shard.infeasible
 import solver_shard.solve.rounds
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
@@ -122,21 +123,37 @@ def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
 def test_a_time_too_short_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Solution(status=Status.UNKNOWN)
     monkeypatch.setattr(solver_shard.solve.rounds, "solve", lambda graph, **options: nothing)
+    monkeypatch.setattr("solver_shard.baselines.fallback.solve", lambda graph, **options: nothing)  # nor is there a baseline
     with pytest.raises(SolverShardError, match=r"found within 1e-09 s, .*; give more --time-limit") as caught:
         plan_of(time_limit=1e-9)
     assert not isinstance(caught.value, InfeasibleError)
 
 
 def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
-    with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('\*=R,R'\)"):
+    with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('0.weight=R,R', '2.weight=R,R'\)") as caught:
+        plan_of(memory="3MiB", reserve=0, pins=["0.weight=R,R", "input=S(0),*", "2.weight=R,R"])
+    assert caught.value.conflict is not None
+    assert caught.value.conflict.pins == ("0.weight=R,R", "2.weight=R,R")
+    with pytest.raises(InfeasibleError) as caught:
         plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
+    assert "drop or loosen a pin" not in str(caught.value), "64 KiB are too small without pins too"
 
 
 @pytest.mark.parametrize("pins", [(), ("0.weight=S(0),S(0)",)])
 def test_a_template_that_does_not_carry_through_the_model_is_named_instead_of_the_memory(pins: tuple[str, ...]) -> None:
-    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* may not carry through .* use another template or none") as caught:
+    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* do not carry through .*; use another template or none$") as caught:
         plan_of(template="megatron", pins=pins)
-    assert ("drop or loosen a pin" in str(caught.value)) == bool(pins)
+    assert any("0,2}: aten.einsum.default (forward); 1: aten.relu.default (forward)" in line for line in caught.value.details)
+
+
+def test_conflicts_that_are_not_found_in_time_are_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_shard.infeasible, "find_conflict", lambda *given, **options: None)
+    with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('\*=R,R'\)") as caught:
+        plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
+    assert caught.value.conflict is None
+    assert caught.value.details[-1] == "which times and pins conflict was not found in the time for it; give more --time-limit"
+    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* may not carry through .* or give more --memory"):
+        plan_of(template="megatron")
 
 
 def test_a_template_and_a_pin_that_leave_a_tensor_no_layout_are_both_named() -> None:

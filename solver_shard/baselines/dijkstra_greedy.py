@@ -12,14 +12,14 @@ pays. Ops whose strategy the choice graph does not have are left to the solver a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.baselines.masks import Masks, left_over, narrowed
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
@@ -30,7 +30,6 @@ from solver_shard.expand.pricing import ClusterPricing
 from solver_shard.expand.single_axis import of_rule, prepare
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.names import fold_names
 from solver_shard.program import Op, Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import Rule
@@ -94,11 +93,13 @@ def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], 
     return (search(prepared, pricing) if call.operands else None) or expand_exhaustively(prepared, pricing)[0]
 
 
-def walk_masks(lowering: Lowering, walk: GreedyWalk) -> tuple[dict[int, NDArray[np.bool_]], tuple[int, ...]]:
+def walk_masks(lowering: Lowering, walk: GreedyWalk, nodes: Collection[int] | None = None) -> tuple[Masks, tuple[int, ...]]:
     """Per node of a source or an op, the strategies that do what the walk decides; and the ops of which the graph has no such strategy."""
-    masks = {}
+    masks: dict[int, NDArray[np.bool_]] = {}
     missing = []
     for v, node in enumerate(lowering.nodes):
+        if nodes is not None and v not in nodes:
+            continue
         if node.kind is Kind.SOURCE:
             keep = np.array([layout == walk.sources[node.item] for layout in node.layouts])
         elif node.kind is Kind.OP:
@@ -121,22 +122,20 @@ def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lo
     sources = {node.item: node.layouts[0] for node in lowering.nodes if node.kind is Kind.SOURCE}
     walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
     masks, missing = walk_masks(lowering, walk)
-    graph = lowering.graph
-    paid = graph.costs.copy()
-    for v, keep in masks.items():
-        paid[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
-    narrowed = dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=paid))
-    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}" for i in missing)
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return narrowed, NAME + (f"; left to the solver: {shown}" if names else "")
+    return narrowed(lowering, masks), NAME + left_over(program, missing)
 
 
-def dijkstra_greedy_plan(program: Program, *, mesh: Mesh, cluster: Cluster, options: Options) -> Plan:
+def dijkstra_greedy_plan(
+    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, source: str = "", command: str | None = None
+) -> Plan:
     """The plan of the walk, priced as all plans are; ``Plan.options.propagation`` names what was left to the solver.
+
+    ``source`` and ``command`` are for ``Plan.provenance``.
 
     Raises:
         InfeasibleError: it does not fit the memory limit of the options.
     """
     from solver_shard.api import plan_program
 
-    return plan_program(program, mesh=mesh, cluster=cluster, options=dataclasses.replace(options, tied=False), narrow=decide)
+    asked = dataclasses.replace(options, tied=False)
+    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)

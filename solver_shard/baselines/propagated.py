@@ -11,13 +11,13 @@ then does not fit is a transition with a price.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.baselines.masks import Masks, narrowed
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout
 from solver_shard.names import fold_items
@@ -53,11 +53,12 @@ class Propagation:
         return f"{self}; left out (too many shards, or an order that only parameters may have): {shown}"
 
 
-def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:
-    """The lowering with only what leaves tensors as decided; every node keeps at least one strategy."""
-    graph = lowering.graph
-    costs = graph.costs.copy()
+def propagated_masks(lowering: Lowering, layouts: Sequence[Layout], nodes: Collection[int] | None = None) -> Masks:
+    """Per node of a source, an optimizer state or an op, the strategies that leave tensors as decided."""
+    masks: dict[int, NDArray[np.bool_]] = {}
     for v, node in enumerate(lowering.nodes):
+        if nodes is not None and v not in nodes:
+            continue
         if node.kind in (Kind.SOURCE, Kind.STATE):
             keep = np.array([layout == layouts[node.item] for layout in node.layouts])
         elif node.kind is Kind.OP:
@@ -65,8 +66,13 @@ def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:
         else:
             continue
         if keep.any():
-            costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
-    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs))
+            masks[v] = keep
+    return masks
+
+
+def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:
+    """The lowering with only what leaves tensors as decided; every node keeps at least one strategy."""
+    return narrowed(lowering, propagated_masks(lowering, layouts))
 
 
 def _closest(lowering: Lowering, op: int, layouts: Sequence[Layout]) -> NDArray[np.bool_]:
@@ -130,6 +136,11 @@ def propagated_plan(
         command=command,
         progress=progress,
     )
+    return limited_to_itself(plan)
+
+
+def limited_to_itself(plan: Plan) -> Plan:
+    """A plan that was made without a limit, as one whose limit is the device's memory, or its own peak where that is more."""
     limit = max(plan.cluster.device.memory, plan.memory.peak)
     return dataclasses.replace(
         plan,

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from solver_shard.baselines.masks import Masks, folded_masks
 from solver_shard.choice.fold import Folded
 from solver_shard.choice.heads import heads_of
 from solver_shard.choice.nodes import Kind, Lowering
@@ -24,28 +24,18 @@ from solver_shard.mesh import Mesh
 from solver_shard.program import Phase, Program, Role
 from solver_shard.solve.solution import WarmStart
 
-Masks = Mapping[int, NDArray[np.bool_]]
-
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
 
 
-def warm_starts(lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None) -> tuple[WarmStart, ...]:
-    """The templates as restrictions of the graph's nodes (of the folded graph's, when there is one).
+def warm_starts(
+    lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None, others: Mapping[str, Masks] | None = None
+) -> tuple[WarmStart, ...]:
+    """Other baselines by name, then the templates, as restrictions of the graph's nodes (of the folded graph's, when there is one).
 
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """
-    found = []
-    for name, masks in _templates(lowering, mesh).items():
-        if folded is None:
-            allowed = dict(masks)
-        else:
-            allowed = {}
-            for v, mask in masks.items():
-                c = int(folded.member[v])
-                both = allowed[c] & mask if c in allowed else mask
-                allowed[c] = both if both.any() else allowed[c]
-        found.append(WarmStart(name=name, allowed=allowed))
-    return tuple(found)
+    found = {**(others or {}), **_templates(lowering, mesh)}
+    return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded)) for name, masks in found.items())
 
 
 def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from solver_shard.errors import InternalError
 
 FORBIDDEN = 10**18
 """A cost that the solver never pays (the IOPDDL format's infinity)."""
+
+MAX_BYTES = 2**63 - 1
+"""Of all usages together: sums of bytes are exact in int64."""
 
 Ints = NDArray[np.int64]
 
@@ -29,7 +33,12 @@ def repeated(costs: Ints, count: int) -> Ints:
     return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, costs) * count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+def exact_sum(values: Ints) -> int:
+    """The sum of int64 values, beyond 64 bits too."""
+    return (int((values >> 32).sum()) << 32) + int((values & (2**32 - 1)).sum())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ChoiceGraph:
     """An immutable choice graph of N nodes and E edges.
 
@@ -78,18 +87,29 @@ class ChoiceGraph:
     def cost(self, assignment: Sequence[int] | Ints) -> int:
         """Exact total cost; FORBIDDEN entries count as themselves."""
         chosen = np.asarray(assignment, dtype=np.int64)
-        total: int = sum(self.costs[self.offsets[:-1] + chosen].tolist())
-        for (u, v), table in zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True):
-            total += int(self.tables[table][chosen[u], chosen[v]])
-        return total
+        return exact_sum(self.costs[self.offsets[:-1] + chosen]) + exact_sum(self._paid(chosen))
 
     def allowed(self, assignment: Sequence[int] | Ints) -> bool:
         """Whether no forbidden strategy or pair is chosen."""
         chosen = np.asarray(assignment, dtype=np.int64)
-        if (self.costs[self.offsets[:-1] + chosen] >= FORBIDDEN).any():
-            return False
-        pairs = zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True)
-        return all(self.tables[table][chosen[u], chosen[v]] < FORBIDDEN for (u, v), table in pairs)
+        return bool((self.costs[self.offsets[:-1] + chosen] < FORBIDDEN).all() and (self._paid(chosen) < FORBIDDEN).all())
+
+    def _paid(self, chosen: Ints) -> Ints:
+        """The entries of all edges' tables, int64[E], in the order of their tables."""
+        order, stops = self._by_table
+        left, right = chosen[self.edges[order, 0]], chosen[self.edges[order, 1]]
+        paid = np.empty(len(order), dtype=np.int64)
+        start = 0
+        for table, stop in zip(self.tables, stops, strict=True):
+            paid[start:stop] = table[left[start:stop], right[start:stop]]
+            start = stop
+        return paid
+
+    @cached_property
+    def _by_table(self) -> tuple[Ints, list[int]]:
+        """Edges sorted by table, and where those of each table end."""
+        order = np.argsort(self.edge_tables, kind="stable")
+        return order, np.searchsorted(self.edge_tables[order], np.arange(len(self.tables)), side="right").tolist()
 
     def profile(self, assignment: Sequence[int] | Ints) -> Ints:
         """Bytes in use at each time from 0 to the last stop (int64[last stop])."""
@@ -103,8 +123,23 @@ class ChoiceGraph:
         return np.cumsum(change)[:end]
 
     def peak(self, assignment: Sequence[int] | Ints) -> int:
-        """Largest number of bytes in use at any time."""
-        return int(self.profile(assignment).max(initial=0))
+        """Largest number of bytes in use at any time; takes no longer where times are large numbers."""
+        chosen = np.asarray(assignment, dtype=np.int64)
+        live = self.intervals[:, 0] < self.intervals[:, 1]
+        usage = np.repeat(self.usages[self.offsets[:-1] + chosen], np.diff(self.interval_offsets))[live]
+        starts, stops = self.intervals[live].T
+        grows, shrinks = np.argsort(starts, kind="stable"), np.argsort(stops, kind="stable")
+        used = np.cumsum(usage[grows])  # use only grows at a start: what has started by then, less what has stopped
+        freed = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(usage[shrinks])])
+        used = used - freed[np.searchsorted(stops[shrinks], starts[grows], side="right")]
+        return int(used.max(initial=0))
+
+    def most_bytes(self) -> int:
+        """Bytes that no time can exceed: every node at its largest usage, all intervals at once. Exact, beyond 64 bits too."""
+        if not self.size:
+            return 0
+        largest = np.maximum.reduceat(self.usages, self.offsets[:-1]).tolist()
+        return sum(usage * count for usage, count in zip(largest, np.diff(self.interval_offsets).tolist(), strict=True))
 
     def validate(self) -> None:
         """Check shapes and ranges; InternalError says which node or edge is wrong."""
@@ -124,10 +159,15 @@ class ChoiceGraph:
             or (self.intervals < 0).any()
         ):
             raise InternalError("choice graph: an interval is reversed or negative, or their number is wrong")
-        for (u, v), table in zip(self.edges.tolist(), self.edge_tables.tolist(), strict=True):
-            if u == v or not (0 <= u < n and 0 <= v < n):
-                raise InternalError(f"choice graph: edge ({u}, {v}) is not between two nodes")
-            if self.tables[table].shape != (sizes[u], sizes[v]):
-                raise InternalError(
-                    f"choice graph: the table from {self.names[u]!r} to {self.names[v]!r} has shape {self.tables[table].shape}"
-                )
+        if self.most_bytes() > MAX_BYTES:
+            raise InternalError(f"choice graph: usages sum to {self.most_bytes()} bytes; sums must stay below 2^63")
+        shapes = np.array([table.shape for table in self.tables], dtype=np.int64).reshape(-1, 2)[self.edge_tables]
+        ends = self.edges
+        wrong = (ends[:, 0] == ends[:, 1]) | (ends < 0).any(axis=1) | (ends >= n).any(axis=1)
+        if wrong.any():
+            raise InternalError(f"choice graph: edge {tuple(ends[int(np.argmax(wrong))].tolist())} is not between two nodes")
+        unlike = (shapes != sizes[ends]).any(axis=1)
+        if unlike.any():
+            e = int(np.argmax(unlike))
+            u, v = (self.names[v] for v in ends[e].tolist())
+            raise InternalError(f"choice graph: the table from {u!r} to {v!r} has shape {tuple(shapes[e].tolist())}")

@@ -25,6 +25,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver_shard.choice.fold import Folded, fold
 from solver_shard.choice.graph import ChoiceGraph, Ints
@@ -166,6 +167,21 @@ class Transients:
             if (c := int(member[v])) not in free and c not in allowed:
                 allowed[c] = np.arange(sizes[v]) == plain[v]
         return WarmStart(name="the last round's plan", allowed=allowed)
+
+    def complete(self, assignment: Sequence[int] | Ints, name: str) -> WarmStart:
+        """A plain assignment, equal on copies where the graph is tied, as a start that decides every node of the graph."""
+        plain, sizes = np.asarray(assignment, dtype=np.int64), self.graph.sizes()
+        chosen = plain.tolist()
+        for m in sorted(self.added):
+            cells, move = self._cells_of(m), self.moves[m]
+            held = (cells.rows[plain[move.start]] == 0) & (cells.columns[plain[move.stop]] == 0)
+            chosen.append(int(np.flatnonzero(held)[0]))  # the cells cover every pair once
+        member = range(len(chosen)) if self.folded is None else self.folded.member.tolist()
+        allowed: dict[int, NDArray[np.bool_]] = {}
+        for c, x in zip(member, chosen, strict=True):
+            if c not in allowed:
+                allowed[c] = np.arange(sizes[c]) == x
+        return WarmStart(name=name, allowed=allowed)
 
     def _held(self, plain: Ints) -> dict[int, int]:
         """Bytes of the intermediates of every transition that an assignment makes in several steps."""

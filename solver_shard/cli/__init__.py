@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -47,3 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         return INFEASIBLE if isinstance(error, InfeasibleError) else ERROR
     return OK
+
+
+def run() -> None:
+    """The console script: run the command line and exit, without waiting for a solver that would not stop."""
+    code = main()
+    waiting = sys.modules.get("solver_shard.solve.waiting")  # not loaded, so nothing waits, where nothing was solved
+    if waiting is not None and waiting.left_behind():
+        with contextlib.suppress(OSError, ValueError):  # closed, by us or by their reader
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
+<<<<<<< HEAD
 from solver_shard.cli import expand, propagate, show, solve, verify
+=======
+from solver_shard.cli import expand, export, propagate, show, solve, solve_graph
+>>>>>>> main
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -34,8 +38,10 @@ def _common(
 
 
 app.command("solve")(solve.solve)
+app.command("solve-graph")(solve_graph.solve_graph)
 app.command("show")(show.show)
 app.command("expand")(expand.expand)
+app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
 app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")

@@ -1,11 +1,17 @@
-"""``-o``: whether a file can be written is said before the work is done for it."""
+"""``-o``: whether a file can be written is said before the work is done for it; meanwhile it holds the best so far."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import typer
+
+from solver_shard.errors import InputError
+
+T = TypeVar("T")
 
 
 def check_output(output: Path | None) -> None:
@@ -18,3 +24,15 @@ def check_output(output: Path | None) -> None:
         fits = False
     if not fits:
         raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
+
+
+def written_if_possible(write: Callable[[T], None]) -> Callable[[T], None]:
+    """A write that may fail, because the search goes on and its result will be written once more, which says what is wrong."""
+
+    def attempt(what: T) -> None:
+        try:
+            write(what)
+        except InputError:
+            return
+
+    return attempt

@@ -31,6 +31,8 @@ class Pass(enum.StrEnum):
     AGGRESSIVE = "aggressive"
     OP_PRIORITY = "op-priority"
     USER_PRIORITY = "user-priority"
+    DTENSOR = "dtensor-greedy"
+    DIJKSTRA = "dijkstra-greedy"
     RULES = "populate-op-sharding-rules"
 
 
@@ -48,7 +50,12 @@ def propagate(
         str, typer.Argument(metavar="MODULE|MODEL", help="A StableHLO module (FILE.mlir), or a preset or package.module:function.")
     ],
     which: Annotated[
-        Pass, typer.Option("--pass", help="Each runs the ones before; the last only attaches rules to the ops of a module.")
+        Pass,
+        typer.Option(
+            "--pass",
+            help="The first four: each runs the ones before. The next two decide a model op by op, as DTensor does and by our costs. "
+            "The last only attaches rules to the ops of a module.",
+        ),
     ] = Pass.USER_PRIORITY,
     conservative: Annotated[
         bool, typer.Option("--conservative-propagation", help="Propagate no part of an axis, nor what could yield uneven shards.")
@@ -84,10 +91,11 @@ def propagate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
-    """Spread the shardings that are given over all other values, greedily, as Shardy does.
+    """Spread the shardings that are given over all other values, greedily, as Shardy does; or op by op, as DTensor does.
 
     A module without sdy.data_flow_edge ops gets edges on what its control flow hands on, and loses them after the pass; one that has
-    edges is taken as it is. A model is traced; its pins are propagated, and the plan that follows is priced.
+    edges is taken as it is. A model is traced; its pins are propagated, and the plan that follows is priced. With --pass dtensor-greedy
+    the collectives that DTensor itself would run are listed as well, and the ops at which it raises.
 
     Exit codes: 0 done, 1 bad input, 2 usage.
     """
@@ -101,8 +109,29 @@ def propagate(
     _check_usage(context, is_module, mesh, which)
     options = Options(conservative=conservative, strategy=strategy.value, run_op_priority=levels, keep_rules=keep_rules)
     with progress_lines(quiet) as progress:
+        own = ""
         if is_module:
             text, shown = _module(Path(model), which, options, dump)
+        elif which in _GREEDY:
+            from solver_shard.baselines.greedy import greedy_plan, walk_report
+            from solver_shard.plan.io import plan_to_json
+
+            assert mesh is not None, "checked above"
+            plan, walk = greedy_plan(
+                model,
+                mesh=mesh,
+                name="dtensor-greedy" if which is Pass.DTENSOR else "dijkstra-greedy",
+                pins=tuple(pin or ()),
+                cluster=cluster,
+                batch=batch,
+                seq=seq,
+                dtype=dtype,
+                forward_only=forward_only,
+                command=shlex.join(["solver-shard", *context.find_root().obj]),
+                progress=progress,
+            )
+            text = shown = plan_to_json(plan)
+            own = "" if walk is None else f"\n{walk_report(walk, plan.cluster)}\n"
         else:
             from solver_shard.baselines.propagated import propagated_plan
             from solver_shard.plan.io import plan_to_json
@@ -128,7 +157,7 @@ def propagate(
     if as_json:
         sys.stdout.write(shown)
     elif not is_module:
-        sys.stdout.write(f"{plan}\n")
+        sys.stdout.write(f"{plan}\n{own}")
     elif output is None:
         sys.stdout.write(text)
 
@@ -145,6 +174,14 @@ def _check_usage(context: typer.Context, is_module: bool, mesh: str | None, whic
         raise typer.BadParameter(
             "a model needs --mesh, as in --mesh dp=4,tp=2 (a module is a file that ends in .mlir)", param_hint="--mesh"
         )
+    if is_module and which in _GREEDY:
+        raise typer.BadParameter(
+            f"{which.value} decides the ops of a traced model; give a preset or package.module:function", param_hint="--pass"
+        )
+    if which in _GREEDY:
+        given = [option for name, option in _OF_PASSES.items() if (s := context.get_parameter_source(name)) and s.name == "COMMANDLINE"]
+        if given:
+            raise typer.BadParameter(f"{', '.join(given)}: {which.value} is no propagation; leave it out")
     if not is_module and which is Pass.RULES:
         raise typer.BadParameter(f"{which.value} prints a module's rules; give a StableHLO module", param_hint="--pass")
 
@@ -215,6 +252,10 @@ def _shardings(graph: Graph) -> dict[str, Any]:
         for function in graph.functions
     ]
     return {"meshes": {name: str(mesh) for name, mesh in graph.meshes.items()}, "functions": functions}
+
+
+_GREEDY = (Pass.DTENSOR, Pass.DIJKSTRA)
+_OF_PASSES = {"conservative": "--conservative-propagation", "strategy": "--propagation-strategy", "levels": "--run-op-priority-propagation"}
 
 
 def _pass_name(which: Pass) -> PassName:

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from solver_shard.cli.output import check_output
+from solver_shard.cli.interrupt import catch_interrupts, time_out
+from solver_shard.cli.output import check_output, written_if_possible
 from solver_shard.cli.progress import progress_lines
 
 
@@ -138,18 +139,34 @@ def solve(
     fusion: Annotated[bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).")] = False,
     gap: Annotated[float, typer.Option(help="Stop when (objective - bound) / objective is at most this.")] = 1e-4,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 60.0,
+    total_time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for tracing, pricing and solving together; what is left of them bounds the solver, too.", show_default=False
+        ),
+    ] = None,
     work_limit: Annotated[
         float | None, typer.Option(help="Units of solver work; the same limit and seed give the same plan.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="For the solver's random choices.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.", show_default=False)] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processor cores for the solver; with a work limit the plan does not depend on it.")
+    ] = 2,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the plan to this JSON file, and the best so far while the solver runs.", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
     """Find the fastest sharding of a model on a mesh within a memory limit, and prove how far from optimal it can be.
 
-    Exit codes: 0 ok, 1 error, 2 usage, 3 no plan fits the memory limit or the pins.
+    Ctrl-C while the solver runs ends with the best plan so far and what is proven of it; a second one ends at once.
+
+    Exit codes: 0 ok, 1 error, 2 usage, 3 no plan fits the memory limit or the pins, 130 ended by Ctrl-C.
     """
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
@@ -159,7 +176,7 @@ def solve(
     from solver_shard.api import optimize
     from solver_shard.plan.io import plan_to_json, save_plan
 
-    with progress_lines(quiet) as progress:
+    with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt, time_out(total_time_limit, interrupt):
         plan = optimize(
             config if config is not None else str(model),
             mesh=mesh,
@@ -191,8 +208,12 @@ def solve(
             time_limit=time_limit,
             work_limit=work_limit,
             seed=seed,
+            workers=workers,
+            total_time_limit=total_time_limit,
             command=shlex.join(["solver-shard", *context.find_root().obj]),
             progress=progress,
+            stop=interrupt,
+            incumbent=None if output is None else written_if_possible(lambda plan: save_plan(plan, output)),
         )
         if output is not None:
             save_plan(plan, output)

@@ -16,9 +16,13 @@ state that fits is the cheapest; it leads the search to it. Of equal sums, the s
 that was found first, so that the result is the same every time. Costs of the inputs add up and each depends on the layouts of its own
 input alone, so the moves of an input are priced once per layout that it comes to, not once per state.
 
-The algorithm is that of torch 2.13, ``_dijkstra_expand_single_dim_strategy_to_mesh``, which DTensor does not call and which has no
-bound: E. W. Dijkstra, "A note on two problems in connexion with graphs" (1959); P. E. Hart, N. J. Nilsson, B. Raphael, "A formal basis
-for the heuristic determination of minimum cost paths" (1968).
+The states of an op that reads many tensors on many axes are too many to hold (nine of three dims on three axes have 4^27 of them), while
+its strategies stay few. So the search gives up once it holds ``MAX_STATES``, as if it had found nothing: the caller then expands the
+full product, which has S^N combinations whatever the number of inputs.
+
+The algorithm is that of torch 2.13, ``_dijkstra_expand_single_dim_strategy_to_mesh``, which DTensor does not call and which bounds
+neither what is left nor what it holds: E. W. Dijkstra, "A note on two problems in connexion with graphs" (1959); P. E. Hart,
+N. J. Nilsson, B. Raphael, "A formal basis for the heuristic determination of minimum cost paths" (1968).
 """
 
 from __future__ import annotations
@@ -37,6 +41,10 @@ from solver_shard.layout import R
 State = tuple[int, ...]
 """Per input, the number of its layout."""
 
+MAX_STATES = 50_000
+"""States held, looked at or waiting: about 50 MB, and a second. The 2,000 calls of experiments/expand.py hold at most
+7,173 each."""
+
 
 def searchable(prepared: Prepared) -> bool:
     """Whether the search covers the call: no strided shards, unknown sizes, lists of tensors, keyword tensors or second meshes."""
@@ -52,8 +60,10 @@ def searchable(prepared: Prepared) -> bool:
     )
 
 
-def search(prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]] | None = None) -> Expansion | None:
-    """The cheapest way to run the op; None when no state that can be reached fits.
+def search(
+    prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]] | None = None, *, most: int = MAX_STATES
+) -> Expansion | None:
+    """The cheapest way to run the op; None when no state that can be reached fits, or none of the first ``most`` states did.
 
     ``matches``: for tests, collects every state that fits; the whole graph of moves is then explored.
     """
@@ -83,7 +93,7 @@ def search(prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]]
     done: set[State] = set()
     counter = itertools.count(1)
     first: Expansion | None = None
-    while heap:
+    while heap and len(best) <= most:
         _, _, _, state, costs, rests = heapq.heappop(heap)
         if state in done:
             continue

@@ -34,7 +34,7 @@ Source = Literal["auto", "user", "rules", "dtensor"]
 
 
 class SearchExhaustedWarning(UserWarning):
-    """The search found nothing, so every combination was looked at instead."""
+    """The search found nothing, or held too many states, so every combination was looked at instead."""
 
 
 class Expander:

@@ -81,7 +81,8 @@ class Processes:
         def move(part: torch.Tensor) -> torch.Tensor:
             buffer = pack(part)
             counts[kind, axes, nbytes(buffer)] += 1
-            return unpack(run(buffer))
+            buffer = run(buffer)  # what was sent is gone before what came is put in place
+            return unpack(buffer)
 
         return move
 

@@ -193,4 +193,11 @@ class _Order:
             needed.update(drops)
             made.append(replace(instruction, drops=tuple(drops)))
         made.reverse()
+        for k, instruction in enumerate(made):
+            last = k
+            while isinstance(instruction, Run) and last + 1 < len(made) and made[last + 1].time == instruction.time:
+                last += 1
+            if last > k:  # what an op reads is there until its gradients are reduced, as the plan counts it
+                made[last] = replace(made[last], drops=(*made[last].drops, *instruction.drops))
+                made[k] = replace(instruction, drops=())
         return made

@@ -7,6 +7,7 @@ by torch's own tag, share one handler; anything else is written as it is, on ope
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from solver_shard.frontends.clean_convolution import CONVOLUTIONS
 from solver_shard.frontends.clean_experts import Experts, UnfitError
@@ -14,7 +15,8 @@ from solver_shard.frontends.clean_matmul import MATMULS
 from solver_shard.frontends.clean_rows import ROWS, pointwise
 from solver_shard.frontends.clean_views import VIEWS
 from solver_shard.frontends.context import Context, Result, uses_of
-from solver_shard.frontends.draft import Value
+from solver_shard.frontends.dims import BROADCAST, Dims
+from solver_shard.frontends.draft import Draft, Value
 from solver_shard.frontends.finish import finish
 from solver_shard.frontends.raw import RawGraph, RawNode
 from solver_shard.program import Program
@@ -22,15 +24,49 @@ from solver_shard.program import Program
 _HANDLERS: dict[str, Callable[[Context, RawNode], Result]] = {**VIEWS, **MATMULS, **CONVOLUTIONS, **ROWS}
 
 
+Seen = tuple[int, Dims]
+"""A tensor of the program, and the lazy view of it that a raw value is (see :mod:`solver_shard.frontends.dims`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traced:
+    """A program beside the raw graph that it was cleaned from.
+
+    Attributes:
+        values: for every result of every raw node, which tensor of the program has that value; None where none has.
+    """
+
+    program: Program
+    raw: RawGraph
+    values: tuple[tuple[Seen | None, ...], ...]
+
+
 def clean(raw: RawGraph) -> Program:
     """The canonical program of a raw graph; linear in its size."""
+    return clean_with_values(raw).program
+
+
+def clean_with_values(raw: RawGraph) -> Traced:
+    """The program, and where the values of the raw graph are in it."""
     try:
-        return _clean(raw, Experts(nodes=raw.nodes))
+        context, program, position = _clean(raw, Experts(nodes=raw.nodes))
     except UnfitError:
-        return _clean(raw, None)
+        context, program, position = _clean(raw, None)
+    values = tuple(tuple(_seen(value, context.draft, position) for value in results) for results in context.values)
+    return Traced(program=program, raw=raw, values=values)
 
 
-def _clean(raw: RawGraph, experts: Experts | None) -> Program:
+def _seen(value: Value | None, draft: Draft, position: dict[int, int]) -> Seen | None:
+    if value is None:
+        return None
+    base, dims = value.base, value.dims
+    while base not in position and base in draft.replaced:
+        base, where = draft.replaced[base]
+        dims = tuple(tuple(atom if atom[0] == BROADCAST else (where[atom[0]], *atom[1:]) for atom in group) for group in dims)
+    return (position[base], dims) if base in position else None
+
+
+def _clean(raw: RawGraph, experts: Experts | None) -> tuple[Context, Program, dict[int, int]]:
     readers: dict[str, list[RawNode]] = {}
     for node in raw.nodes:
         for use in uses_of(node):
@@ -46,7 +82,7 @@ def _clean(raw: RawGraph, experts: Experts | None) -> Program:
         context.values.append((result,) if isinstance(result, Value) else result)
     if experts is not None:
         experts.check([use for _, use in (*raw.outputs, *raw.gradients)])
-    return finish(context, raw)
+    return context, *finish(context, raw)
 
 
 def _family(op: str) -> str:

@@ -58,11 +58,16 @@ class DraftOp:
 
 @dataclass(slots=True)
 class Draft:
-    """Tensors and ops under construction."""
+    """Tensors and ops under construction.
+
+    Attributes:
+        replaced: a tensor that a peephole took away, to the one that has its elements, and which of its dims is where in that one.
+    """
 
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[DraftOp] = field(default_factory=list)
     node: RawNode | None = None
+    replaced: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     _equal: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     _constant: set[int] = field(default_factory=set)
     _claimed: set[str] = field(default_factory=set)

@@ -11,8 +11,8 @@ from solver_shard.frontends.recompute import recompute
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
 
 
-def finish(context: Context, raw: RawGraph) -> Program:
-    """Return what the raw graph returns; drop what nothing needs."""
+def finish(context: Context, raw: RawGraph) -> tuple[Program, dict[int, int]]:
+    """Return what the raw graph returns; drop what nothing needs. With it, where the tensors of the draft are in the program."""
     draft = context.draft
     gradients: dict[int, int] = {}
     for parameter, use in raw.gradients:
@@ -112,6 +112,7 @@ def _peephole(draft: Draft, ops: list[DraftOp], kept: set[int]) -> None:
             source = op.operands[0]
             if _is_identity(draft, op) and result not in kept:
                 alias[result] = source
+                draft.replaced[result] = source, tuple(range(len(draft.tensors[source].shape)))
             continue
         sole = len(readers[source]) == 1 and source not in kept and maker.phase is op.phase
         if not sole:
@@ -122,6 +123,7 @@ def _peephole(draft: Draft, ops: list[DraftOp], kept: set[int]) -> None:
         maker.attributes["equation"] = inputs + "->" + "".join(out[i] for i in op.attributes["dims"])
         maker.raw.extend(op.raw)
         maker.results = [result]
+        draft.replaced[source] = result, tuple(op.attributes["dims"].index(d) for d in range(len(out)))
         makers[result] = maker
         op.results = []
 
@@ -145,7 +147,9 @@ def _rename(op: DraftOp, alias: dict[int, int]) -> None:
     op.operands = [alias.get(t, t) for t in op.operands]
 
 
-def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]) -> Program:
+def _program(
+    name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]
+) -> tuple[Program, dict[int, int]]:
     sources = [t for t, tensor in enumerate(draft.tensors) if tensor.name]
     tensors: list[Tensor] = [draft.tensors[t] for t in sources]
     position = {t: i for i, t in enumerate(sources)}
@@ -184,7 +188,7 @@ def _program(name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[st
         gradients={position[p]: position[g] for p, g in gradients.items()},
     )
     program.validate()
-    return program
+    return program, position
 
 
 def _stem(op: DraftOp, counts: dict[str, int]) -> str:

@@ -58,6 +58,7 @@ class Options:
         propagation: the greedy pass or baseline whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
+        total_time_limit: seconds for tracing, pricing and solving together, or None.
     """
 
     batch: int | None = None
@@ -86,6 +87,7 @@ class Options:
     tied: bool = True
     gap: float = 1e-4
     time_limit: float = 60.0
+    total_time_limit: float | None = None
     work_limit: float | None = None
     seed: int = 0
 
@@ -372,8 +374,11 @@ class Certificate:
         objective: of this plan, in the unit of the objective asked for.
         bound: no plan of ``problem`` has a lower objective.
         gap: (objective - bound) / objective.
-        status: optimal, gap (feasible and proven within the gap asked for) or feasible.
+        status: optimal, gap (feasible and proven within the gap asked for), feasible, or interrupted (feasible, and the user ended
+            the search).
         problem: tied (copies of a repeated layer decide alike) or free; the bound is for this problem.
+        baseline: the baseline whose plan this is (a template, or a greedy one by name), where the solver stopped before it found a
+            better one or proved that there is none; else None.
         seed, work: with the same work limit they reproduce the plan.
         stages: stage to wall seconds.
         versions: package to version.
@@ -382,8 +387,9 @@ class Certificate:
     objective: int
     bound: int
     gap: float
-    status: Literal["optimal", "gap", "feasible"]
+    status: Literal["optimal", "gap", "feasible", "interrupted"]
     problem: Literal["tied", "free"]
+    baseline: str | None = None
     seed: int
     work: float
     stages: Mapping[str, float] = field(default_factory=dict)

@@ -77,7 +77,9 @@ def problem_text(plan: Plan) -> str:
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
     status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
-    return f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
+    text = f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
+    stopped = "the solver stopped before it found a better one"
+    return text + (f"; this is the plan of the baseline {certificate.baseline}: {stopped}" if certificate.baseline else "")
 
 
 def _unpinned(options: Options) -> str:

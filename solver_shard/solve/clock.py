@@ -1,7 +1,7 @@
 """How long a solve may still run: wall time and counted work.
 
 Work is counted, not timed: one unit is about one second of one idle core where it was calibrated. Decisions depend on work only, so
-the same input, seed and work limit give the same result; the time limit is the one thing that can change it.
+the same input, seed and work limit give the same result; the time limit, and a caller who asks to stop, are all that can change it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,30 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Wall time since construction and work since then, each with an optional limit; a part also obeys its whole."""
+    """Wall time since construction and work since then, each with an optional limit; a part also obeys its whole.
 
-    def __init__(self, time_limit: float | None, work_limit: float | None, whole: Clock | None = None) -> None:
-        self.started = time.monotonic()
+    ``now``: the time in seconds from some fixed moment; tests count with one of their own.
+    """
+
+    def __init__(
+        self, time_limit: float | None, work_limit: float | None, whole: Clock | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.now = now
+        self.started = now()
         self.time_limit, self.work_limit, self.whole = time_limit, work_limit, whole
+        self.paced: bool = whole.paced if whole is not None else time_limit is not None and work_limit is None
+        """Whether wall time alone limits the work: then single steps may be cut by wall time too."""
         self.work = 0.0
         self.halt: Callable[[], bool] | None = None
-        """A further reason to be over."""
+        """A further reason to be over, asked again and again; as where the user asks to stop."""
 
     def part(self, *, time_share: float, work: float | None) -> Clock:
         """A clock for a stage: a share of the time that is left, and some work."""
         left = self.time_left()
-        return Clock(None if left == float("inf") else left * time_share, work, self)
+        return Clock(None if left == float("inf") else left * time_share, work, self, now=self.now)
 
     def seconds(self) -> float:
-        return time.monotonic() - self.started
+        return self.now() - self.started
 
     def time_left(self) -> float:
         """Seconds, infinite without a limit."""
@@ -48,5 +56,9 @@ class Clock:
         if self.whole is not None:
             self.whole.spend(work)
 
+    def halted(self) -> bool:
+        """Whether something else than a limit asks to stop, here or in the whole."""
+        return (self.halt is not None and self.halt()) or (self.whole is not None and self.whole.halted())
+
     def over(self) -> bool:
-        return self.time_left() <= 0.0 or self.work_left() <= 0.0 or (self.halt is not None and self.halt())
+        return self.time_left() <= 0.0 or self.work_left() <= 0.0 or self.halted()

@@ -71,7 +71,8 @@ class Dual:
         """Unary costs plus penalties per node."""
         flat = self._flat
         if len(self._usage) and multipliers.any():
-            rate = (multipliers @ self.problem.mult)[self.problem.columns]
+            where = np.flatnonzero(multipliers)
+            rate = (multipliers[where] @ self.problem.rows(where))[self.problem.columns]
             penalty = np.floor(rate[self._carrier] * self._usage * (1 - MARGIN))
             flat = flat + np.bincount(self._place, penalty, len(flat))
         return np.split(flat, self.problem.offsets[1:-1].tolist()) if self.problem.size else []

@@ -12,18 +12,22 @@ import numpy as np
 
 from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.errors import InputError, InternalError
+from solver_shard.solve.bounding import is_large
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem, from_graph
-from solver_shard.solve.reducer import Undo
 from solver_shard.solve.search import Search
 from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
+from solver_shard.solve.undo import Undo
 
 Progress = Callable[[Event], None]
 Watch = Callable[[Ints, int], None]
 
-FREE_SHARE = 0.4
-"""Share of time or work that may go into the problem without its limit while its best assignment is above the limit."""
+FREE_SHARE, FREE_GAP = 0.05, 0.02
+"""Share of time or work, and gap, after which the problem without its limit is left if its best assignment is above the limit."""
+
+PEAK_GAP, PEAK_SHARE = 0.01, 0.05
+"""Gap to the least peak, and share of time or work, after which it is no longer sought once it is known to be above the limit."""
 
 RESERVE = 0.03
 """Share of the time limit kept for finishing up."""
@@ -59,7 +63,8 @@ def solve(
         work_limit: work units (see ``Solution.work``), or None. With the same graph, seed and work limit, and no time limit that
             strikes, the assignment is the same.
         seed: of all random choices.
-        warm_starts: restrictions to start from.
+        warm_starts: restrictions to start from. One that names a single strategy of every node is taken as it is if it is allowed
+            and within the limit: the solution is at least as good.
         workers: processor cores that may be used; the result does not depend on it. One is used at present.
         progress: called at every improvement.
         clock: what is left of time and work, where this is a part of something larger; the two limits are then those of the clock.
@@ -76,7 +81,10 @@ def solve(
             if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = clock or clock_of(time_limit, work_limit)
-    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), progress, proven, watch)
+    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch)
+    for start in warm_starts:
+        run.take(start)
+    run.take_lightest()
     return run.solve()
 
 
@@ -112,11 +120,13 @@ class _Run:
         seed: int,
         clock: Clock,
         warm_starts: tuple[WarmStart, ...],
+        workers: int,
         progress: Progress | None,
         proven: int | None,
         watch: Watch | None,
     ) -> None:
         self.graph, self.objective, self.gap, self.seed, self.clock = graph, objective, gap, seed, clock
+        self.workers = workers
         self.memory_weight, self.warm_starts, self.progress, self.watch = memory_weight, warm_starts, progress, watch
         self.weight = MIB if objective == "memory" else memory_weight
         self.assignment: Ints | None = None
@@ -124,15 +134,28 @@ class _Run:
         self.proven = self.bound = proven
         self.least_assignment: Ints | None = None
         self.least_peak: int | None = None
-        least = [int(graph.node_usages(v).argmin()) for v in range(graph.size)]
-        self.peak_bound = graph.peak(least)
-        self.searched_peak = False
+        self.lightest = _lightest(graph)
+        self.peak_bound = graph.peak(self.lightest)
+        self.searched_peak = self.undecided = False
+        self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
 
+    def take(self, start: WarmStart) -> None:
+        """A complete warm start is an incumbent before the search begins."""
+        if _complete(start, self.graph):
+            assignment = np.array([int(start.allowed[v].argmax()) for v in range(self.graph.size)], dtype=np.int64)
+            if self.graph.allowed(assignment):
+                self._offer(assignment, f"warm start {start.name}")
+
+    def take_lightest(self) -> None:
+        """The assignment of least usage per node, where it is allowed: with a limit, something to fall back on."""
+        if self.graph.limit is not None and self.assignment is None and self.graph.allowed(self.lightest):
+            self._offer(self.lightest, "least usage of every node")
+
     def solve(self) -> Solution:
         try:
-            if not self._unlimited():
+            if not self._unlimited() and (self.assignment is None or not self.clock.over()):
                 self._limited()
         except NoAssignment:
             return self._solution(Status.INFEASIBLE)
@@ -145,7 +168,7 @@ class _Run:
 
     def _unlimited(self) -> bool:
         """Solve without the memory limit; true when the result is within it, and so the solution."""
-        if self.weight or self.proven is not None:
+        if self.weight or self.proven is not None or (self.graph.limit is not None and self.peak_bound > self.graph.limit):
             return False
         started = self.clock.seconds()
         free, order = from_graph(self.graph, limit=None, memory_counts=False)
@@ -153,9 +176,11 @@ class _Run:
         small, undo = presolve(free, stop=lambda: self.clock.over() or (limited and self.clock.used() > FREE_SHARE))
         self.clock.spend(1e-3 * free.size)
         search = self._search(small, undo, order)
-        if limited:  # with a limit to come, not all the time, unless the cheapest so far is within it
-            search.stop = lambda: self.clock.used() > FREE_SHARE and not self._fits(search, undo, order)
+        if limited:  # with a limit to come, no more than it takes to see that the cheapest is above it
+            search.stop = lambda: (self.clock.used() > FREE_SHARE or search.best.gap() < FREE_GAP) and not self._fits(search, undo, order)
         search.run()
+        if search.infeasible:
+            raise NoAssignment
         fits = self._fits(search, undo, order)
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
         return fits and (search.closed() or self.clock.over())
@@ -165,7 +190,9 @@ class _Run:
         best = search.best.assignment
         if best is None or self.graph.limit is None:
             return best is not None
-        return self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
+        if self._fit is None or self._fit[0] is not best:
+            self._fit = best, self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
+        return self._fit[1]
 
     def _limited(self) -> None:
         """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""
@@ -178,26 +205,65 @@ class _Run:
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
         search = self._search(small, undo, order)
-        self._warm(small, undo, order)
-        search.best.value = self.value
+        large = is_large(small)
+        partial = [start for start in self.warm_starts if not _complete(start, self.graph)]
+        self._warm(search, undo, order, [start for start in self.warm_starts if _complete(start, self.graph)])
+        if not large:  # a large one has better incumbents from its relaxation
+            self._warm(search, undo, order, partial)
+        if self.value is not None and self.assignment is not self.lightest:  # which is too far off to aim at
+            search.best.value = self.value if search.best.value is None else min(self.value, search.best.value)
         if self.proven is not None:
             search.enough = int(self.proven / (1 - self.gap))
-        if not memory and self.graph.limit is not None:
-            search.rescue = self._least_peak
+
+        def rescue() -> int | None:
+            if large:
+                self._warm(search, undo, order, partial)
+            if self.value is None:
+                self._least_peak()
+            if search.best.assignment is None and self.assignment is not None:
+                self._warm(search, undo, order, [_start(self.assignment, self.graph)])
+            return self.value
+
+        limited = not memory and self.graph.limit is not None
+        if limited:
+            search.rescue = rescue
         search.run()
+        if search.infeasible and self.undecided:  # the rescue found nothing, but there may be something
+            before, search = search, self._search(small, undo, order)
+            search.multipliers = before.multipliers
+            search.run()
         self._stage("search", started, "")
         if memory:
             self.peak_bound = max(self.peak_bound, self.bound or 0)
-        elif search.infeasible and self.assignment is None and self.graph.limit is not None:
-            self._least_peak()
-            self.peak_bound = max(self.peak_bound, self.graph.limit + 1)
+        if not search.infeasible or self.assignment is not None:
+            return
+        if not limited:
+            raise NoAssignment
+        self._least_peak()
+        assert self.graph.limit is not None
+        self.peak_bound = max(self.peak_bound, self.graph.limit + 1)
 
-    def _least_peak(self) -> int | None:
-        """Minimise the peak alone; the value of the assignment found if it is within the limit, None when there is none."""
+    def _least_peak(self) -> None:
+        """Minimise the peak alone, until something is within the limit or it is proven that nothing is."""
         if self.searched_peak or self.objective == "memory":
-            return self.value
-        self.searched_peak = True
+            return
+        assert self.graph.limit is not None
+        self.searched_peak, limit = True, self.graph.limit
         started = self.clock.seconds()
+        problem, order = from_graph(self.graph, limit=self.graph.limit, costs_count=False)
+        small, undo = presolve(problem, stop=self.clock.over)
+        self.clock.spend(1e-3 * problem.size)
+        if is_large(small):
+            from solver_shard.solve.flat import Flat
+            from solver_shard.solve.lightest import lightest
+
+            found, least = lightest(Flat.of(small, 1.0), self.clock, np.random.default_rng(self.seed))
+            self.peak_bound = max(self.peak_bound, least)
+            if found is not None:
+                self._offer(_unordered(undo.restore(found), order), "least peak")
+            self._stage("least peak", started, f"within the limit: {found is not None}, bound {self.peak_bound}")
+            self.undecided = self.value is None and self.peak_bound <= limit
+            return
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
         small, undo = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
@@ -209,14 +275,25 @@ class _Run:
                 self.peak_bound = max(self.peak_bound, bound)
 
         search = Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=self.peak_bound)
-        search.enough = self.graph.limit
-        search.run()
-        self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
-        return self.value
+        search.enough = limit
+        above: list[float] = []
 
-    def _warm(self, small: Problem, undo: Undo, order: Ints) -> None:
-        """Complete each warm start as well as a little work allows."""
-        for start in self.warm_starts:
+        def stop() -> bool:
+            """Whether nothing keeps the limit, and how far above it the least peak is has been seen well enough."""
+            if self.peak_bound <= limit:
+                return False
+            above.append(self.clock.used())
+            return search.best.gap() <= PEAK_GAP or above[-1] - above[0] > PEAK_SHARE
+
+        search.stop = stop
+        search.run()
+        self.undecided = self.value is None and self.peak_bound <= limit and not search.infeasible
+        self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
+
+    def _warm(self, search: Search, undo: Undo, order: Ints, starts: Sequence[WarmStart]) -> None:
+        """Complete each warm start as well as a little work allows; what is found is an incumbent of the search."""
+        small = search.problem
+        for start in starts:
             if self.clock.over():
                 return
             started = self.clock.seconds()
@@ -233,12 +310,12 @@ class _Run:
 
             def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Undo = inner, name: str = start.name) -> None:
                 if assignment is not None:
-                    self._offer(_unordered(undo.restore(inner.restore(assignment)), order), f"warm start {name}, {found_by}")
+                    search.offer(inner.restore(assignment), f"warm start {name}, {found_by}")
 
             clock = self.clock.part(time_share=0.05, work=1.0)
-            search = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
-            search.run()
-            self._stage(f"warm start {start.name}", started, f"objective {search.best.value}")
+            part = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
+            part.run()
+            self._stage(f"warm start {start.name}", started, f"objective {part.best.value}")
 
     def _search(self, small: Problem, undo: Undo, order: Ints) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
@@ -247,7 +324,7 @@ class _Run:
             if bound is not None:
                 self._raise(bound, found_by)
 
-        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report)
+        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, workers=self.workers)
 
     def _offer(self, assignment: Ints, source: str) -> None:
         """An assignment of the graph; kept if it is allowed, within the limit and better."""
@@ -290,6 +367,7 @@ class _Run:
                 stages=tuple(self.stages),
                 seed=self.seed,
                 work=self.clock.work,
+                interrupted=self.clock.halted(),
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
         value = objective_value(self.objective, self.memory_weight, cost, peak)
@@ -307,7 +385,26 @@ class _Run:
             stages=tuple(self.stages),
             seed=self.seed,
             work=self.clock.work,
+            interrupted=self.clock.halted(),
         )
+
+
+def _complete(start: WarmStart, graph: ChoiceGraph) -> bool:
+    """Whether it names one strategy of every node."""
+    return len(start.allowed) == graph.size and all(mask.sum() == 1 for mask in start.allowed.values())
+
+
+def _start(assignment: Ints, graph: ChoiceGraph) -> WarmStart:
+    sizes = graph.sizes().tolist()
+    return WarmStart(name="the least peak", allowed={v: np.arange(sizes[v]) == x for v, x in enumerate(assignment.tolist())})
+
+
+def _lightest(graph: ChoiceGraph) -> Ints:
+    """The strategy of least usage of every node, of these the cheapest."""
+    owner = np.repeat(np.arange(graph.size), graph.sizes())
+    order = np.lexsort((graph.costs, graph.usages, owner))
+    result: Ints = order[graph.offsets[:-1]] - graph.offsets[:-1]
+    return result
 
 
 def _unordered(assignment: Ints, order: Ints) -> Ints:

@@ -25,6 +25,7 @@ from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Dual
 from solver_shard.solve.problem import Edge, Floats, Problem
 from solver_shard.solve.solution import MIB
+from solver_shard.solve.waiting import call_watched
 
 HIGHS_MARGIN = 1e-8
 """Relative. HiGHS allows 1e-7 of dual infeasibility per column; costs are scaled to about 1e6 in total, so that 1e4 columns
@@ -105,6 +106,10 @@ class _Answer:
     work: float
 
 
+LEFT = _Answer(None, None, False, False, 0.0)
+"""Of a solver that was left behind."""
+
+
 def _lazily(problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock, cutoff: int | None, effort: float) -> KernelResult:
     """Solve with the rows of the priced times; add rows that solutions break until none is broken."""
     rows = set(np.flatnonzero(dual.multipliers > 0).tolist())
@@ -117,7 +122,7 @@ def _lazily(problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock
     bound: int | None = None
     spent = 0.0
     while not clock.over() and spent < effort:
-        answer = backend.solve(min(clock.time_left(), 1e6), min(effort - spent, clock.work_left()), best)
+        answer = backend.solve(clock, min(effort - spent, clock.work_left()), best)
         clock.spend(answer.work)
         spent += answer.work
         if answer.empty:
@@ -153,8 +158,8 @@ def _broken(problem: Problem, profile: Ints, most: int) -> list[int]:
 def row_of(problem: Problem, t: int) -> tuple[Ints, Ints, int]:
     """Memory row of a time: (flat strategies, bytes above the node's least, bytes in use at least)."""
     total = np.zeros(int(problem.offsets[-1]), dtype=np.int64)
-    for carrier in problem.carriers:
-        count = int(problem.mult[t, carrier.column])
+    counts = problem.rows(np.array([t]))[0][problem.columns] if problem.carriers else problem.columns
+    for carrier, count in zip(problem.carriers, counts.tolist(), strict=True):
         if count:
             total[problem.offsets[carrier.node] : problem.offsets[carrier.node + 1]] += count * carrier.usage
     least = np.minimum.reduceat(total, problem.offsets[:-1])
@@ -245,18 +250,22 @@ class _CpSat:
         elif self.problem.limit is not None:
             self.model.add(use <= self.problem.limit - least)
 
-    def solve(self, seconds: float, work: float, hint: Ints | None) -> _Answer:
+    def solve(self, clock: Clock, work: float, hint: Ints | None) -> _Answer:
+        seconds = min(clock.time_left(), 1e6)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = self.seed
         solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.catch_sigint_signal = False  # who handles signals decides what they mean
         if np.isfinite(work):
             solver.parameters.max_deterministic_time = work
         if hint is not None:
             self.model.clear_hints()  # type: ignore[no-untyped-call] # untyped in OR-Tools
             for row, x in zip(self.xs, hint.tolist(), strict=True):
                 self.model.add_hint(row[x], 1)
-        status = solver.solve(self.model)
+        status = call_watched(lambda: solver.solve(self.model), clock, seconds=seconds, stop=solver.stop_search)
+        if status is None:
+            return LEFT
         done = solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
             return _Answer(None, None, True, True, done)
@@ -341,9 +350,10 @@ class _Highs:
         elif self.problem.limit is not None:
             self.model.add_linear_constraint(mathopt.fast_sum(terms) <= (self.problem.limit - least) * self.row_unit)
 
-    def solve(self, seconds: float, work: float, hint: Ints | None) -> _Answer:
+    def solve(self, clock: Clock, work: float, hint: Ints | None) -> _Answer:
+        seconds = min(clock.time_left(), 1e6)
         parameters = mathopt.SolveParameters(
-            time_limit=datetime.timedelta(seconds=min(seconds, 1e6)),
+            time_limit=datetime.timedelta(seconds=seconds),
             node_limit=max(1, int(min(work * 3e6 / self.size, 1e6))),
             relative_gap_tolerance=self.gap,
             absolute_gap_tolerance=0.0,
@@ -354,7 +364,11 @@ class _Highs:
             hinted = self.problem.offsets[:-1] + hint
             values = {self.variables[i]: 1.0 for i in hinted.tolist()}
             hints = mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=values)])
-        result = mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=parameters, model_params=hints)
+        result = call_watched(
+            lambda: mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=parameters, model_params=hints), clock, seconds=seconds
+        )
+        if result is None:
+            return LEFT
         stats = result.solve_stats
         done = 1e-8 * self.size * (10 + stats.node_count) + 2e-9 * self.size * stats.simplex_iterations
         reason = result.termination.reason

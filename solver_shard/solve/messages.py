@@ -11,13 +11,15 @@ FORBIDDEN is infinite here. Messages are kept per row and column of an edge's co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Floats, Problem
+from solver_shard.solve.problem import Floats, Problem
 from solver_shard.solve.solution import MIB
+from solver_shard.solve.spans import Bools
 
 HEADROOM = 2.0**49
 """Largest scaled objective; leaves sums of differences exact in float64."""
@@ -94,7 +96,7 @@ class Messages:
             self.lower[edge.b].append(i)
         self.share = [1.0 / max(1, len(self.upper[v]), len(self.lower[v])) for v in range(n)]
         self.theta = [scaled(row, scale) for row in problem.unary]
-        self.constant = problem.constant * scale
+        self.constant = scaled_constant(problem.constant, scale)
         cells = sum(e.core.size for e in problem.edges)
         self.work = 2 * (1.2e-9 * cells + 1e-5 * len(problem.edges) + 5e-6 * n)
         largest = max((e.core.size for e in problem.edges), default=1)
@@ -237,10 +239,17 @@ class Messages:
 
 
 def scaled(costs: Ints, scale: float) -> Floats:
-    """Integer costs as scaled floats, rounded down, FORBIDDEN as infinity."""
-    result = np.floor(costs * scale)
+    """Integer costs times a power of two as floats, rounded down, FORBIDDEN as infinity."""
+    shift = -round(math.log2(scale))
+    result = (costs >> shift).astype(np.float64) if shift > 0 else costs * scale
     result[costs >= FORBIDDEN] = np.inf
     return np.asarray(result)
+
+
+def scaled_constant(constant: int, scale: float) -> float:
+    """An integer times a power of two, rounded down: beyond 2**53 its float alone may be above it."""
+    shift = -round(math.log2(scale))
+    return float(constant >> shift if shift > 0 else constant << -shift)
 
 
 def scale_of(problem: Problem) -> float:

@@ -3,12 +3,13 @@
     small, undo = presolve(problem)
     problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
 
-What is done, until nothing changes:
+The whole graph comes first (aliases.py): *forbidden* strategies, *aliases* merged along bijections, and *fold*, what then becomes a
+cost of one node or a parallel edge. Then single nodes, until nothing changes; the names are those of the log (ledger.py):
 
 - *forbidden*: strategies of cost FORBIDDEN and strategies without an allowed partner across some edge go (arc consistency).
 - *fixed*: a node with one strategy becomes a cost of its neighbours and a constant use of memory.
 - *normal*: row and column minima of tables move into the nodes; a table that is constant, or a sum of a row and a column
-  term, becomes zero and goes. Parallel edges are one edge.
+  term, becomes zero and goes. *Parallel* edges are one edge.
 - *followers*: where each strategy of a node allows just one of a neighbour (the result of an op, an alias), the neighbour
   merges into the node by an index map. Exact: the neighbour had no other choice.
 - *free*: nodes without bytes and at most two neighbours are eliminated by min-plus products of bounded size. Exact: their best
@@ -17,6 +18,8 @@ What is done, until nothing changes:
   than the difference: exchanging j for i never hurts. Of equal strategies the first stays.
 - *loose times*: a time that cannot exceed the limit even if every node takes its largest bytes is dropped; a carrier that only lives
   at such times goes too, which frees more nodes. Not done when the peak is part of the objective.
+- *compact*: equal rows and columns of tables, equal tables and equal columns of memory are stored once; times that another one
+  covers go.
 """
 
 from __future__ import annotations
@@ -27,14 +30,23 @@ from dataclasses import replace
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Carrier, Edge, Problem, compact_edge
-from solver_shard.solve.reducer import NoAssignment, Reducer, Undo
+from solver_shard.solve.aliases import merge_aliases
+from solver_shard.solve.ledger import Ledger
+from solver_shard.solve.memory import regrouped
+from solver_shard.solve.problem import Edge, Problem, compact_edge
+from solver_shard.solve.reducer import NoAssignment, Reducer
+from solver_shard.solve.spans import Bools, at_times, counts, over_time, uncovered
+from solver_shard.solve.undo import Merge, Steps, Undo
 
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
 
 MAX_COVERED_TIMES = 1500
-"""Number of times up to which all pairs are compared."""
+MAX_COVERED_CELLS = 1_000_000
+"""Number of times, and size of the matrix of their counts, up to which all pairs of times are compared."""
+
+MAX_DOMINANCE = 3000
+"""Strategies of a node up to which all pairs of them are compared."""
 
 DOMINANCE_CELLS = 1_000_000
 """Table cells that a dominance check copies at a time."""
@@ -53,10 +65,10 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
     Raises:
         NoAssignment: forbidden entries leave no assignment at all.
     """
-    reducer = Reducer(problem)
-    for v, mask in enumerate(keep or ()):
-        reducer.restrict(v, mask)
-    _forbidden(reducer, reducer.alive())
+    ledger = Ledger()
+    problem, stages = _merged(problem, keep, ledger)
+    ledger.begin("parallel")
+    reducer = Reducer(problem, ledger)
     reducer.changed.update(reducer.alive())
     reducer.touched.update(reducer.alive())
     before = -1
@@ -64,12 +76,27 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
         before = len(reducer.steps)
         if not _settle(reducer, stop):
             break
+        ledger.begin("dominated")
         for v in sorted(reducer.changed):
             reducer.changed.discard(v)
             if reducer.unary[v] is not None:
                 _dominated(reducer, v)
     _forbidden(reducer, reducer.alive())
-    return _reduced(reducer)
+    ledger.begin("compact")
+    small, steps = _reduced(reducer)
+    return small, Undo(stages=(*stages, steps), size=small.size, log=ledger.steps())
+
+
+def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
+    """Rounds of aliases.py while they merge a good part of the nodes and anything is forbidden."""
+    stages: list[Merge | Steps] = []
+    while True:
+        size = problem.size
+        problem, merge = merge_aliases(problem, ledger, keep)
+        stages.append(merge)
+        keep = None
+        if problem.size > 0.9 * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
+            return problem, stages
 
 
 def _settle(reducer: Reducer, stop: Callable[[], bool] | None) -> bool:
@@ -93,10 +120,13 @@ def _simplify(reducer: Reducer, v: int) -> None:
     """Whatever one node allows; marks what changed as touched."""
     _forbidden(reducer, [v])
     if reducer.size(v) == 1:
+        reducer.ledger.begin("fixed")
         reducer.fix(v)
         return
+    reducer.ledger.begin("normal")
     for w in sorted(reducer.adjacent[v]):
         _normalise(reducer, v, w)
+    reducer.ledger.begin("followers")
     for w in sorted(reducer.adjacent[v]):
         edge = reducer.adjacent[v][w]
         if edge.open:
@@ -108,12 +138,14 @@ def _simplify(reducer: Reducer, v: int) -> None:
                 reducer.touched.add(leader)
                 return
         reducer.mark(replace(edge, open=True))
+    reducer.ledger.begin("free")
     if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
 
 
 def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
     """Arc consistency from the given nodes on."""
+    reducer.ledger.begin("forbidden")
     queue = list(nodes)
     waiting = set(queue)
     while queue:
@@ -186,19 +218,21 @@ def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
 
 def _loose_times(reducer: Reducer) -> None:
     """Drop times that no choice can fill, then carriers that live at no kept time."""
+    reducer.ledger.begin("loose times")
     limit = reducer.problem.limit
-    if len(reducer.mult) == 0:
+    if len(reducer.times) == 0:
         return
-    columns = [column for v in reducer.alive() for _, column in reducer.carriers[v]]
-    largest = [int(usage.max()) for v in reducer.alive() for usage, _ in reducer.carriers[v]]
-    most = reducer.base + reducer.mult[:, columns] @ np.array(largest, dtype=np.int64)
+    largest = np.zeros(reducer.problem.width, dtype=np.int64)
+    for v in reducer.alive():
+        for usage, column in reducer.carriers[v]:
+            largest[column] += usage.max()
+    most = reducer.base + over_time(reducer.spans, largest, len(reducer.times))
     tight = np.zeros(len(most), dtype=bool) if limit is None else most > limit
     if tight.all():
         return
-    reducer.mult = reducer.mult[tight]
-    reducer.base = reducer.base[tight]
-    reducer.times = reducer.times[tight]
-    lives: Bools = np.logical_or.reduce(reducer.mult, axis=0)
+    reducer.keep_times(tight)
+    lives = np.zeros(reducer.problem.width, dtype=bool)
+    lives[reducer.spans[:, 0]] = True
     for v in reducer.alive():
         kept = [(usage, column) for usage, column in reducer.carriers[v] if lives[column]]
         if len(kept) < len(reducer.carriers[v]):
@@ -210,7 +244,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
     """Drop strategies that another one of the node is never worse than."""
     costs = reducer.costs(v)
     k = len(costs)
-    if k == 1:
+    if k == 1 or k > MAX_DOMINANCE:
         return
     better: Bools = np.less_equal(costs[:, None], costs[None, :])
     np.fill_diagonal(better, False)
@@ -250,7 +284,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
         reducer.restrict(v, ~dead)
 
 
-def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
+def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
     nodes = reducer.alive()
     index = {v: i for i, v in enumerate(nodes)}
     unary = []
@@ -258,42 +292,50 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Undo]:
         low = int(reducer.costs(v).min())
         reducer.constant += low
         unary.append(reducer.costs(v) - low)
-    edges = [
-        compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
-        for v in nodes
-        for w, edge in sorted(reducer.adjacent[v].items())
-        if v < w
-    ]
-    used = sorted({column for v in nodes for _, column in reducer.carriers[v]})
-    place = {column: i for i, column in enumerate(used)}
-    carriers = [Carrier(node=index[v], usage=usage, column=place[column]) for v in nodes for usage, column in reducer.carriers[v]]
-    mult, kept = reducer.mult[:, used], _uncovered_times(reducer.mult[:, used], reducer.base)
+    known: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+    edges = []
+    for v in nodes:
+        for w, edge in sorted(reducer.adjacent[v].items()):
+            if v < w:
+                edge = compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
+                core = known.setdefault((edge.core.shape, edge.core.tobytes()), edge.core)
+                reducer.ledger.cells += reducer.adjacent[v][w].core.size - core.size
+                edges.append(edge if core is edge.core else replace(edge, core=core))
+    needs = [(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]]
+    carriers, spans, base = regrouped(needs, reducer.spans, reducer.base)
+    times = reducer.times
+    for keep in (uncovered, _uncovered_times):
+        kept = keep(spans, base)
+        times, base, spans = times[kept], base[kept], at_times(spans, kept)
+    reducer.ledger.times += len(reducer.times) - len(times)
     problem = Problem(
         unary=tuple(unary),
         edges=tuple(edges),
-        carriers=tuple(carriers),
-        mult=np.ascontiguousarray(mult[kept]),
-        base=reducer.base[kept],
-        times=reducer.times[kept],
+        carriers=carriers,
+        spans=spans,
+        base=base,
+        times=times,
         constant=reducer.constant,
         limit=reducer.problem.limit,
         weight=reducer.problem.weight,
     )
-    return problem, Undo(steps=tuple(reducer.steps), sizes=reducer.problem.sizes, nodes=np.array(nodes, dtype=np.int64))
+    return problem, Steps(steps=tuple(reducer.steps), count=reducer.problem.size, nodes=np.array(nodes, dtype=np.int64))
 
 
-def _uncovered_times(mult: Ints, base: Ints) -> list[int]:
-    """Times at which more can be in use than at any other one."""
-    rows = np.concatenate([mult, base[:, None]], axis=1)
+def _uncovered_times(spans: Ints, base: Ints) -> Bools:
+    """Times at which more can be in use than at any other one; all where there are too many to compare."""
+    columns = int(spans[:, 0].max(initial=-1)) + 1
+    if len(base) > MAX_COVERED_TIMES or len(base) * columns > MAX_COVERED_CELLS:
+        return np.ones(len(base), dtype=bool)
+    rows = np.concatenate([counts(spans, len(base), columns), base[:, None]], axis=1)
     order = np.argsort(-rows.sum(axis=1), kind="stable")  # a time can only be covered by one of a larger or equal sum
     rows = rows[order]
-    kept: list[int] = []
+    kept = np.zeros(len(base), dtype=bool)
     alive = np.ones(len(rows), dtype=bool)
     for t in range(len(rows)):
         if not alive[t]:
             continue
-        kept.append(int(order[t]))
-        if len(rows) <= MAX_COVERED_TIMES:
-            later = t + 1 + np.flatnonzero(alive[t + 1 :])
-            alive[later] = (rows[later] > rows[t]).any(axis=1)
-    return sorted(kept)
+        kept[order[t]] = True
+        later = t + 1 + np.flatnonzero(alive[t + 1 :])
+        alive[later] = (rows[later] > rows[t]).any(axis=1)
+    return kept

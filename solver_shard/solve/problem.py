@@ -1,7 +1,8 @@
-"""The solver's own form of a choice graph: compact tables, memory as carriers times multiplicities.
+"""The solver's own form of a choice graph: compact tables, memory as carriers and spans of time.
 
-A **carrier** is a vector of bytes over the strategies of one node and a column of ``mult``: how many times those bytes are
-in use at each kept time. A node that stands for several tensors, or for several copies of a layer, has several carriers.
+A **carrier** is a vector of bytes over the strategies of one node and a column: how many times those bytes are in use at each
+kept time, stored as intervals (spans.py). A node that stands for several tensors, or for several copies of a layer, has several
+carriers; carriers that are in use at the same times share a column.
 
 An edge's table is ``core[rows[x], cols[y]]``: strategies that a neighbour cannot tell apart share a row. On sharding
 graphs cores are several times smaller than their tables, and shared between edges.
@@ -10,15 +11,23 @@ graphs cores are several times smaller than their tables, and shared between edg
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints, exact_sum
+from solver_shard.errors import InternalError
 from solver_shard.solve.solution import MIB
+from solver_shard.solve.spans import at_times, between, counts, counts_at, over_time, shared, uncovered
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+
+SMALL_DENSE = 2**22
+"""Matrix of counts that is kept for looking up rows."""
+
+MAX_DENSE = 2**26
+"""Largest matrix of counts (times x columns) that is built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,14 +60,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Carrier:
-    """Bytes per strategy of ``node`` (int64) and the column of ``Problem.mult`` that says when they count."""
+    """Bytes per strategy of ``node`` (int64) and the column of ``Problem.spans`` that says when they count."""
 
     node: int
     usage: Ints
     column: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """Minimise ``cost + weight * peak // 2**20``; cost = constant + unary + edges; peak = largest profile, at most ``limit``.
 
@@ -66,18 +75,21 @@ class Problem:
         unary: int64 per strategy and node.
         edges: no two between the same nodes after presolve.
         carriers: see the module.
-        mult: int64[times, columns].
+        spans: int64[S, 3], rows (column, start, stop) over positions in ``times``; see spans.py.
         base: int64[times], bytes that are in use whatever is chosen.
         times: int64[times], labels that survive presolve.
-        constant: added to every cost.
+        constant: added to every cost. A cost of ``constant`` + FORBIDDEN or more counts as forbidden.
         limit: bytes, or None.
         weight: of the peak in the objective, per 2**20 bytes; 2**20 without costs is the objective "memory".
+        sizes: strategies per node.
+        offsets: int64[nodes + 1], where the strategies of each node begin among all.
+        columns: int64[carriers], the column of each carrier.
     """
 
     unary: tuple[Ints, ...]
     edges: tuple[Edge, ...]
     carriers: tuple[Carrier, ...]
-    mult: Ints
+    spans: Ints
     base: Ints
     times: Ints
     constant: int = 0
@@ -100,16 +112,51 @@ class Problem:
 
     def cost(self, assignment: Ints) -> int:
         """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
-        chosen = assignment.tolist()
-        total = self.constant + sum(int(row[x]) for row, x in zip(self.unary, chosen, strict=True))
-        return total + sum(int(e.core[e.rows[chosen[e.a]], e.cols[chosen[e.b]]]) for e in self.edges)
+        own = exact_sum(self._unary[self.offsets[:-1] + assignment])
+        if not self.edges:
+            return self.constant + own
+        cells, cores, widths, (rows, row_at, left), (cols, col_at, right) = self._tables
+        paid = cells[cores + rows[row_at + assignment[left]] * widths + cols[col_at + assignment[right]]]
+        return self.constant + own + exact_sum(paid)
+
+    @cached_property
+    def _unary(self) -> Ints:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.unary])
+
+    @cached_property
+    def _tables(self) -> tuple[Ints, Ints, Ints, tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]:
+        """All cores in a row, where each edge's begins and how wide it is; the same of rows and columns, with the edge's node."""
+        cells, cores = _in_a_row([edge.core for edge in self.edges])
+        rows, row_at = _in_a_row([edge.rows for edge in self.edges])
+        cols, col_at = _in_a_row([edge.cols for edge in self.edges])
+        ends = np.array([(edge.a, edge.b, edge.core.shape[1]) for edge in self.edges], dtype=np.int64)
+        return cells, cores, ends[:, 2], (rows, row_at, ends[:, 0]), (cols, col_at, ends[:, 1])
 
     def profile(self, assignment: Ints) -> Ints:
         """Bytes in use at each kept time, int64[times]."""
-        if not self.carriers:
-            return self.base.copy()
-        used = np.array([c.usage[assignment[c.node]] for c in self.carriers], dtype=np.int64)
-        return self.base + self.mult[:, self.columns] @ used
+        return self._over_time(self._usages[self._usage_offsets + assignment[self._carrier_nodes]])
+
+    @cached_property
+    def width(self) -> int:
+        """Number of columns."""
+        return int(max(self.columns.max(initial=-1), self.spans[:, 0].max(initial=-1))) + 1
+
+    @cached_property
+    def mult(self) -> Ints:
+        """The counts as a matrix, int64[times, columns]; for problems that are small.
+
+        Raises:
+            InternalError: it would not be small.
+        """
+        if len(self.base) * self.width > MAX_DENSE:
+            raise InternalError(f"counts of {len(self.base)} times x {self.width} columns asked for as a matrix; use spans or rows")
+        return counts(self.spans, len(self.base), self.width)
+
+    def rows(self, where: Ints) -> Ints:
+        """The counts at some times only, int64[len(where), columns]."""
+        if len(self.base) * self.width <= SMALL_DENSE:
+            return self.mult[where]
+        return counts_at(self.spans, np.asarray(where, dtype=np.int64), self.width)
 
     def allowed(self, assignment: Ints) -> bool:
         """Whether no forbidden strategy or pair is chosen."""
@@ -131,8 +178,7 @@ class Problem:
         """The limit, or what no peak exceeds."""
         if not len(self.base):
             return 0 if self.limit is None else self.limit
-        largest = np.array([int(c.usage.max()) for c in self.carriers], dtype=np.int64)
-        most = int((self.base + self.mult[:, self.columns] @ largest).max())
+        most = int(self._over_time(self._extreme(np.maximum)).max())
         return most if self.limit is None else min(most, self.limit)
 
     def most(self) -> int:
@@ -143,8 +189,30 @@ class Problem:
 
     def least(self) -> int:
         """A simple lower bound on the peak: every node at its smallest usage."""
-        smallest = np.array([int(c.usage.min()) for c in self.carriers], dtype=np.int64)
-        return int((self.base + self.mult[:, self.columns] @ smallest).max(initial=0))
+        return int(self._over_time(self._extreme(np.minimum)).max(initial=0))
+
+    @cached_property
+    def _usages(self) -> Ints:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *[c.usage for c in self.carriers]])
+
+    @cached_property
+    def _usage_offsets(self) -> Ints:
+        return np.cumsum([0, *[len(c.usage) for c in self.carriers[:-1]]], dtype=np.int64)[: len(self.carriers)]
+
+    @cached_property
+    def _carrier_nodes(self) -> Ints:
+        return np.array([c.node for c in self.carriers], dtype=np.int64)
+
+    def _extreme(self, which: np.ufunc) -> Ints:
+        """Least or largest bytes of each carrier."""
+        result: Ints = which.reduceat(self._usages, self._usage_offsets) if self.carriers else np.zeros(0, dtype=np.int64)
+        return result
+
+    def _over_time(self, used: Ints) -> Ints:
+        """Bytes in use at each time where each carrier has so many."""
+        total = np.zeros(self.width, dtype=np.int64)
+        np.add.at(total, self.columns, used)
+        return self.base + over_time(self.spans, total, len(self.base))
 
 
 def from_graph(
@@ -177,24 +245,46 @@ def from_graph(
             compact[key] = compact_table(table.T if turned else table)
         core, rows, cols = compact[key]
         edges.append(Edge(a=min(u, v), b=max(u, v), core=core, rows=rows, cols=cols))
-    none = np.zeros(0, dtype=np.int64)
-    mult, times, columns = _multiplicities(graph) if memory_counts else (none.reshape(0, 0), none, [-1] * graph.size)
+    if memory_counts:
+        spans, times, columns = _memory(graph)
+    else:
+        spans, times, columns = np.zeros((0, 3), dtype=np.int64), np.zeros(0, dtype=np.int64), np.full(graph.size, -1, dtype=np.int64)
     carriers = tuple(
-        Carrier(node=i, usage=graph.node_usages(v), column=columns[v])
-        for i, v in enumerate(order.tolist())
-        if columns[v] >= 0 and graph.node_usages(v).any()
+        Carrier(node=i, usage=graph.node_usages(v), column=column)
+        for i, (v, column) in enumerate(zip(order.tolist(), columns[order].tolist(), strict=True))
+        if column >= 0
     )
     problem = Problem(
         unary=unary,
         edges=tuple(edges),
         carriers=carriers,
-        mult=mult,
-        base=np.zeros(len(mult), dtype=np.int64),
+        spans=spans,
+        base=np.zeros(len(times), dtype=np.int64),
         times=times,
         limit=limit,
         weight=weight,
     )
     return problem, order
+
+
+def _memory(graph: ChoiceGraph) -> tuple[Ints, Ints, Ints]:
+    """(spans, the kept times, column of each node or -1 where it never uses any bytes).
+
+    Use only grows where an interval starts, so the starts are all the times that can be a peak; those that another one covers are
+    dropped as well.
+    """
+    owner = np.repeat(np.arange(graph.size), np.diff(graph.interval_offsets))
+    uses = np.maximum.reduceat(graph.usages, graph.offsets[:-1]) > 0 if graph.size else np.zeros(0, dtype=bool)
+    live = uses[owner] & (graph.intervals[:, 0] < graph.intervals[:, 1])
+    intervals = graph.intervals[live]
+    times = np.unique(intervals[:, 0])
+    spans = np.concatenate([owner[live, None], np.searchsorted(times, intervals)], axis=1)
+    spans, columns = shared(spans, graph.size)
+    for keep in (uncovered, lambda spans, base: between(spans, len(base))):
+        kept = keep(spans, np.zeros(len(times), dtype=np.int64))
+        times, spans = times[kept], at_times(spans, kept)
+    spans, place = shared(spans, int(columns.max(initial=-1)) + 1)
+    return spans, times, np.where(columns >= 0, place[columns], -1) if len(place) else columns
 
 
 def _starts(graph: ChoiceGraph) -> Floats:
@@ -213,6 +303,20 @@ def _starts(graph: ChoiceGraph) -> Floats:
             break
         start, known = found, np.isfinite(found)
     return start + stop / (4 * max(float(stop.max(initial=0)), 1.0))
+
+
+def _in_a_row(arrays: list[Ints]) -> tuple[Ints, Ints]:
+    """The distinct arrays flat one after the other, and where each one begins."""
+    known: dict[int, int] = {}
+    distinct: list[Ints] = []
+    at, end = [], 0
+    for array in arrays:
+        if id(array) not in known:
+            known[id(array)] = end
+            distinct.append(array.ravel())
+            end += array.size
+        at.append(known[id(array)])
+    return np.concatenate(distinct), np.array(at, dtype=np.int64)
 
 
 def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:
@@ -244,66 +348,3 @@ def _distinct(table: Ints) -> tuple[Ints, Ints]:
             first.append(x)
         which[x] = known[key]
     return np.array(first, dtype=np.int64), which
-
-
-def _multiplicities(graph: ChoiceGraph) -> tuple[Ints, Ints, list[int]]:
-    """(int64[times, columns], the times, column of each node or -1 where it never lives).
-
-    Use only grows where an interval starts, so the starts are all the times that can be a peak; of neighbours in time those
-    that another one covers are dropped as well.
-    """
-    live = graph.intervals[graph.intervals[:, 0] < graph.intervals[:, 1]]
-    times = np.unique(live[:, 0])
-    columns: list[int] = []
-    known: dict[bytes, int] = {}
-    distinct: list[Ints] = []
-    for v in range(graph.size):
-        spans = graph.node_intervals(v)
-        count = np.zeros(len(times) + 1, dtype=np.int64)
-        np.add.at(count, np.searchsorted(times, spans[:, 0]), 1)
-        np.subtract.at(count, np.searchsorted(times, spans[:, 1]), 1)
-        count = np.cumsum(count[:-1])
-        if not count.any():
-            columns.append(-1)
-            continue
-        key = count.tobytes()
-        if key not in known:
-            known[key] = len(distinct)
-            distinct.append(count)
-        columns.append(known[key])
-    mult = np.array(distinct, dtype=np.int32).reshape(len(distinct), len(times)).T
-    kept = _peaks(mult)
-    kept = kept[_between(mult[kept])]
-    return np.ascontiguousarray(mult[kept]).astype(np.int64), times[kept], columns
-
-
-def _peaks(mult: NDArray[np.int32]) -> Ints:
-    """Times that no neighbour in time covers."""
-    keep: list[int] = []
-    for t in range(len(mult)):
-        if keep and (mult[keep[-1]] >= mult[t]).all():
-            continue
-        while keep and (mult[keep[-1]] <= mult[t]).all():
-            keep.pop()
-        keep.append(t)
-    return np.array(keep, dtype=np.int64)
-
-
-def _between(mult: NDArray[np.int32]) -> Bools:
-    """Which times to keep where layers repeat: a time whose use is at most the mean of those one period before and after goes.
-
-    Exact: if such a time has the largest use of all, so have both of the others; following the later one ends at a kept
-    time. Periods are the commonest distances between times at which the same columns live.
-    """
-    keep = np.ones(len(mult), dtype=bool)
-    last: dict[bytes, int] = {}
-    periods: dict[int, int] = {}
-    for t, row in enumerate(mult > 0):
-        key = np.packbits(row).tobytes()
-        if key in last:
-            periods[t - last[key]] = periods.get(t - last[key], 0) + 1
-        last[key] = t
-    for period in sorted(periods, key=lambda p: (-periods[p], p))[:6]:
-        if 2 * period < len(mult):
-            keep[period:-period] &= (2 * mult[period:-period] > mult[: -2 * period] + mult[2 * period :]).any(axis=1)
-    return keep

@@ -6,47 +6,19 @@ Every step is exact: the best objective of what is left (plus ``constant``) is t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.problem import Bools, Edge, Problem
+from solver_shard.solve.ledger import Ledger
+from solver_shard.solve.problem import Edge, Problem
+from solver_shard.solve.spans import Bools, at_times, canonical, over_time
+from solver_shard.solve.undo import Eliminate, Follow, Restrict, Step
 
 
 class NoAssignment(Exception):  # noqa: N818 - not an error of the program: an answer
     """Forbidden entries leave some node without a strategy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restrict:
-    """Node keeps the strategies ``kept``: x_old = kept[x_new]."""
-
-    node: int
-    kept: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """Node's strategy is a function of another node's: x = strategy_of[x_leader]."""
-
-    node: int
-    leader: int
-    strategy_of: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Eliminate:
-    """Node's best strategy given its neighbours': best[rows[x_a], cols[x_b]] (or best[rows[x_a]] with one, best[()] with none)."""
-
-    node: int
-    neighbours: tuple[int, ...]
-    maps: tuple[Ints, ...]
-    best: Ints
-
-
-Step = Restrict | Follow | Eliminate
 
 
 class Reducer:
@@ -55,20 +27,27 @@ class Reducer:
     Attributes:
         unary: costs per node, or None where the node is gone.
         adjacent: node -> neighbour -> edge.
-        carriers: node -> list of (bytes per strategy, column of ``mult``).
-        mult: int64[times, columns].
-        base: int64[times].
+        carriers: node -> list of (bytes per strategy, column).
+        spans: int64[S, 3], canonical (see spans.py).
+        times: int64[times].
         constant: cost of what is gone.
         steps: what was done, in order.
         touched: nodes whose surroundings changed since they were last simplified.
         changed: nodes whose surroundings changed since dominance was last looked for.
+        ledger: counts what goes.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, ledger: Ledger | None = None) -> None:
         self.problem = problem
+        self.ledger = ledger = ledger or Ledger()
+        ledger.edges += len(problem.edges)
+        ledger.cells += sum(edge.core.size for edge in problem.edges)
         self.unary: list[Ints | None] = list(problem.unary)
         self.adjacent: list[dict[int, Edge]] = [{} for _ in range(problem.size)]
-        self.mult, self.base, self.times = problem.mult, problem.base, problem.times
+        self.times = problem.times
+        self.spans = canonical(problem.spans)
+        self._base = problem.base
+        self._change: dict[int, int] = {}  # column -> bytes per count that join the base when it is asked for
         self.carriers: list[list[tuple[Ints, int]]] = [[] for _ in range(problem.size)]
         for carrier in problem.carriers:
             self.add_carrier(carrier.node, carrier.usage, carrier.column)
@@ -91,15 +70,37 @@ class Reducer:
     def size(self, v: int) -> int:
         return len(self.costs(v))
 
+    @property
+    def base(self) -> Ints:
+        """Bytes in use whatever is chosen, int64[times]."""
+        if self._change:
+            weights = np.zeros(self.problem.width, dtype=np.int64)
+            weights[list(self._change)] = list(self._change.values())
+            self._base = self._base + over_time(self.spans, weights, len(self._base))
+            self._change = {}
+        return self._base
+
+    def keep_times(self, keep: Bools) -> None:
+        """Keep some times."""
+        self.ledger.times += len(keep) - int(keep.sum())
+        self._base, self.times = self.base[keep], self.times[keep]
+        self.spans = at_times(self.spans, keep)
+
     def add_edge(self, edge: Edge) -> None:
         """Add an edge; parallel edges become one."""
         a, b = edge.a, edge.b
         known = self.adjacent[a].get(b)
         if known is not None:
-            edge = _sum(known, edge)
+            edge = add_edges(known, edge)
         self.set_edge(edge)
 
     def set_edge(self, edge: Edge) -> None:
+        known = self.adjacent[edge.a].get(edge.b)
+        if known is None:
+            self.ledger.edges -= 1
+        else:
+            self.ledger.cells += known.core.size
+        self.ledger.cells -= edge.core.size
         self.adjacent[edge.a][edge.b] = edge
         self.adjacent[edge.b][edge.a] = edge
         self.touch(edge.a, edge.b)
@@ -110,6 +111,8 @@ class Reducer:
         self.adjacent[edge.b][edge.a] = edge
 
     def drop_edge(self, a: int, b: int) -> None:
+        self.ledger.edges += 1
+        self.ledger.cells += self.adjacent[a][b].core.size
         del self.adjacent[a][b]
         del self.adjacent[b][a]
         self.touch(a, b)
@@ -125,6 +128,7 @@ class Reducer:
         kept = np.flatnonzero(keep)
         if len(kept) == 0:
             raise NoAssignment(v)
+        self.ledger.strategies += len(keep) - len(kept)
         self.steps.append(Restrict(v, kept))
         self.unary[v] = self.costs(v)[kept]
         self.carriers[v] = [(usage[kept], column) for usage, column in self.carriers[v]]
@@ -161,7 +165,7 @@ class Reducer:
             self.drop_edge(v, w)
         self.constant += int(self.costs(v)[0])
         for usage, column in self.carriers[v]:
-            self.base = self.base + self.mult[:, column] * usage[0]
+            self._change[column] = self._change.get(column, 0) + int(usage[0])
         self.steps.append(Eliminate(v, (), (), np.zeros((), dtype=np.int64)))
         self._remove(v)
 
@@ -206,6 +210,8 @@ class Reducer:
         self.carriers[v].append((usage, column))
 
     def _remove(self, v: int) -> None:
+        self.ledger.nodes += 1
+        self.ledger.strategies += self.size(v)
         self.unary[v] = None
         self.carriers[v] = []
         self.touched.discard(v)
@@ -223,59 +229,12 @@ class Reducer:
         return Edge(a=edge.a, b=edge.b, core=self._sliced[key][0], rows=rows, cols=cols)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Undo:
-    """The way back (and forth) between a problem and its reduced form.
-
-    Attributes:
-        steps: what presolve did.
-        sizes: strategies per node of the original.
-        nodes: node of the original behind each node of the reduced form.
-    """
-
-    steps: Sequence[Step]
-    sizes: Ints
-    nodes: Ints
-
-    def restore(self, assignment: Ints) -> Ints:
-        """The original's assignment for one of the reduced form."""
-        full = np.zeros(len(self.sizes), dtype=np.int64)
-        full[self.nodes] = assignment
-        for step in reversed(self.steps):
-            if isinstance(step, Restrict):
-                full[step.node] = step.kept[full[step.node]]
-            elif isinstance(step, Follow):
-                full[step.node] = step.strategy_of[full[step.leader]]
-            else:
-                full[step.node] = step.best[tuple(m[full[w]] for m, w in zip(step.maps, step.neighbours, strict=True))]
-        return full
-
-    def reduce(self, allowed: Mapping[int, Bools]) -> list[Bools | None]:
-        """Restrictions on the original's nodes as restrictions on the reduced form's; what cannot be said or met is dropped."""
-        masks: list[Bools | None] = [None] * len(self.sizes)
-        for v, mask in allowed.items():
-            masks[v] = np.asarray(mask, dtype=bool) if np.any(mask) else None
-        for step in self.steps:
-            own = masks[step.node]
-            if own is None:
-                continue
-            if isinstance(step, Restrict):
-                rest = np.asarray(own[step.kept], dtype=bool)
-                masks[step.node] = rest if rest.any() else None
-            elif isinstance(step, Follow):
-                leads = np.asarray(own[step.strategy_of], dtype=bool)
-                known = masks[step.leader]
-                both = leads if known is None else np.asarray(leads & known)
-                if both.any():
-                    masks[step.leader] = both
-        return [masks[v] for v in self.nodes.tolist()]
-
-
 def _transpose(core: Ints) -> Ints:
     return core.T
 
 
-def _sum(left: Edge, right: Edge) -> Edge:
+def add_edges(left: Edge, right: Edge) -> Edge:
+    """Two parallel edges as one."""
     pairs, rows = np.unique(np.stack([left.rows, right.rows], axis=1), axis=0, return_inverse=True)
     others, cols = np.unique(np.stack([left.cols, right.cols], axis=1), axis=0, return_inverse=True)
     core = left.core[pairs[:, 0, None], others[None, :, 0]] + right.core[pairs[:, 1, None], others[None, :, 1]]

@@ -3,20 +3,22 @@
 Every round's graph is a relaxation: it allows all that is allowed, at the same cost and with no larger peak. So what a round proves
 (a bound, or that nothing keeps the limit) is true of the problem itself, and the first solution whose true peak the graph has counted
 is as good as the proof says. Rounds share one clock. What earlier rounds found is kept: when time is up, the best plan that truly
-keeps the limit is returned with the best bound. A round whose best plan needs more than its graph has counted ends as soon as it is
-nearly proven, for the proof would not be of use: the next one starts from there.
+keeps the limit is returned with the best bound, and it is handed on now and then while the search goes on. A round whose best plan
+needs more than its graph has counted ends as soon as it is nearly proven, for the proof would not be of use: the next one starts from
+there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from solver_shard.choice.graph import ChoiceGraph, Ints
+from solver_shard.solve.anytime import Saver
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import Progress, clock_of, solve
 from solver_shard.solve.solution import Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
@@ -51,6 +53,9 @@ class Relaxed(Protocol):
     def start(self, assignment: Sequence[int] | Ints, missed: Collection[int]) -> WarmStart:
         """A solution of an earlier graph as a start for this one."""
 
+    def complete(self, assignment: Sequence[int] | Ints, name: str) -> WarmStart:
+        """A plain assignment as a start that decides every node of this graph."""
+
 
 def solve_in_rounds(
     relaxed: Relaxed,
@@ -62,18 +67,38 @@ def solve_in_rounds(
     work_limit: float | None = None,
     seed: int = 0,
     warm_starts: Sequence[WarmStart] = (),
+    workers: int = 2,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    saver: Saver[Solution] | None = None,
 ) -> Solution:
-    """``engine.solve`` with the true peak; the solution's assignment is a plain one. Arguments and errors are those of ``solve``."""
-    return _Rounds(relaxed, objective, memory_weight, gap, clock_of(time_limit, work_limit), seed, progress).run(tuple(warm_starts))
+    """``engine.solve`` with the true peak; the solution's assignment is a plain one. Arguments and errors are those of ``solve``, and:
+
+    Args:
+        stop: asked often; True ends the search with what it has.
+        saver: is offered every better plan that keeps the limit, as a solution with the bound of that moment.
+    """
+    clock = clock_of(time_limit, work_limit)
+    clock.halt = stop
+    rounds = _Rounds(relaxed, objective, memory_weight, gap, clock, seed, workers, progress, saver)
+    return rounds.run(tuple(warm_starts))
 
 
 class _Rounds:
     def __init__(
-        self, relaxed: Relaxed, objective: str, memory_weight: int, gap: float, clock: Clock, seed: int, progress: Progress | None
+        self,
+        relaxed: Relaxed,
+        objective: str,
+        memory_weight: int,
+        gap: float,
+        clock: Clock,
+        seed: int,
+        workers: int,
+        progress: Progress | None,
+        saver: Saver[Solution] | None,
     ) -> None:
         self.relaxed, self.objective, self.memory_weight = relaxed, objective, memory_weight
-        self.gap, self.clock, self.seed, self.progress = gap, clock, seed, progress
+        self.gap, self.clock, self.seed, self.workers, self.progress, self.saver = gap, clock, seed, workers, progress, saver
         self.priced = objective == "memory" or memory_weight > 0
         self.limit = relaxed.graph.limit
         self.bound: int | None = None
@@ -99,14 +124,28 @@ class _Rounds:
             assert above is not None
             self.relaxed.add(self.relaxed.missed(found.assignment, int(above * (1 - min(1.0, WIDER * 2 ** (number - 1))))))
             warm_starts = (self.relaxed.start(found.assignment, missed),)
+            if self.best is not None:
+                warm_starts += (self.relaxed.complete(self.best.assignment, "the best plan so far"),)
             number += 1
 
     def _round(self, number: int, warm_starts: tuple[WarmStart, ...]) -> Solution:
         left = self.clock.work_left()
         clock = self.clock.part(time_share=1.0, work=None if left == float("inf") else left)
-        seconds, work, offered = self.clock.seconds(), self.clock.work, list[tuple[Ints, int]]()
+        seconds, work, offered = self.clock.seconds(), self.clock.work, _Offered()
         events: list[Event] = []
-        clock.halt = self._impatience(clock, offered, events)
+        impatient = self._impatience(clock, offered, events)
+
+        def halt() -> bool:
+            if self.saver is not None:
+                self.saver.poll()
+            return impatient()
+
+        def watch(assignment: Ints, cost: int) -> None:
+            offered.plans.append((assignment, cost))
+            if self.saver is not None:
+                self.saver.offer(lambda: self._so_far(offered, events))
+
+        clock.halt = halt
 
         def report(event: Event) -> None:
             events.append(event)
@@ -122,22 +161,37 @@ class _Rounds:
             gap=self.gap,
             seed=self.seed,
             warm_starts=warm_starts,
+            workers=self.workers,
             progress=report,
             clock=clock,
             proven=self.bound,
-            watch=lambda assignment, cost: offered.append((assignment, cost)),
+            watch=watch,
         )
         prefix = "" if number == 1 else f"round {number}, "
         self.stages += [dataclasses.replace(stage, name=prefix + stage.name) for stage in found.stages]
         self.peak_bound = max(self.peak_bound, found.peak_bound)
-        if not offered and found.assignment is not None and found.cost is not None:
-            offered.append((np.array(found.assignment, dtype=np.int64), found.cost))  # the one of least peak, for the message
-        for assignment, cost in reversed(offered):
-            if self._true(assignment, cost) and not self.priced:
-                break  # those before cost more
+        if not offered.plans and found.assignment is not None and found.cost is not None:
+            offered.plans.append((np.array(found.assignment, dtype=np.int64), found.cost))  # the one of least peak, for the message
+        self._examine(offered)
         return found
 
-    def _impatience(self, clock: Clock, offered: list[tuple[Ints, int]], events: list[Event]) -> Callable[[], bool]:
+    def _examine(self, offered: _Offered) -> None:
+        """Which of the plans that were not examined yet keep the limit with all that they use."""
+        for assignment, cost in reversed(offered.plans[offered.examined :]):
+            if self._true(assignment, cost) and not self.priced:
+                break  # those before cost more
+        offered.examined = len(offered.plans)
+
+    def _so_far(self, offered: _Offered, events: list[Event]) -> Solution | None:
+        """The best plan in the midst of a round; None where it is the one before, or there is none."""
+        known = self.best
+        self._examine(offered)
+        if self.best is None or self.best is known:
+            return None
+        bound = max(self.bound or 0, (events[-1].bound or 0) if events else 0)
+        return self._solution(self.best, Status.FEASIBLE, bound)
+
+    def _impatience(self, clock: Clock, offered: _Offered, events: list[Event]) -> Callable[[], bool]:
         """Whether a round should stop: its best plan needs more than the graph has counted, and it is nearly proven or had its time."""
         known: list[bool] = []
 
@@ -150,9 +204,9 @@ class _Rounds:
             return value is not None and bound is not None and relative_gap(value, bound) <= NEARLY
 
         def halt() -> bool:
-            if not offered or (clock.used() < PATIENCE and not nearly()):
+            if not offered.plans or (clock.used() < PATIENCE and not nearly()):
                 return False
-            known.extend(untrue(assignment) for assignment, _ in offered[len(known) :])
+            known.extend(untrue(assignment) for assignment, _ in offered.plans[len(known) :])
             return known[-1]
 
         return halt
@@ -171,28 +225,40 @@ class _Rounds:
 
     def _final(self, last: Solution) -> Solution:
         """The best of all rounds; without one, the plan of the smallest true peak."""
-        plan, bound, status = self.best, self.bound, last.status
-        if plan is not None:
-            bound = min(plan.value, bound or 0)
+        if self.best is not None:
+            return self._solution(self.best, last.status, self.bound or 0)
+        return self._solution(self.least, last.status if last.status is Status.INFEASIBLE else Status.UNKNOWN, None)
+
+    def _solution(self, plan: _Plan | None, status: Status, bound: int | None) -> Solution:
+        """What is known so far. ``bound`` is for a plan that keeps the limit, whose status follows from it."""
+        gap = None
+        if plan is not None and bound is not None:
+            bound = min(plan.value, bound)
             gap = relative_gap(plan.value, bound)
             status = Status.OPTIMAL if bound == plan.value else Status.GAP if gap <= self.gap else Status.FEASIBLE
-        else:
-            plan = self.least
-            status = status if status is Status.INFEASIBLE else Status.UNKNOWN
         return Solution(
             status=status,
             assignment=None if plan is None else tuple(plan.assignment.tolist()),
             cost=None if plan is None else plan.cost,
             peak=None if plan is None else plan.peak,
             objective=None if plan is None else plan.value,
-            bound=None if self.best is None else bound,
+            bound=bound,
             peak_bound=self.peak_bound if plan is None else min(self.peak_bound, plan.peak),
-            gap=None if self.best is None else relative_gap(self.best.value, bound or 0),
+            gap=gap,
             history=tuple(self.history),
             stages=tuple(self.stages),
             seed=self.seed,
             work=self.clock.work,
+            interrupted=self.clock.halted(),
         )
+
+
+@dataclass(slots=True)
+class _Offered:
+    """Plans within the limit as a round's graph counts them, each better than the one before, and how many of them were examined."""
+
+    plans: list[tuple[Ints, int]] = field(default_factory=list)
+    examined: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

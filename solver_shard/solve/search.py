@@ -1,12 +1,11 @@
 """The search on one problem: bound, incumbent, fixing, and integer programs on what is left, until the gap is closed.
 
-1. *price* (pricing.py): every decoded assignment within the limit is an incumbent.
+1. *bound* (bounding.py): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
-   problem is presolved again and pricing starts over on the smaller one.
-3. *kernel*: the strategies whose bound exceeds the dual bound by at most some delta, as an integer program. A solution of it is an
-   incumbent. Whatever it proves, every other solution costs at least bound + delta: so the bound rises to the smaller
-   of both. Delta starts small and grows until the gap is closed.
-4. *neighbourhoods* (neighbourhood.py) of the incumbent, when the kernel that would close the gap is too large.
+   problem is presolved again and bounding starts over on the smaller one.
+3. *prove* (prove.py): integer programs on ever more of the strategies that may still matter.
+4. *improve* a large problem (campaign.py) beside the proof, and a small one by neighbourhoods (neighbourhood.py) when the program that
+   would close the gap is too large.
 
 All bounds compose: removed strategies only occur in solutions that cost at least the incumbent they were removed with.
 """
@@ -15,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solver_shard.choice.graph import Ints
+from solver_shard.solve.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.dual import Column, Dual
-from solver_shard.solve.kernel import KernelResult, cells_of, solve_kernel
-from solver_shard.solve.marginals import marginals
 from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
-from solver_shard.solve.pricing import Pricing
-from solver_shard.solve.problem import Bools, Floats, Problem
+from solver_shard.solve.problem import Problem
+from solver_shard.solve.prove import Margins, Proof, prove
+from solver_shard.solve.spans import Bools
+
+if TYPE_CHECKING:
+    from solver_shard.solve.campaign import Campaign
 
 Report = Callable[[Ints | None, int | None, str], None]
 """Called with a better assignment of the search's problem, or a better bound, and what found it."""
@@ -36,11 +38,20 @@ Restore = Callable[[Ints], Ints]
 FIRST_CELLS = 2500
 """Pairs in the first kernel before presolve; each next one has three times as many."""
 
-MOST_CELLS = 60_000
-"""Pairs after presolve beyond which an integer program is not tried."""
+MOST_PATIENCE = 9.0
+"""Times the usual effort for an integer program: three times as much after one that is not solved to the end."""
+
+PAUSE = 2
+"""Epochs without an integer program after one that gave nothing."""
 
 WORTH_FIXING = 600
-"""Strategies below which a problem is not worth shrinking before pricing is done."""
+"""Strategies below which a problem is not worth shrinking before its bound is done."""
+
+SHRINK = 0.8
+"""Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
+
+IDLE = 12
+"""Epochs without a better assignment or bound after which a large problem is given up."""
 
 
 @dataclass
@@ -57,12 +68,45 @@ class Best:
         return max(0, self.value - self.bound) / max(1, abs(self.value))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Margins:
-    """Objective that any solution with a strategy exceeds ``base`` by, per node and strategy."""
+@dataclass
+class _Ladder:
+    """Which integer program comes next: larger ones as long as they are solved to the end, then the same with more effort.
 
-    base: float
-    extra: list[Floats]
+    Attributes:
+        cells: pairs before presolve.
+        patience: times the usual effort.
+        ended: nothing larger may help.
+        complete: one that held every strategy that may still matter was solved to the end: nothing at all may help.
+        pause: epochs to go without one, because the last one was of no use.
+    """
+
+    cells: int = FIRST_CELLS
+    patience: float = 1.0
+    ended: bool = False
+    complete: bool = False
+    pause: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether none was tried so far: one that holds everything is done before an improvement would be."""
+        return self.cells == FIRST_CELLS and self.patience == 1.0 and not self.ended
+
+    @property
+    def due(self) -> bool:
+        return not self.ended and self.pause == 0
+
+    def climb(self, proof: Proof | None, *, useful: bool) -> None:
+        """After a program, or an epoch without one."""
+        if proof is None:
+            self.pause = max(0, self.pause - 1)
+            return
+        self.complete = proof.whole and proof.proven
+        self.ended = proof.large or self.complete or (not proof.proven and self.patience >= MOST_PATIENCE)
+        if proof.proven:
+            self.cells *= 3
+        else:
+            self.patience = min(MOST_PATIENCE, 3 * self.patience)
+        self.pause = 0 if useful or proof.proven else PAUSE
 
 
 class Search:
@@ -75,9 +119,12 @@ class Search:
         stop: a further reason to stop.
         rescue: called once when pricing finds no assignment within the limit: the value of one, or None when there is none.
         multipliers: cost per byte by time label, for the next problem.
+        campaign: improvement of the search's problem, where it is large.
     """
 
-    def __init__(self, problem: Problem, clock: Clock, *, gap: float, seed: int, report: Report, least_peak: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, clock: Clock, *, gap: float, seed: int, report: Report, least_peak: int = 0, workers: int = 1
+    ) -> None:
         self.problem, self.clock, self.gap, self.seed, self.report = problem, clock, gap, seed, report
         self.least_peak = least_peak
         self.best = Best()
@@ -86,6 +133,8 @@ class Search:
         self.stop: Callable[[], bool] | None = None
         self.rescue: Callable[[], int | None] | None = None
         self.multipliers: dict[int, float] = {}
+        self.campaign: Campaign | None = None
+        self.workers = workers
         self.rng = np.random.default_rng(seed)
 
     def closed(self) -> bool:
@@ -145,66 +194,126 @@ class Search:
             self.raise_bound(self.best.value, source)
 
     def _round(self, current: Problem, restore: Restore) -> tuple[Problem, Restore] | None:
-        """Price, fix, and solve kernels; a smaller problem to go on with, or None at the end."""
+        """Bound, fix, prove and improve; a smaller problem to go on with, or None at the end."""
         most = current.most()
 
-        def found(dual: Dual, column: Column | None, source: str) -> None:
-            if dual.bound > most:
+        def found(bound: int, assignment: Ints | None, source: str) -> None:
+            if bound > most:
                 self._exhausted(source)
-            self.raise_bound(dual.bound, source)
-            if column is not None:
-                self.offer(restore(column.assignment), source)
+            self.raise_bound(bound, source)
+            if assignment is not None:
+                self.offer(restore(assignment), source)
 
-        pricing = Pricing(
-            current,
-            self.clock,
-            gap=self.gap,
-            found=found,
-            value=lambda: self.best.value,
-            start=np.array([self.multipliers.get(t, 0.0) for t in current.times.tolist()]),
-            least_peak=self.least_peak,
-        )
+        bounding = self._bounding(current, found)
         fixed_at = np.inf
-        for _ in pricing.steps():
+        for _ in bounding.steps():
             if self.stopped():
                 return None
-            room = pricing.room()
-            if room < min(0.5 * fixed_at, 0.05 * abs(pricing.dual.best)) and current.offsets[-1] > WORTH_FIXING:
+            room = self._room(bounding)
+            if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
                 fixed_at = room
-                keep = self._fixing(self._margins(pricing.dual))
+                keep = self._fixing(bounding.margins())
                 if keep is not None:
-                    return self._smaller(current, restore, keep, pricing.dual)
+                    return self._smaller(current, restore, keep, bounding)
         if self.best.value is None and self.rescue is not None:
             self.best.value = self.rescue()
             self.infeasible = self.best.value is None and not self.clock.over()
             self.rescue = None
         if self.stopped():
             return None
-        return self._kernels(current, restore, pricing.dual)
+        return self._close(current, restore, bounding)
 
-    def _kernels(self, current: Problem, restore: Restore, dual: Dual) -> tuple[Problem, Restore] | None:
-        margins = self._margins(dual)
-        target, tried = FIRST_CELLS, None
+    def _bounding(self, current: Problem, found: Callable[[int, Ints | None, str], None]) -> Bounding:
+        def value() -> int | None:
+            return self.best.value
+
+        if is_large(current):
+            from solver_shard.solve.campaign import Campaign
+            from solver_shard.solve.large import LargeBounding
+
+            large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
+            if current is self.problem:
+                self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
+            return large
+        return SmallBounding(
+            current,
+            self.clock,
+            gap=self.gap,
+            found=found,
+            value=value,
+            prices=self.multipliers,
+            least_peak=self.least_peak,
+            rng=self.rng,
+        )
+
+    def _room(self, bounding: Bounding) -> float:
+        """Distance of the incumbent to the bound; infinite without one."""
+        return np.inf if self.best.value is None else self.best.value - bounding.level()
+
+    def _close(self, current: Problem, restore: Restore, bounding: Bounding) -> tuple[Problem, Restore] | None:
+        """Prove and improve until the gap is closed or nothing helps; a smaller problem if that has become possible."""
+        margins = bounding.margins()
+        self.multipliers = bounding.prices()
+        if self.campaign is not None:
+            self.clock.spend(self.campaign.reprice(self.multipliers))
+        ladder, tried = _Ladder(), None
         while not self.stopped():
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
                 if keep is not None:
-                    return self._smaller(current, restore, keep, dual)
-            if self.stopped() or self._kernel(current, restore, dual, margins, target):
+                    return self._smaller(current, restore, keep, bounding)
+                if self.stopped():
+                    break
+            known = self.best.bound, self.best.value
+            proof = self._epoch(current, margins, ladder)
+            if proof is not None:
+                self._take(proof, restore)
+            ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
+            if ladder.complete:
+                return None
+            if ladder.ended and (self.campaign is None or self.best.assignment is None or self.campaign.idle > IDLE):
                 break
-            target *= 3
-        if not self.stopped() and self.best.assignment is not None:
+        if not self.stopped() and self.campaign is None and self.best.assignment is not None:
             neighbourhoods(self.problem, self.best.assignment, self.clock, seed=self.seed, gap=self.gap, offer=self.offer)
         return None
 
-    def _margins(self, dual: Dual) -> _Margins:
-        parts = dual.parts()
-        least = marginals(dual.messages, parts, 4, self.rng)
-        self.clock.spend(dual.messages.work * 10)
-        return _Margins((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
+    def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder) -> Proof | None:
+        """An integer program where the ladder has one, and improvements beside it."""
 
-    def _fixing(self, margins: _Margins) -> list[Bools] | None:
+        def prover(clock: Clock) -> Proof:
+            return prove(
+                current,
+                margins,
+                value=self.best.value,
+                multipliers=self.multipliers,
+                least_peak=self.least_peak,
+                cells=ladder.cells,
+                patience=ladder.patience,
+                gap=self.gap / 4,
+                seed=self.seed,
+                clock=clock,
+            )
+
+        if self.campaign is None or self.best.assignment is None or (ladder.first and _pairs(current) <= FIRST_CELLS):
+            return None if ladder.ended else prover(self.clock)
+        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
+        for assignment in found:
+            self.offer(assignment, "improvement")
+        return proof
+
+    def _take(self, proof: Proof, restore: Restore) -> None:
+        """Use what a kernel gave."""
+        if proof.large:
+            return
+        if proof.assignment is not None:
+            self.offer(restore(proof.assignment), "kernel")
+        if proof.bound is None:
+            self._exhausted("kernel")
+        else:
+            self.raise_bound(proof.bound, "kernel")
+
+    def _fixing(self, margins: Margins) -> list[Bools] | None:
         """Which strategies may still occur in a better solution; None where that removes little."""
         if self.best.value is None:
             return None
@@ -213,10 +322,10 @@ class Search:
             self._exhausted("fixing")
             return None
         left = sum(int(mask.sum()) for mask in keep)
-        return keep if left < 0.7 * sum(map(len, keep)) else None
+        return keep if left < SHRINK * sum(map(len, keep)) else None
 
-    def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], dual: Dual) -> tuple[Problem, Restore] | None:
-        self._remember(current, dual)
+    def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
+        self.multipliers = bounding.prices()
         try:
             smaller, undo = presolve(current, keep)
         except NoAssignment:
@@ -225,81 +334,10 @@ class Search:
         self.clock.spend(1e-3 * current.size)
         return smaller, lambda x: restore(undo.restore(x))
 
-    def _remember(self, current: Problem, dual: Dual) -> None:
-        self.multipliers.update(zip(current.times.tolist(), (dual.multipliers / dual.scale).tolist(), strict=True))
 
-    def _kernel(self, current: Problem, restore: Restore, dual: Dual, margins: _Margins, target: int) -> bool:
-        """One integer program; true when nothing larger needs to be tried."""
-        room = self.best.value - margins.base if self.best.value is not None else np.inf
-        delta = min(_delta(current, margins.extra, target), room)
-        keep = [(row < delta) | (row <= row.min()) for row in margins.extra] if np.isfinite(delta) else [row >= 0 for row in margins.extra]
-        whole = delta >= room or all(mask.all() for mask in keep)
-        self._remember(current, dual)
-        outside = None if whole else current.whole(margins.base + delta)  # every solution with another strategy costs at least that
-        try:
-            kernel, undo = presolve(current, keep)
-        except NoAssignment:
-            self._emptied(outside)
-            return whole
-        self.clock.spend(1e-3 * current.size)
-        if cells_of(kernel) > MOST_CELLS:
-            return True
-        result, inside = self._solve_kernel(kernel)
-        if result.assignment is not None:
-            self.offer(restore(undo.restore(result.assignment)), "kernel")
-        if result.empty:
-            self._emptied(outside)
-        else:
-            self.raise_bound(inside if outside is None else min(inside, outside), "kernel")
-        return whole or not result.proven
-
-    def _solve_kernel(self, kernel: Problem) -> tuple[KernelResult, int]:
-        inner = Dual(kernel, least_peak=self.least_peak)
-        start = np.array([self.multipliers.get(t, 0.0) for t in kernel.times.tolist()]) * inner.scale
-        for _ in range(4):
-            inner.evaluate(start, 5)
-        inner.multipliers = start
-        self.clock.spend(inner.work)
-        effort = min(60.0, 2.0 + cells_of(kernel) / 1000)
-        result = solve_kernel(kernel, inner, self.clock, cutoff=self.best.value, gap=self.gap / 4, seed=self.seed, effort=effort)
-        return result, max(inner.bound, result.bound if result.bound is not None else inner.bound)
-
-    def _emptied(self, outside: int | None) -> None:
-        """The kernel holds no better solution: all others cost at least ``outside``, or there are none."""
-        if outside is None:
-            self._exhausted("kernel")
-        else:
-            self.raise_bound(outside, "kernel")
+def _pairs(problem: Problem) -> int:
+    return sum(edge.core.size for edge in problem.edges)
 
 
 def _same(assignment: Ints) -> Ints:
     return assignment
-
-
-def _delta(problem: Problem, extra: list[Floats], cells: int) -> float:
-    """The largest threshold for which the edges between strategies below it have at most so many pairs."""
-    values = np.unique(np.concatenate(extra))
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if middle == len(values) or _cells_below(problem, extra, float(values[middle])) <= cells:
-            low = middle
-            if middle == len(values):
-                break
-        else:
-            high = middle - 1
-    if low == len(values):
-        return np.inf if _cells_below(problem, extra, np.inf) <= cells else float(values[-1])
-    return float(values[low])
-
-
-def _cells_below(problem: Problem, extra: list[Floats], threshold: float) -> int:
-    masks = [row < threshold for row in extra]
-    total = 0
-    for edge in problem.edges:
-        rows = np.zeros(edge.core.shape[0], dtype=bool)
-        cols = np.zeros(edge.core.shape[1], dtype=bool)
-        rows[edge.rows[masks[edge.a]]] = True
-        cols[edge.cols[masks[edge.b]]] = True
-        total += int(rows.sum()) * int(cols.sum())
-    return total

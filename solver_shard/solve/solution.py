@@ -54,6 +54,8 @@ class Event:
         objective: best objective so far, or None.
         bound: best lower bound so far, or None.
         source: what found it: a stage or a warm start.
+
+    As text: ``objective 1,034, bound 1,020, gap 1.35% (kernel)``.
     """
 
     seconds: float
@@ -61,6 +63,12 @@ class Event:
     objective: int | None
     bound: int | None
     source: str
+
+    def __str__(self) -> str:
+        found = "no solution yet" if self.objective is None else f"objective {self.objective:,}"
+        proven = "" if self.bound is None else f", bound {self.bound:,}"
+        gap = "" if self.objective is None or self.bound is None else f", gap {relative_gap(self.objective, self.bound):.2%}"
+        return f"{found}{proven}{gap} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,7 @@ class Solution:
         stages: the stages that ran.
         seed: the seed that was given.
         work: work spent: one unit is about one second of one core on the machine it was calibrated on, but counted, not timed.
+        interrupted: whether the caller asked to stop before a limit or a proof did; what is said here is true all the same.
     """
 
     status: Status
@@ -103,6 +112,7 @@ class Solution:
     stages: tuple[Stage, ...] = ()
     seed: int = 0
     work: float = 0.0
+    interrupted: bool = False
 
     @property
     def feasible(self) -> bool:

@@ -57,8 +57,10 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words += (
         " --gap 0.01 --time-limit 9 --work-limit 3 --microbatches 4 --reduce-dtype f32 --clip --rules a.toml --rules b.toml --conservative"
     )
+    words += " --workers 3 --total-time-limit 20"
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
     assert fake.model == "a.b:c"
+    assert fake.options.pop("stop")() is False
     command = fake.options.pop("command")
     assert command == shlex.join(["solver-shard", *words.split(), "--seed", "5", "-q"])
     assert fake.options == {
@@ -91,7 +93,10 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "time_limit": 9.0,
         "work_limit": 3.0,
         "seed": 5,
+        "workers": 3,
+        "total_time_limit": 20.0,
         "progress": None,
+        "incumbent": None,
     }
 
 
@@ -118,6 +123,7 @@ def test_solve_writes_the_plan_and_prints_json(fake: Optimize, tmp_path: Path, c
         ["solve", "gpt2", "--mesh", "8", "--microbatches", "0"],
         ["solve", "gpt2", "--mesh", "8", "--reduce-dtype", "f64"],
         ["solve", "gpt2", "--mesh", "8", "--no-such-option"],
+        ["solve", "gpt2", "--mesh", "8", "--workers", "0"],
         ["solve", "gpt2", "--mesh", "8", "--split", "d0=4x2", "--no-split"],
         ["solve", "gpt2", "--mesh", "8", "-o", "no/such/folder/plan.json"],
         ["solve", "gpt2", "--mesh", "8", "-o", "/dev/null"],
@@ -197,6 +203,8 @@ def test_debug_shows_the_traceback(fake: Optimize, capsys: pytest.CaptureFixture
         (["--mesh", "8", "--gap", "-1"], "gap -1.0 is not legal"),
         (["--mesh", "8", "--time-limit", "0"], "time limit 0.0 is not legal"),
         (["--mesh", "8", "--work-limit", "-1"], "work limit -1.0 is not legal"),
+        (["--mesh", "8", "--total-time-limit", "0"], "total time limit 0.0 is not legal"),
+        (["--mesh", "8", "--workers", "999"], "999 workers are not legal"),
         (["--mesh", "8", "--objective", "memory", "--memory-weight", "3"], "a memory weight only makes sense with the time objective"),
         (["--mesh", "8"], "the batch size for 'gpt2' is missing"),
         (["--mesh", "8", "--batch", "8", "--dtype", ""], "dtype '' was asked; legal: f32, bf16, f16"),

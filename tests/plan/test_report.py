@@ -123,6 +123,7 @@ def test_ops_without_a_rule_are_listed_with_their_price() -> None:
             "optimal within the gap asked for: no tied plan (repeated layers alike) has less time than 78.0 us, gap 0.005%",
         ),
         ("feasible", "free", 0.1, "memory", "feasible: no plan has less peak than 76.2 KiB, gap 10%"),
+        ("interrupted", "free", 0.1, "time", "interrupted: no plan has less time than 78.0 us, gap 10%"),
     ],
 )
 def test_the_proof_is_said_in_a_sentence(status: str, problem: str, gap: float, objective: str, text: str) -> None:

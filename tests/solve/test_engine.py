@@ -13,7 +13,7 @@ from random_graphs import best_value, points, random_graph, some_limit
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.errors import InputError
-from solver_shard.solve import kernel, search
+from solver_shard.solve import engine, kernel, search
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import MIB, Event, Status, WarmStart, objective_value, relative_gap
 
@@ -142,16 +142,92 @@ def test_a_short_time_limit_still_gives_a_valid_certificate() -> None:
             assert solution.bound <= solution.objective
 
 
-def test_an_infeasible_limit_comes_with_the_least_peak() -> None:
+def test_an_infeasible_limit_comes_with_a_peak_near_the_least() -> None:
     graph = ladder(6, 0.0)
     assert graph.limit is not None
     solution = solve(replace(graph, limit=graph.limit - 1), time_limit=None, gap=0.0)
     assert solution.status is Status.INFEASIBLE
-    assert solution.peak == graph.limit
-    assert solution.peak_bound == graph.limit
+    assert solution.peak is not None
+    assert solution.peak_bound == graph.limit <= solution.peak
+    assert relative_gap(solution.peak, solution.peak_bound) <= engine.PEAK_GAP
     assert solution.gap is None
     assert solution.bound is None
     assert solve(graph, time_limit=None).feasible
+
+
+def test_the_peak_is_not_minimised_to_the_end_once_nothing_can_keep_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = ladder(6, 0.0)
+    assert graph.limit is not None
+    small = replace(graph, limit=int(0.97 * graph.limit))
+    solution = solve(small, time_limit=None, gap=0.0)
+    monkeypatch.setattr(engine, "PEAK_GAP", 0.0)
+    exact = solve(small, time_limit=None, gap=0.0)
+    assert solution.status is exact.status is Status.INFEASIBLE
+    assert exact.peak == exact.peak_bound == graph.limit
+    assert solution.peak is not None
+    assert solution.peak_bound <= graph.limit <= solution.peak
+    assert solution.work < exact.work
+
+
+def test_least_usage_everywhere_is_there_however_short_the_search() -> None:
+    graph = ladder(10, None)
+    graph = replace(graph, tables=tuple(np.minimum(table, 5000) for table in graph.tables))
+    least = [int(np.lexsort((graph.node_costs(v), graph.node_usages(v)))[0]) for v in range(graph.size)]
+    tight = replace(graph, limit=graph.peak(least))
+    solution = solve(tight, time_limit=None, work_limit=1e-9)
+    assert solution.feasible
+    assert solution.cost is not None
+    assert solution.cost <= graph.cost(least)
+    assert not solve(replace(tight, limit=graph.peak(least) - 1), time_limit=None, work_limit=1e-9).feasible
+
+
+def colouring(nodes: int, colours: int, limit: int | None) -> ChoiceGraph:
+    """Nodes that all differ: no pair and no triple shows that there are too few colours."""
+    edges = [(v, w) for w in range(nodes) for v in range(w)]
+    count = nodes * colours
+    return ChoiceGraph(
+        names=tuple(f"node {v}" for v in range(nodes)),
+        offsets=np.arange(0, count + 1, colours),
+        costs=np.arange(count) % 7,
+        usages=1 + np.arange(count) % 3,
+        interval_offsets=np.arange(nodes + 1),
+        intervals=np.array([[0, 1]] * nodes),
+        edges=np.array(edges),
+        edge_tables=np.zeros(len(edges), dtype=np.int64),
+        tables=(np.where(np.eye(colours, dtype=bool), FORBIDDEN, 0),),
+        limit=limit,
+    )
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("limit", [None, 100, 8])
+def test_what_only_the_search_shows_to_be_impossible_is_infeasible(limit: int | None, objective: str) -> None:
+    solution = solve(colouring(6, 5, limit), objective=objective, time_limit=None)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.assignment is None
+    assert solve(colouring(5, 5, None if limit is None else limit + 8), objective=objective, time_limit=None).feasible
+
+
+@pytest.mark.parametrize("share", [-0.01, 0.1])
+def test_a_search_for_the_least_peak_that_gives_up_proves_nothing(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search takes its word, but goes on, and proves by itself what there is to prove."""
+    graph, run = ladder(6, share), engine.Search.run
+    expected = solve(graph, time_limit=None, gap=0.0)
+
+    def gives_up(given: engine._Run) -> None:
+        given.undecided = True
+
+    def hopeless(given: engine.Search) -> None:
+        if given.rescue is None:
+            run(given)
+        else:
+            given.infeasible = given.rescue() is None
+
+    monkeypatch.setattr(engine._Run, "_least_peak", gives_up)
+    monkeypatch.setattr(engine.Search, "run", hopeless)
+    solution = solve(graph, time_limit=None, gap=0.0)
+    assert (solution.status, solution.feasible) == (expected.status, share > 0)
+    assert share < 0 or solution.objective == expected.objective
 
 
 def test_without_any_allowed_combination_there_is_no_assignment() -> None:

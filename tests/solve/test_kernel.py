@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_graphs import best_value, points, random_graph, some_limit
+from random_graphs import best_value, hard_graph, points, random_graph, some_limit
 
 from solver_shard.solve import kernel
 from solver_shard.solve.clock import Clock
@@ -13,6 +13,7 @@ from solver_shard.solve.kernel import solve_kernel
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import from_graph
 from solver_shard.solve.solution import MIB
+from solver_shard.solve.waiting import left_behind
 
 
 @pytest.mark.parametrize("tiny", [0, 10**6], ids=["highs", "cp-sat"])
@@ -44,3 +45,35 @@ def test_optimum_of_a_kernel(seed: int, tiny: int, monkeypatch: pytest.MonkeyPat
             assert problem.value(undo.restore(result.assignment)) == best
             assert result.bound is not None
             assert best - 1 <= result.bound <= best
+
+
+@pytest.mark.parametrize("tiny", [0, 10**6], ids=["highs", "cp-sat"])
+def test_a_call_that_was_left_behind_proves_nothing(tiny: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "TINY_VALUES", tiny)
+    monkeypatch.setattr(kernel, "TINY_CELLS", 10**6)
+    monkeypatch.setattr(kernel, "call_watched", lambda *_arguments, **_options: None)
+    problem, _ = from_graph(hard_graph(np.random.default_rng(0), 8, degree=4, room=2.0), limit=None)
+    dual = Dual(problem)
+    dual.evaluate(np.zeros(len(problem.base)), 2)
+    result = solve_kernel(problem, dual, Clock(None, None), cutoff=None, gap=0.0, seed=0, effort=10.0)
+    assert (result.assignment, result.bound, result.empty, result.proven) == (None, None, False, False)
+
+
+def test_cp_sat_ends_when_the_caller_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "TINY_VALUES", 10**6)
+    monkeypatch.setattr(kernel, "TINY_CELLS", 10**6)
+    problem, _ = from_graph(hard_graph(np.random.default_rng(0), 60), limit=None)
+    dual = Dual(problem)
+    dual.evaluate(np.zeros(len(problem.base)), 2)
+    polls = 0
+    clock = Clock(3600.0, None)
+
+    def halt() -> bool:
+        nonlocal polls
+        polls += 1
+        return polls > 3
+
+    clock.halt = halt
+    result = solve_kernel(problem, dual, clock, cutoff=None, gap=0.0, seed=0, effort=1e6)
+    assert not result.proven
+    assert not left_behind()

@@ -1,6 +1,6 @@
 """Which model families trace, need no fallback, and have something to shard in every op that matters.
 
-    python experiments/coverage.py [FAMILY ...] [--markdown experiments/coverage.md]
+    python experiments/op_coverage.py [FAMILY ...] [--markdown experiments/op_coverage.md]
 
 Every family of tests/model_zoo.py, in several forms: training with dropout and fused attention, training with attention written
 out, in half precision, and forward only; and forty more at the sizes of their default configs, with two layers. An op counts as
@@ -67,7 +67,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         __doc__.split("\n\n")[0],
         "",
-        f"torch {torch.__version__}, transformers {_version()}. Made by `python experiments/coverage.py`.",
+        f"torch {torch.__version__}, transformers {_version()}. Made by `python experiments/op_coverage.py`.",
         "",
     ]
     lines += ["| family | form | ops | kinds of ops | without a rule | replicated only, over 1% |", "|---|---|---|---|---|---|"]

@@ -1,0 +1,129 @@
+"""What is legal of the arguments of ``api.optimize``, said before the model is traced; what they mean is written there."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from solver_shard.errors import InputError
+from solver_shard.mesh import Mesh
+from solver_shard.units import format_bytes
+
+if TYPE_CHECKING:
+    from solver_shard.costs.cluster import Cluster
+    from solver_shard.plan.plan import Options
+
+MAX_MEMORY_WEIGHT = 10**9
+MAX_MICROBATCHES = 4096
+MAX_WORKERS = 256
+
+
+def check_pins(pins: Sequence[str], mesh: Mesh) -> None:
+    """Read the pins before the model is traced, so that a slip shows at once."""
+    from solver_shard.pins import parse_pin
+
+    if isinstance(pins, str):
+        raise InputError(f"pins must be a list of texts, got one text {pins!r}; write [{pins!r}]")
+    if not isinstance(pins, Sequence) or not all(isinstance(text, str) for text in pins):
+        raise InputError(f"pins must be a list of texts, got {pins!r}; write them as in ['lm_head.weight={mesh.names[-1]}=S(0)']")
+    for text in pins:
+        parse_pin(text, mesh)
+
+
+def check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
+    if reserve >= limit:
+        raise InputError(
+            f"a reserve of {format_bytes(reserve)} leaves nothing of the memory limit of {format_bytes(limit)}; give a larger --memory, "
+            f"or a smaller --reserve (the one of cluster {cluster.name} is {format_bytes(cluster.device.reserve)}; 0 for none)"
+        )
+
+
+def check_optimizer(options: Options) -> None:
+    """An optimizer that is known, with a state that something keeps."""
+    from solver_shard.costs.memory import OPTIMIZERS, optimizer_state
+
+    if not isinstance(options.optimizer, str):
+        raise InputError(f"optimizer {options.optimizer!r} is not known; legal: {', '.join(OPTIMIZERS)}")
+    optimizer_state(
+        options.optimizer,
+        master_weights=options.master_weights,
+        state_bytes=options.state_bytes,
+        reduce_dtype=options.reduce_dtype,
+        clip=options.clip,
+    )
+    if options.forward_only and (options.clip or options.reduce_dtype is not None):
+        what = "clipping" if options.clip else f"a reduce dtype of {options.reduce_dtype}"
+        raise InputError(f"{what} was asked with a forward-only step, which has no gradients; drop one of the two")
+    if options.state_bytes is not None and (options.forward_only or options.optimizer == "none"):
+        what = "a forward-only step" if options.forward_only else "optimizer none"
+        raise InputError(f"{options.state_bytes} bytes of optimizer state were asked with {what}, which keeps none; drop one of the two")
+
+
+def check_microbatches(microbatches: int, batch: int | None, *, forward_only: bool) -> int:
+    if not _is_number(microbatches, whole=True) or not 1 <= microbatches <= MAX_MICROBATCHES:
+        raise InputError(f"microbatches {microbatches!r} is not legal; give a whole number, 1 to {MAX_MICROBATCHES}")
+    if microbatches > 1 and forward_only:
+        raise InputError("a forward-only step has no gradients to accumulate; plan one microbatch, and leave --microbatches out")
+    if batch is not None and _is_number(batch, whole=True) and batch % microbatches:
+        near = [n for n in range(1, min(batch, MAX_MICROBATCHES) + 1) if batch % n == 0]
+        closest = sorted(near, key=lambda n: abs(n - microbatches))[:2]
+        raise InputError(
+            f"a batch of {batch} cannot be run in {microbatches} equal microbatches; give a number that divides it, as "
+            f"{' or '.join(map(str, closest))}"
+        )
+    return int(microbatches)
+
+
+def part_of(batch: int | None, microbatches: int) -> int | None:
+    """The batch of one microbatch; what is no number is left for the frontend to refuse."""
+    return batch // microbatches if batch is not None and microbatches > 1 and _is_number(batch, whole=True) else batch
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """A flag; numbers and texts would look as if they meant more."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r} is not legal; give True or False")
+    return value
+
+
+def check_numbers(
+    *,
+    overlap: float,
+    objective: str,
+    memory_weight: int,
+    gap: float,
+    time_limit: float,
+    total_time_limit: float | None,
+    work_limit: float | None,
+    seed: int,
+    workers: int,
+) -> None:
+    if not _is_number(overlap) or not 0 <= overlap <= 1:
+        raise InputError(f"overlap {overlap!r} is not legal; it is the hidden part of parameter gathers and gradient reductions, 0 to 1")
+    if objective not in ("time", "memory"):
+        raise InputError(f"objective {objective!r} is not known; legal: time, memory")
+    if not _is_number(memory_weight, whole=True) or not 0 <= memory_weight <= MAX_MEMORY_WEIGHT:
+        raise InputError(
+            f"memory weight {memory_weight!r} is not legal; it is a whole number of nanoseconds per MiB of peak, 0 to {MAX_MEMORY_WEIGHT}"
+        )
+    if memory_weight and objective == "memory":
+        raise InputError("a memory weight only makes sense with the time objective; drop it, or use objective time")
+    if not _is_number(gap) or not 0 <= gap < 1:
+        raise InputError(f"gap {gap!r} is not legal; it is a part of the objective, at least 0 and less than 1, as in 0.01")
+    if not _is_number(time_limit) or not 0 < time_limit < math.inf:
+        raise InputError(f"time limit {time_limit!r} is not legal; give seconds, more than 0")
+    if total_time_limit is not None and not (_is_number(total_time_limit) and 0 < total_time_limit < math.inf):
+        raise InputError(f"total time limit {total_time_limit!r} is not legal; give seconds, more than 0")
+    if work_limit is not None and not (_is_number(work_limit) and 0 < work_limit < math.inf):
+        raise InputError(f"work limit {work_limit!r} is not legal; give a number of work units, more than 0")
+    if not _is_number(seed, whole=True) or not 0 <= seed < 2**31:
+        raise InputError(f"seed {seed!r} is not legal; give a whole number, 0 to {2**31 - 1}")
+    if not _is_number(workers, whole=True) or not 1 <= workers <= MAX_WORKERS:
+        raise InputError(f"{workers!r} workers are not legal; give a whole number of processor cores, 1 to {MAX_WORKERS}")
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    """Whether this is a number of Python or numpy; truth values are not."""
+    return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)

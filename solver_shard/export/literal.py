@@ -1,0 +1,149 @@
+"""Files of names, strings, numbers, tuples, lists, dicts and calls of a few known names, read as data: nothing in them is ever run.
+
+>>> read_assignments('SPECS = {"w": P("tp", None)}', calls=("P",))
+{'SPECS': {'w': Call(name='P', args=('tp', None), kwargs={})}}
+
+The forms that other tools keep as Python (PartitionSpecs, parallel styles, torchtitan's sharding configs) come back in this way.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from solver_shard.errors import InputError
+
+MAX_BYTES = 16 * 2**20
+MAX_DEPTH = 40
+MAX_ITEMS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as written: the last part of the called name, and its arguments as data."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A bare or dotted name as written, its last part: ``TP`` or ``MeshAxisName.TP``."""
+
+    name: str
+
+
+def read_assignments(text: str, *, calls: Collection[str] = (), file: str = "file") -> dict[str, Any]:
+    """The values of a Python file's plain assignments ``NAME = literal`` at its top level; all other statements are skipped.
+
+    An assignment whose value is no literal is left out, so a caller that misses a name says so.
+
+    Args:
+        calls: names that may be called; only keyword and positional arguments of literals are allowed.
+
+    Raises:
+        InputError: too large, nested too deeply, or not Python.
+    """
+    tree = _parse(text, file, "exec")
+    found: dict[str, Any] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+            try:
+                found[statement.targets[0].id] = _Reader(calls, file).value(statement.value, 0)
+            except _NotLiteralError:
+                continue
+    return found
+
+
+def read_value(text: str, *, calls: Collection[str] = (), file: str = "file") -> Any:
+    """One value, as JSON or as a Python literal with calls of known names; InputError says where it is something else."""
+    if len(text) > MAX_BYTES:
+        raise InputError(f"{file} has {len(text):,} characters; at most {MAX_BYTES:,} are read")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    tree = _parse(text.strip(), file, "eval")
+    try:
+        return _Reader(calls, file).value(tree.body, 0)
+    except _NotLiteralError as error:
+        raise InputError(f"{file}: {error}; give JSON, or a literal of strings, numbers, lists, tuples and dicts") from None
+
+
+class _NotLiteralError(Exception):
+    pass
+
+
+def _parse(text: str, file: str, mode: str) -> Any:
+    if len(text) > MAX_BYTES:
+        raise InputError(f"{file} has {len(text):,} characters; at most {MAX_BYTES:,} are read")
+    try:
+        return ast.parse(text, filename=file, mode=mode)
+    except SyntaxError as error:
+        raise InputError(f"{file}, line {error.lineno}: neither JSON nor Python: {error.msg}; give the file that export wrote") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{file}: cannot be read ({type(error).__name__}: {error}); give the file that export wrote") from None
+
+
+class _Reader:
+    def __init__(self, calls: Collection[str], file: str) -> None:
+        self._calls = calls
+        self._file = file
+        self._items = 0
+
+    def value(self, node: ast.expr, depth: int) -> Any:
+        self._items += 1
+        if depth > MAX_DEPTH or self._items > MAX_ITEMS:
+            raise InputError(
+                f"{self._file}: nested deeper than {MAX_DEPTH} or more than {MAX_ITEMS:,} items; give the file that export wrote"
+            )
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            number = node.operand.value
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                return -number
+        if isinstance(node, ast.Tuple):
+            return tuple(self.value(item, depth + 1) for item in node.elts)
+        if isinstance(node, ast.List):
+            return [self.value(item, depth + 1) for item in node.elts]
+        if isinstance(node, ast.Dict):
+            return self._dict(node, depth)
+        if isinstance(node, ast.Name):
+            return Name(node.id)
+        if isinstance(node, ast.Attribute):
+            return Name(node.attr)
+        if isinstance(node, ast.Call):
+            return self._call(node, depth)
+        raise _NotLiteralError(f"line {node.lineno} holds a {type(node).__name__}, which is no literal")
+
+    def _dict(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            if key is None:
+                raise _NotLiteralError(f"line {node.lineno} unpacks a dict")
+            name = self.value(key, depth + 1)
+            if not isinstance(name, str | int | Name):
+                raise _NotLiteralError(f"line {node.lineno} has a {type(name).__name__} as a key")
+            if name in made:
+                raise InputError(f"{self._file}, line {node.lineno}: {name!r} stands twice in one dict; drop one of them")
+            made[name] = self.value(item, depth + 1)
+        return made
+
+    def _call(self, node: ast.Call, depth: int) -> Call:
+        name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if name not in self._calls:
+            raise _NotLiteralError(
+                f"line {node.lineno} calls {name or 'something'}, which is not one of {', '.join(self._calls) or 'no names'}"
+            )
+        if any(keyword.arg is None for keyword in node.keywords) or any(isinstance(arg, ast.Starred) for arg in node.args):
+            raise _NotLiteralError(f"line {node.lineno} unpacks arguments")
+        return Call(
+            name,
+            tuple(self.value(arg, depth + 1) for arg in node.args),
+            {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords},
+        )

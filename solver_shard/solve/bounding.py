@@ -1,0 +1,91 @@
+"""Two ways to bound a problem and to price its memory, behind one face: exact small tables, or flat arrays for large ones.
+
+Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (pricing.py), with
+numpy alone. Large ones are relaxed on flat arrays by compiled loops (large.py), with rows for the few times that matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from solver_shard.choice.graph import Ints
+from solver_shard.solve.clock import Clock
+from solver_shard.solve.dual import Column, Dual
+from solver_shard.solve.marginals import marginals
+from solver_shard.solve.pricing import Pricing
+from solver_shard.solve.problem import Problem
+from solver_shard.solve.prove import Margins
+
+LARGE_CELLS = 20_000
+LARGE_COUNTS = 2**24
+"""Pairs, and times x columns, above which a problem is large."""
+
+Found = Callable[[int, Ints | None, str], None]
+"""Called after every step with the bound and a decoded assignment, if any."""
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether a problem is bounded on flat arrays."""
+    if problem.weight:
+        return False
+    return sum(e.core.size for e in problem.edges) > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
+
+
+class Bounding(Protocol):
+    """Steps towards a good bound."""
+
+    def steps(self) -> Iterator[None]:
+        """All steps, one at a time; what they find goes to ``found``."""
+
+    def level(self) -> float:
+        """The best bound so far, in units of the objective."""
+
+    def margins(self) -> Margins:
+        """How much every strategy costs at least."""
+
+    def prices(self) -> dict[int, float]:
+        """The best multipliers: cost per byte by time label."""
+
+
+class SmallBounding:
+    """See ``Bounding``; by pricing.py."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        clock: Clock,
+        *,
+        gap: float,
+        found: Found,
+        value: Callable[[], int | None],
+        prices: Mapping[int, float],
+        least_peak: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.problem, self.clock, self.rng = problem, clock, rng
+
+        def report(dual: Dual, column: Column | None, source: str) -> None:
+            found(dual.bound, None if column is None else column.assignment, source)
+
+        start = np.array([prices.get(t, 0.0) for t in problem.times.tolist()])
+        self.pricing = Pricing(problem, clock, gap=gap, found=report, value=value, start=start, least_peak=least_peak)
+
+    def steps(self) -> Iterator[None]:
+        return self.pricing.steps()
+
+    def level(self) -> float:
+        return self.pricing.dual.best / self.pricing.dual.scale
+
+    def margins(self) -> Margins:
+        dual = self.pricing.dual
+        parts = dual.parts()
+        least = marginals(dual.messages, parts, 4, self.rng)
+        self.clock.spend(dual.messages.work * 10)
+        return Margins((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
+
+    def prices(self) -> dict[int, float]:
+        dual = self.pricing.dual
+        return dict(zip(self.problem.times.tolist(), (dual.multipliers / dual.scale).tolist(), strict=True))

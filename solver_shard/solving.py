@@ -1,0 +1,152 @@
+"""Solve a lowered program: tied, where copies of a repeated layer share their decisions, or free, in two stages.
+
+Every tied assignment is a free one of the same cost and the same bytes. So the free problem is not searched from nothing: a share of the
+limits goes to the tied problem, whose best plan is then the incumbent that the free search starts from. What comes out is never worse
+than it. Bounds do not carry over, for the free problem may go lower: those of the first stage are of tied plans only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from solver_shard.baselines.templates import warm_starts
+from solver_shard.choice.nodes import Lowering
+from solver_shard.choice.structure import node_classes
+from solver_shard.choice.transients import Transients
+from solver_shard.costs.model import CostModel
+from solver_shard.plan.plan import Options
+from solver_shard.solve.anytime import Saver
+from solver_shard.solve.rounds import solve_in_rounds
+from solver_shard.solve.solution import Event, Solution, Status, WarmStart
+from solver_shard.stages import StageClock
+
+TIED_SHARE = 0.25
+"""Of the limits on time and work: what the tied stage of a free search may take."""
+
+TIED_GAP = 1e-3
+"""Relative gap at which it ends, where a smaller one is asked for: the free stage goes on from there."""
+
+LEAST_SHARE = 0.1
+"""Of the time: what a stage gets at least, whatever was spent before it."""
+
+FIRST_INCUMBENT = 2.0
+"""Seconds of solving after which a caller is first given the best plan so far."""
+
+INCUMBENTS = 10.0
+"""Seconds between two such plans, at least."""
+
+Watch = Callable[[Solution, Transients], None]
+"""Called with the best solution so far, and the tied or free problem that its bound is of."""
+
+
+def solve_lowered(
+    lowering: Lowering,
+    costs: CostModel,
+    options: Options,
+    clock: StageClock,
+    *,
+    workers: int = 2,
+    stop: Callable[[], bool] | None = None,
+    watch: Watch | None = None,
+) -> tuple[Solution, Transients]:
+    """A solution of the lowered graph, and the problem that its bound is of: tied if ``options.tied`` and something repeats, or free.
+
+    A free search that is stopped in its tied stage ends with what that has.
+    """
+    run = _Solving(lowering, costs, options, clock, workers, stop, watch)
+    tied = Transients(lowering, costs, node_classes(lowering))
+    if options.tied or tied.folded is None:
+        return run.stage(tied, run.templates(tied)), tied
+    first = run.stage(tied, run.templates(tied), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
+    if first.interrupted and first.status is not Status.INFEASIBLE:
+        return first, tied
+    free = Transients(lowering, costs)
+    if tied.added:
+        free.add(tied.added)  # they mattered there, and would be found missing here
+    starts = run.templates(free)
+    if first.feasible and first.assignment is not None:
+        starts = (free.complete(first.assignment, "the tied plan"),)
+    second = run.stage(free, starts, name="free")
+    return _joined(first, second), free
+
+
+class _Solving:
+    """Stages of one search, which share its limits."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        costs: CostModel,
+        options: Options,
+        clock: StageClock,
+        workers: int,
+        stop: Callable[[], bool] | None,
+        watch: Watch | None,
+    ) -> None:
+        self.lowering, self.mesh, self.options, self.clock = lowering, costs.mesh, options, clock
+        self.workers, self.stop, self.watch = workers, stop, watch
+        self.started = time.perf_counter()
+        self.work = 0.0
+        self.saver: Saver[Solution] | None = None
+
+    def templates(self, problem: Transients) -> tuple[WarmStart, ...]:
+        return warm_starts(self.lowering, problem.folded, self.mesh)
+
+    def stage(
+        self, problem: Transients, starts: tuple[WarmStart, ...], *, name: str = "", share: float = 1.0, gap: float | None = None
+    ) -> Solution:
+        """Solve a problem with a share of what is left; its events and stages say its name."""
+        prefix, options, whole = f"{name}, " if name else "", self.options, self.clock.solver_seconds
+        seconds, work = time.perf_counter() - self.started, self.work
+
+        def report(event: Event) -> None:
+            self.clock.solver_event(dataclasses.replace(event, source=prefix + event.source))
+
+        def halt() -> bool:
+            self.clock.flush()
+            return self.stop is not None and self.stop()
+
+        found = solve_in_rounds(
+            problem,
+            objective=options.objective,
+            memory_weight=options.memory_weight,
+            gap=options.gap if gap is None else gap,
+            time_limit=share * max(whole - seconds, LEAST_SHARE * whole),
+            work_limit=None if options.work_limit is None else share * max(options.work_limit - work, 0.0),
+            seed=options.seed,
+            warm_starts=starts,
+            workers=self.workers,
+            progress=report,
+            stop=halt,
+            saver=self._saver(problem),
+        )
+        self.work += found.work
+        return dataclasses.replace(
+            found,
+            history=tuple(
+                dataclasses.replace(e, seconds=e.seconds + seconds, work=e.work + work, source=prefix + e.source) for e in found.history
+            ),
+            stages=tuple(dataclasses.replace(s, name=prefix + s.name) for s in found.stages),
+        )
+
+    def _saver(self, problem: Transients) -> Saver[Solution] | None:
+        """Hands on what a stage finds, no sooner after the last one's than if they were one."""
+        watch, before = self.watch, self.saver
+        if watch is None:
+            return None
+        self.saver = Saver(lambda found: watch(found, problem), first=FIRST_INCUMBENT, every=INCUMBENTS)
+        if before is not None:
+            self.saver.next = before.next
+        return self.saver
+
+
+def _joined(first: Solution, second: Solution) -> Solution:
+    """The second stage's solution with what both took; the first one's bounds are of another problem."""
+    return dataclasses.replace(
+        second,
+        history=tuple(dataclasses.replace(event, bound=None) for event in first.history) + second.history,
+        stages=first.stages + second.stages,
+        work=first.work + second.work,
+    )
