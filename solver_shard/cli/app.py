@@ -7,11 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-<<<<<<< HEAD
-from solver_shard.cli import expand, propagate, show, solve, verify
-=======
-from solver_shard.cli import expand, export, propagate, show, solve, solve_graph
->>>>>>> main
+from solver_shard.cli import expand, export, propagate, show, solve, solve_graph, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
