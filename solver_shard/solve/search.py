@@ -47,7 +47,7 @@ PAUSE = 2
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
 
-SHRINK = 0.8
+SHRINK = 0.85
 """Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
 
 IDLE = 12
