@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from solver_shard.costs.cluster import Cluster, load_cluster
     from solver_shard.errors import InfeasibleError, SolverShardError
     from solver_shard.export.dtensor import apply
+    from solver_shard.export.verify import verify
     from solver_shard.frontends.torch import trace
     from solver_shard.layout import Layout
     from solver_shard.mesh import Mesh
@@ -37,6 +38,7 @@ __all__ = [
     "load_plan",
     "optimize",
     "trace",
+    "verify",
 ]
 
 _HOMES = {
@@ -52,6 +54,7 @@ _HOMES = {
     "load_plan": "plan.io",
     "optimize": "api",
     "trace": "frontends.torch",
+    "verify": "export.verify",
 }
 """Where each public name lives; imported on first use, so that ``import solver_shard`` loads neither torch nor numpy."""
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.choice.graph import ChoiceGraph
 from solver_shard.choice.lower import lower
 from solver_shard.choice.nodes import Kind, Lowering, Pins
 from solver_shard.choice.transients import Transients
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
+from solver_shard.export.points import Narrowing, random_point
 from solver_shard.mesh import Mesh
 from solver_shard.plan.decode import decode
 from solver_shard.plan.evaluate import Evaluation, evaluate
@@ -130,22 +129,16 @@ def lowered(
 
 
 def random_assignment(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None = None) -> tuple[int, ...]:
-    """One strategy per node, drawn at random node after node; forbidden pairs are kept out by arc consistency.
-
-    ``fixed`` gives the strategies of some nodes.
-    """
-    return _Draw(graph, seed).run(fixed or {})
+    """One strategy per node, drawn at random node after node; ``fixed`` gives the strategies of some nodes."""
+    return random_point(graph, seed, fixed)
 
 
 def allowed_beside(graph: ChoiceGraph, fixed: Mapping[int, int]) -> dict[int, list[int]]:
     """The strategies of every node that arc consistency leaves beside those of some nodes."""
-    draw = _Draw(graph, 0)
-    allowed = {v: graph.node_costs(v) < FORBIDDEN for v in range(graph.size)}
-    for v, strategy in fixed.items():
-        allowed[v] &= np.arange(len(allowed[v])) == strategy
-    left = draw.spread(allowed, list(allowed))
-    assert left is not None, "the fixed strategies do not fit together"
-    return {v: np.flatnonzero(mask).tolist() for v, mask in left.items()}
+    narrowing = Narrowing(graph)
+    masks = {v: np.arange(len(graph.node_costs(v))) == strategy for v, strategy in fixed.items()}
+    assert narrowing.keep(masks), "the fixed strategies do not fit together"
+    return {v: np.flatnonzero(mask).tolist() for v, mask in narrowing.left.items()}
 
 
 def agrees(case: Lowered, assignment: Sequence[int]) -> Plan:
@@ -186,47 +179,3 @@ def replicated(case: Lowered) -> Plan:
     """A plan with every op and optimizer state replicated, where tensors are kept as they are produced; the rest is drawn."""
     first = {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind in (Kind.OP, Kind.STATE, Kind.HOLD)}
     return case.plan(random_assignment(case.graph, 0, first))
-
-
-class _Draw:
-    def __init__(self, graph: ChoiceGraph, seed: int) -> None:
-        self.graph, self.random = graph, random.Random(seed)
-        self.tables = [table < FORBIDDEN for table in graph.tables]
-        self.turned = [table.T for table in self.tables]
-        self.arcs: list[list[tuple[int, NDArray[np.bool_]]]] = [[] for _ in range(graph.size)]
-        for (u, v), table in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
-            self.arcs[u].append((v, self.tables[table]))
-            self.arcs[v].append((u, self.turned[table]))
-
-    def run(self, fixed: Mapping[int, int]) -> tuple[int, ...]:
-        allowed = {v: self.graph.node_costs(v) < FORBIDDEN for v in range(self.graph.size)}
-        for v, strategy in fixed.items():
-            allowed[v] &= np.arange(len(allowed[v])) == strategy
-        start = self.spread(allowed, list(allowed))
-        assert start is not None, "the graph has no assignment"
-        allowed = start
-        for v in range(self.graph.size):
-            options = np.flatnonzero(allowed[v]).tolist()
-            self.random.shuffle(options)
-            for option in options:
-                mask = np.zeros(len(allowed[v]), dtype=np.bool_)
-                mask[option] = True
-                changed = self.spread({**allowed, v: mask}, [v])
-                if changed is not None:
-                    allowed = changed
-                    break
-            else:
-                raise AssertionError(f"no consistent strategy for node {self.graph.names[v]}")
-        return tuple(int(np.flatnonzero(allowed[v])[0]) for v in range(self.graph.size))
-
-    def spread(self, allowed: dict[int, NDArray[np.bool_]], queue: list[int]) -> dict[int, NDArray[np.bool_]] | None:
-        while queue:
-            u = queue.pop()
-            for v, table in self.arcs[u]:
-                kept = allowed[v] & table[allowed[u]].any(axis=0)
-                if not kept.any():
-                    return None
-                if (kept != allowed[v]).any():
-                    allowed[v] = kept
-                    queue.append(v)
-        return allowed

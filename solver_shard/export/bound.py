@@ -21,7 +21,7 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export.einsum import product
-from solver_shard.export.interpret import DTYPES, arguments_of, overload_of, portable_attention, results_of, size_argument
+from solver_shard.export.interpret import DTYPES, INTERPRETED, arguments_of, overload_of, portable_attention, results_of, size_argument
 from solver_shard.program import Op, Ref
 
 Shape = tuple[int, ...]
@@ -51,7 +51,7 @@ def bind(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Bound:
     """
     maker = _MAKERS.get(op.name)
     found = maker(op, tuple(operands), tuple(results)) if maker is not None else None
-    if found is None and op.name not in _INTERPRETED and not op.name.startswith("shard."):
+    if found is None and op.name not in INTERPRETED and not op.name.startswith("shard."):
         found = _registered(op, results)
     if found is not None:
         return Bound(function=found, single=len(results) == 1)
@@ -226,9 +226,3 @@ _MAKERS: Mapping[str, _Maker] = {
     f"{_FLASH}_backward.default": _attention,
 }
 """What is prepared in a way of its own; None from a maker leaves the op to ``interpret``."""
-_INTERPRETED = frozenset(
-    {"aten.full.default", "aten.arange.start_step", "aten.repeat.default", "aten.empty_strided.default", "aten.new_empty_strided.default"}
-    | {f"aten.{name}.default" for name in ("convolution", "convolution_backward", "native_group_norm", "native_group_norm_backward")}
-    | {f"aten.{name}" for name in ("view_as_complex.default", "_to_copy.default", "gelu_backward.default")}
-)
-"""What ``interpret`` does more for than to call the overload."""

@@ -30,7 +30,7 @@ class World:
 
     Attributes:
         counts: collectives run so far, by kind and axis names.
-        sent: bytes that one device called them with, by kind.
+        sent: bytes that one device called them with, by the same.
 
     Raises:
         InputError: on entry, when the process already has a process group.
@@ -39,7 +39,7 @@ class World:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        self.sent: Counter[str] = Counter()
+        self.sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._groups: dict[tuple[int, ...], str] = {}
 
     def __enter__(self) -> World:
@@ -75,14 +75,14 @@ class World:
                 f"step {step.kind} on {', '.join(step.axes)}, {step.before} → {step.after}: a device calls it with {nbytes} bytes, "
                 f"the plan says {step.nbytes}; please report this"
             )
-        self.sent[step.kind] += nbytes
+        self.sent[step.kind, step.axes] += nbytes
         received = self._call(made[0], sent)
         return tuple(exchange.unpack(buffer) for exchange, buffer in zip(made, received, strict=True))
 
     def all_reduce(self, buffers: Sequence[torch.Tensor], reduction: str, axes: Sequence[str]) -> Parts:
         """Reduce one buffer per device within the groups of these axes: a collective inside an op."""
         self.counts["all_reduce", tuple(axes)] += 1
-        self.sent["all_reduce"] += max(buffer.nbytes for buffer in buffers)
+        self.sent["all_reduce", tuple(axes)] += max(buffer.nbytes for buffer in buffers)
         return tuple(self._call(all_reduce_over(axes, reduction, self.mesh, 0), list(buffers)))
 
     def _call(self, exchange: Exchange, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:

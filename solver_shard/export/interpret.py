@@ -371,3 +371,6 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     _FORWARD: _attention(_FORWARD),
     _BACKWARD: _attention(_BACKWARD),
 }
+
+INTERPRETED = frozenset(_SPECIAL) - frozenset(_SIZE_ARGUMENTS)
+"""Ops for which more is done than to call the overload with the sizes of the shard."""

@@ -60,7 +60,7 @@ class SimulationResult:
         gradients: whole gradient by parameter name, as the update reads it: the mean over microbatches, clipped where the plan clips.
         parameters: whole updated parameter by name, of those that have an optimizer.
         collectives: how many ran, by kind and names of the mesh axes.
-        nbytes: bytes that one device called them with, by kind.
+        nbytes: bytes that one device called them with, by the same.
         norm: of all gradients together before clipping; None where the plan does not clip.
     """
 
@@ -68,7 +68,7 @@ class SimulationResult:
     gradients: Mapping[str, torch.Tensor]
     parameters: Mapping[str, torch.Tensor]
     collectives: Mapping[tuple[str, tuple[str, ...]], int]
-    nbytes: Mapping[str, int]
+    nbytes: Mapping[tuple[str, tuple[str, ...]], int]
     norm: float | None = None
 
 

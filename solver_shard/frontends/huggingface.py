@@ -14,8 +14,8 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,23 +37,31 @@ _ATTENTION = "solver_shard_sdpa"
 
 
 def load(
-    source: str | Path, *, batch: int, seq: int | None = None, dtype: str = "f32", labels: bool = True, checkpoint: bool = False
+    source: str | Path | Mapping[str, Any],
+    *,
+    batch: int,
+    seq: int | None = None,
+    dtype: str = "f32",
+    labels: bool = True,
+    checkpoint: bool = False,
+    weights: bool = False,
 ) -> tuple[nn.Module, dict[str, torch.Tensor], str]:
     """Model (in training mode, on the meta device), inputs by argument name (meta tensors) and a name.
 
     Args:
-        source: one of ``PRESETS``, a config.json, or a directory that holds one.
+        source: one of ``PRESETS``, a config.json, a directory that holds one, or what ``read_config`` returned.
         batch: sequences or images in the whole step, over all devices.
         seq: tokens per sequence; text models need it, image models take their size from the config.
         dtype: f32, bf16 or f16, of parameters and images.
         labels: add labels, so that the model returns a loss.
         checkpoint: checkpoint the activations of every layer, as ``gradient_checkpointing_enable`` does.
+        weights: make the model on the CPU, with weights drawn as its class draws them.
 
     Raises:
         InputError: no such preset or file, not a config, an unknown model type, sizes that do not fit, transformers missing,
             or a model without checkpointing.
     """
-    raw, name = _read(source)
+    raw, name = (dict(source), str(source.get("model_type"))) if isinstance(source, Mapping) else read_config(source)
     if dtype not in _DTYPES:
         raise InputError(f"dtype {dtype!r} was asked; legal: {', '.join(_DTYPES)}")
     for label, number in (("batch", batch), ("seq", seq)):
@@ -64,7 +72,7 @@ def load(
     transformers = _transformers()
     with _quiet():
         config = _config(transformers, raw, name)
-        model = _model(transformers, config, raw, name, _DTYPES[dtype])
+        model = _model(transformers, config, raw, name, _DTYPES[dtype], weights)
         model.train()
         if checkpoint:
             _checkpoint(model, name)
@@ -73,8 +81,21 @@ def load(
 
 def reads_text(source: str | Path) -> bool:
     """Whether a preset or config is of a model that reads tokens: one without an image size."""
-    raw, _ = _read(source)
+    raw, _ = read_config(source)
     return "image_size" not in raw
+
+
+def filled_config(source: str | Path) -> dict[str, Any]:
+    """The config of a preset, a config.json or its directory, with the settings that it leaves to its model type.
+
+    Raises:
+        InputError: as ``load``.
+    """
+    raw, name = read_config(source)
+    with _quiet():
+        found = _config(_transformers(), raw, name).to_dict()
+    found["architectures"] = raw.get("architectures")
+    return {key: value for key, value in found.items() if key not in ("transformers_version", "dtype", "torch_dtype")}
 
 
 def _checkpoint(model: Any, name: str) -> None:
@@ -88,8 +109,12 @@ def _checkpoint(model: Any, name: str) -> None:
         ) from None
 
 
-def _read(source: str | Path) -> tuple[dict[str, Any], str]:
-    """The config as a dict, and what to call the model."""
+def read_config(source: str | Path) -> tuple[dict[str, Any], str]:
+    """The config of a preset, a config.json or its directory as a dict, and what to call the model.
+
+    Raises:
+        InputError: no such preset or file, or no JSON object.
+    """
     text = str(source)
     if text in PRESETS:
         content = importlib.resources.files("solver_shard.frontends").joinpath("presets", f"{text}.json").read_text(encoding="utf-8")
@@ -170,7 +195,7 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
 _AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForImageClassification")
 
 
-def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype) -> nn.Module:
+def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype, weights: bool) -> nn.Module:
     """The class that the config names; where it names none, the first of the usual heads that its type has."""
     named = raw.get("architectures") or []
     if named:
@@ -193,14 +218,14 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
                 "'architectures', for instance a ...ForCausalLM, or your own model as package.module:function"
             )
     try:
-        with torch.device("meta"), _no_init():
+        with torch.device("cpu" if weights else "meta"), nullcontext() if weights else _no_init():
             model = cls._from_config(config, dtype=dtype)
     except Exception as error:
         raise InputError(
             f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it"
         ) from None
     model.tie_weights()
-    _plain_attention(transformers, model.config)
+    _plain_attention(model.config)
     getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
     found: nn.Module = model
     return found
@@ -218,7 +243,7 @@ def _no_init() -> Iterator[None]:
         yield
 
 
-def _plain_attention(transformers: ModuleType, config: Any) -> None:
+def _plain_attention(config: Any) -> None:
     """No mask tensor where none is needed: every token of a step is real, so causal attention is the fused op's own flag.
 
     While compiling, transformers builds a mask of [batch, 1, query, key] elements for each step because it may not look
@@ -228,10 +253,15 @@ def _plain_attention(transformers: ModuleType, config: Any) -> None:
     window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     if getattr(config, "_attn_implementation", None) != "sdpa" or kinds or window or getattr(config, "attention_chunk_size", None):
         return
+    know_attention()
+    config._attn_implementation_internal = _ATTENTION
+
+
+def know_attention() -> None:
+    """Let models that were made here, in this process or another, find the attention that they name."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    transformers.AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-    config._attn_implementation_internal = _ATTENTION
+    _transformers().AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
 
 
 def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, torch.Tensor]:

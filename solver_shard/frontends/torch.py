@@ -80,6 +80,41 @@ def trace_raw(
             return export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
 
 
+def named_tensors(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """The tensors among the inputs by the names that a program has for them.
+
+    >>> list(named_tensors(nn.Linear(4, 2), (torch.ones(3, 4),)))
+    ['input']
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        flat = _Flat(model, inputs, mode, forward_only=True)
+    given = [leaf for leaf in pytree.tree_leaves((flat.args, flat.kwargs)) if isinstance(leaf, torch.Tensor)]
+    return dict(zip(flat.names, given, strict=True))
+
+
+def run_eagerly(
+    model: nn.Module,
+    inputs: Inputs,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    forward_only: bool = False,
+) -> dict[str, torch.Tensor]:
+    """What a step of the model itself returns, by the names that a program has for it; the loss has a graph to go backward.
+
+    Args:
+        tensors: what stands in place of each tensor of the inputs, by name.
+
+    Raises:
+        InputError: as ``trace``.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        flat = _Flat(model, inputs, mode, forward_only=forward_only)
+    step = _Step(model, flat, loss_fn, type(model).__name__, forward_only)
+    found = step(*(tensors[name] for name in flat.names))
+    return dict(zip(step.outputs, found, strict=True))
+
+
 class _Flat:
     """The tensors among nested inputs, with a name for each."""
 

@@ -35,7 +35,13 @@ def is_large(problem: Problem) -> bool:
 
 
 class Bounding(Protocol):
-    """Steps towards a good bound."""
+    """Steps towards a good bound.
+
+    Attributes:
+        early: whether a problem is worth shrinking before the steps are done.
+    """
+
+    early: bool
 
     def steps(self) -> Iterator[None]:
         """All steps, one at a time; what they find goes to ``found``."""
@@ -52,6 +58,8 @@ class Bounding(Protocol):
 
 class SmallBounding:
     """See ``Bounding``; by pricing.py."""
+
+    early = True
 
     def __init__(
         self,

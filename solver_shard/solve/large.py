@@ -16,7 +16,9 @@ from solver_shard.solve.relax import Relaxation
 
 
 class LargeBounding:
-    """See ``Bounding``; by relax.py."""
+    """See ``Bounding``; by relax.py. Multipliers that are not done yet are a bad start for a smaller problem."""
+
+    early = False
 
     def __init__(
         self,
@@ -26,11 +28,14 @@ class LargeBounding:
         found: Found,
         value: Callable[[], int | None],
         prices: Mapping[int, float],
+        known: int | None,
         rng: np.random.Generator,
     ) -> None:
         self.problem, self.clock, self.found, self.value = problem, clock, found, value
         self.flat = Flat.of(problem, scale_of(problem))
         self.relaxation = Relaxation(self.flat, prices, rng)
+        if known is not None:
+            self.relaxation.known = known * self.flat.scale
 
     def steps(self) -> Iterator[None]:
         relaxation, scale = self.relaxation, self.flat.scale

@@ -31,8 +31,8 @@ PATIENCE = 20
 """Steps without a better bound after which the step length shrinks by SHRINK."""
 
 SHRINK = 0.7
-LAST_LENGTH = 1e-3
-"""Step length at which the search for multipliers ends."""
+LAST_LENGTH, AGAIN = 1e-3, 2
+"""Step length at which the search for multipliers ends, and how often it begins anew."""
 
 LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
 """Sweeps before margins are taken: until the bound is within this part of the best one."""
@@ -55,6 +55,7 @@ class Relaxation:
         found: assignments within the limit since this was last emptied.
         work: work spent.
         target: scaled value of an incumbent, for the step length; infinite without one.
+        known: scaled bound that is known already: steps that end below it begin anew.
     """
 
     def __init__(self, flat: Flat, multipliers: Mapping[int, float], rng: np.random.Generator) -> None:
@@ -66,20 +67,25 @@ class Relaxation:
         self.best = -np.inf
         self.found: list[Ints] = []
         self.work = 0.0
-        self.target = np.inf
+        self.target, self.known = np.inf, -np.inf
+        self.restarts = 0
         self.multipliers: Floats = np.zeros(0)
         self.reprice(multipliers)
 
     def reprice(self, prices: Mapping[int, float]) -> None:
-        """Go on from these multipliers: unscaled cost per byte by time label."""
-        if self.flat.limit is None:
+        """Go on from these multipliers: unscaled cost per byte by time label. Times that are gone hand theirs to the nearest one."""
+        times = self.flat.problem.times
+        if self.flat.limit is None or not len(times):
             return
-        times = self.flat.problem.times.tolist()
-        place = {int(t): i for i, t in enumerate(times)}
+        given: dict[int, float] = {}
         for t in sorted(prices):
-            if prices[t] > 0 and t in place:
-                self.rows.add(place[t])
-        start = [prices.get(int(times[i]), 0.0) * self.flat.scale for i in self.rows.times]
+            if prices[t] > 0:
+                right = min(int(np.searchsorted(times, t)), len(times) - 1)
+                place = right if right == 0 or times[right] - t <= t - times[right - 1] else right - 1
+                given[place] = given.get(place, 0.0) + prices[t]
+        for place in given:
+            self.rows.add(place)
+        start = [given.get(place, 0.0) * self.flat.scale for place in self.rows.times]
         self.multipliers = np.array(start) * self.rows.slack if start else np.zeros(0)
 
     def prices(self) -> dict[int, float]:
@@ -120,7 +126,9 @@ class Relaxation:
             yield from self._sweeps()
             return
         multipliers, smooth, stale, length, step = self.multipliers.copy(), None, 0, 1.0, 0
-        while length > LAST_LENGTH:
+        while length > LAST_LENGTH or self._again():
+            if length <= LAST_LENGTH:
+                length, stale, multipliers, smooth = 1.0, 0, self.multipliers.copy(), None
             theta = self.theta(multipliers)
             bound = -np.inf
             for _ in range(SWEEPS):
@@ -159,6 +167,15 @@ class Relaxation:
             elif not self.multipliers.any() and profile.max(initial=0) <= self.flat.limit:
                 yield from self._sweeps()
                 return
+
+    def _again(self) -> bool:
+        """Whether steps that ended below a bound that is known begin anew, from no messages: theirs can be stuck; AGAIN times at most."""
+        self.restarts += 1
+        if self.restarts > AGAIN or self.best >= self.known - SETTLED * abs(self.known):
+            return False
+        self.passing.forward[:] = 0.0
+        self.passing.backward[:] = 0.0
+        return True
 
     def _sweeps(self) -> Iterator[None]:
         stale, theta = 0, self.theta()

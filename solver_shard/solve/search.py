@@ -47,7 +47,7 @@ PAUSE = 2
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
 
-SHRINK = 0.8
+SHRINK = 0.85
 """Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
 
 IDLE = 12
@@ -211,6 +211,8 @@ class Search:
             if self.stopped():
                 return None
             room = self._room(bounding)
+            if not bounding.early:
+                continue
             if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())
@@ -231,7 +233,9 @@ class Search:
             from solver_shard.solve.campaign import Campaign
             from solver_shard.solve.large import LargeBounding
 
-            large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, rng=self.rng)
+            large = LargeBounding(
+                current, self.clock, found=found, value=value, prices=self.multipliers, known=self.best.bound, rng=self.rng
+            )
             if current is self.problem:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
             return large
