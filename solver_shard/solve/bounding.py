@@ -29,7 +29,7 @@ Found = Callable[[int, Ints | None, str], None]
 
 def is_large(problem: Problem) -> bool:
     """Whether a problem is bounded on flat arrays."""
-    if problem.weight:
+    if problem.weight or not problem.size:
         return False
     return sum(e.core.size for e in problem.edges) > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
 

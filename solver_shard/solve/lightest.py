@@ -52,7 +52,7 @@ def lightest(flat: Flat, clock: Clock, rng: np.random.Generator) -> tuple[Ints |
             break
         new = sum(rows.add(t) for t in rows.exceeded(profile, 4))
         weights = np.append(weights, np.full(new, float(weights.max(initial=1.0))))
-        use = profile[rows.times] / max(1.0, float(profile.max()))
+        use = profile[rows.times] / max(1.0, float(profile.max(initial=0)))
         weights = weights * np.exp(RATE * (use - 1.0))
         weights /= weights.sum()
         theta = rows.price(weights * unit)

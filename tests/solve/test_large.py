@@ -121,7 +121,7 @@ def test_epochs_improve_an_incumbent_and_keep_the_limit(monkeypatch: pytest.Monk
     epochs.reprice(relaxation.prices())
     incumbent, value = found[0], first
     for _ in range(2):
-        offers, proof = epochs.run(incumbent, None, Clock(None, 10.0))
+        offers, proof = epochs.run(incumbent, None, 1.0, Clock(None, 10.0))
         assert proof is None
         for x in offers:
             new = problem.value(x)
@@ -160,7 +160,7 @@ def test_regions_where_nothing_uses_memory() -> None:
     epochs = Campaign(relaxation, seed=0, workers=1)
     epochs.reprice({})
     epochs.work = 0.1
-    offers, _ = epochs.run(np.zeros(problem.size, dtype=np.int64), None, Clock(None, 10.0))
+    offers, _ = epochs.run(np.zeros(problem.size, dtype=np.int64), None, 1.0, Clock(None, 10.0))
     assert all(problem.value(x) is not None for x in offers[:2])
 
 
