@@ -26,7 +26,9 @@ def test_a_region_has_the_costs_and_peaks_of_the_whole(seed: int) -> None:
     keep[problem.offsets[:-1] + chosen] = True
     small = region(flat, chosen, nodes, keep)
     assert small.strategies(small.positions(chosen[nodes])).tolist() == chosen[nodes].tolist()
-    assert (len(small.problem.base) == 0) or len(small.problem.base) <= 2 * len(small.problem.spans) - 1, "only times between starts and stops"
+    assert (len(small.problem.base) == 0) or len(small.problem.base) <= 2 * len(small.problem.spans) - 1, (
+        "only times between starts and stops"
+    )
     base = int(problem.profile(chosen).max(initial=0))
     best, least, shift = None, None, set()
     for x in every(small.problem):

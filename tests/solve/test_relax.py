@@ -28,9 +28,8 @@ def test_bounds_and_assignments_enclose_the_optimum_at_every_step(seed: int) -> 
     best = optimum(problem)
     prices = {int(t): float(rng.random() * 10.0 ** rng.integers(-6, 6)) for t in problem.times} if seed % 2 else {}
     relaxation = relaxed(problem, rng, prices)
-    scale, steps = relaxation.flat.scale, 0
-    for _ in relaxation.steps():
-        steps += 1
+    scale = relaxation.flat.scale
+    for steps, _ in enumerate(relaxation.steps(), 1):
         assert best is None or relaxation.best <= best * scale
         for x in relaxation.found:
             if problem.allowed(x):
