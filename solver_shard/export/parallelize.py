@@ -126,7 +126,9 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
         + "".join(body)
         + "    return model\n"
     )
-    lines.append(MAIN.format(forward_only=plan.options.forward_only))
+    forward_only = plan.options.forward_only
+    optimizer = "None" if forward_only else "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)"
+    lines.append(MAIN.format(forward_only=forward_only, optimizer=optimizer))
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
 
 

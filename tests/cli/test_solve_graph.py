@@ -278,7 +278,7 @@ def test_however_it_ends_the_best_so_far_is_on_disk(sent: signal.Signals, tmp_pa
         out, err = process.communicate(timeout=60)
     data = json.loads(written.read_text())
     assert solved(capsys, str(path), "--check", str(written))["cost"] == data["cost"]
-    assert data["bound"] <= data["cost"]
+    assert data["bound"] is None or data["bound"] <= data["cost"]  # the first one is on disk before any bound is
     if sent == signal.SIGINT:
         assert (process.returncode, err) == (0, "")
         assert data["status"] == "interrupted"
