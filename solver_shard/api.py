@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard.arguments import (
+    check_called,
     check_microbatches,
     check_numbers,
     check_optimizer,
@@ -154,6 +155,7 @@ def optimize(
     clock = StageClock(progress=progress, total=total_time_limit)
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     axes, splitting = _split(axes, split)
+    check_called(progress=progress, stop=stop, incumbent=incumbent)
     check_numbers(
         overlap=overlap,
         objective=objective,

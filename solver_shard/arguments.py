@@ -88,6 +88,13 @@ def yes_or_no(name: str, value: object) -> bool:
     return value
 
 
+def check_called(**functions: object) -> None:
+    """What is called while the solver runs, by name; a path for ``incumbent``, or True for ``stop``, would fail only then."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InputError(f"{name}={function!r:.60} is not legal; give a function, or None")
+
+
 def check_numbers(
     *,
     overlap: float,

@@ -217,6 +217,9 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"work_limit": float("inf")}, "work limit inf is not legal"),
         ({"state_bytes": 4, "optimizer": "none"}, "4 bytes of optimizer state were asked with optimizer none"),
         ({"state_bytes": 2000}, "2000 bytes of optimizer state per element is not legal"),
+        ({"total_time_limit": "5"}, "total time limit '5' is not legal"),
+        ({"stop": True}, "stop=True is not legal; give a function, or None"),
+        ({"incumbent": "plan.json"}, "incumbent='plan.json' is not legal; give a function, or None"),
         ({"batch": 4}, "batch cannot be given with a module"),
     ],
 )

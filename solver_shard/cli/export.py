@@ -42,7 +42,7 @@ def export(
 
     A form that cannot express a part of the plan refuses, and names the tensors; with --lossy it lists what it leaves out.
     """
-    check_output(output)
+    check_output(output, plan)
     from solver_shard.export.exported import Exported
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan

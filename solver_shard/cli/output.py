@@ -14,8 +14,8 @@ from solver_shard.errors import InputError
 T = TypeVar("T")
 
 
-def check_output(output: Path | None) -> None:
-    """Refuse, as wrong usage, an output that is not a file in a folder that exists and can be written."""
+def check_output(output: Path | None, source: Path | None = None) -> None:
+    """Refuse, as wrong usage, an output that is not a file in a folder that exists and can be written, or that is the ``source``."""
     if output is None:
         return
     try:
@@ -24,6 +24,8 @@ def check_output(output: Path | None) -> None:
         fits = False
     if not fits:
         raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
+    if source is not None and source.exists() and output.exists() and output.samefile(source):
+        raise typer.BadParameter(f"{output} is what is read, and would be lost; give another file", param_hint="--output")
 
 
 def written_if_possible(write: Callable[[T], None]) -> Callable[[T], None]:

@@ -99,8 +99,8 @@ def solve(
     pin: Annotated[
         list[str] | None,
         typer.Option(
-            help="PATTERN=LAYOUT, repeatable: 'lm_head.weight=S(0),R' in full, 'lm_head.weight=tp=S(0)' on named axes, "
-            "'up_proj.weight=_S(0),S(0)' for dim 0 cut by the right axis first.",
+            help="PATTERN=LAYOUT, repeatable: 'w=R,S(0)' is one placement per mesh axis, 'x=dp=S(0)' those of named axes, "
+            "'w=S(*),*' any cut and any placement, 'w=_S(0),S(0)' dim 0 cut by the right axis first; w may be a glob.",
             show_default=False,
         ),
     ] = None,

@@ -67,7 +67,7 @@ def solve_graph(
     """
     if check is not None and (start is not None or output is not None):
         raise typer.BadParameter("--check solves nothing; leave --start and --output out", param_hint="--check")
-    check_output(output)
+    check_output(output, file)
     from solver_shard.choice.iopddl import evaluate, file_nodes, read
     from solver_shard.choice.solution_file import read_solution, start_from
     from solver_shard.cli.graph_report import Task, as_json, failure, report, verdict_json, verdict_lines

@@ -214,6 +214,16 @@ class _Reader:
         plan = self.plan
         for a in data:
             name = plan.mesh.names[a]
+            for t, tensor in enumerate(plan.tensors):
+                if tensor.role == "buffer" and self.made[t][a] != R:
+                    dropped.append(
+                        Dropped(
+                            tensors=(tensor.name,),
+                            what=f"{self.made[t][a]} on {name}",
+                            why="every process of the form holds buffers and constants of the model whole; hand over as an input what goes "
+                            "with the batch",
+                        )
+                    )
             for i, op in enumerate(plan.ops):
                 for t, layout in self._operands(i):
                     tensor = plan.tensors[t]

@@ -10,6 +10,7 @@ The file needs torch alone; its ``main`` builds the plan's model again to run st
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -114,7 +115,7 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
             )
     body = []
     if eager.modules:
-        lines.append("TENSOR_PARALLEL = {\n" + "".join(f'    "{path}": {style},\n' for path, style in folded.items()) + "}\n")
+        lines.append("TENSOR_PARALLEL = {\n" + "".join(f"    {_quoted(path)}: {style},\n" for path, style in folded.items()) + "}\n")
         body.append(f'    parallelize_module(model, mesh["{eager.tensor_axis}"], TENSOR_PARALLEL)\n')
     if data.shard_axes or data.replicate_axes:
         lines.append(_wrapping(plan, data))
@@ -125,7 +126,9 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, dropped: tuple[Dropped, 
         + "".join(body)
         + "    return model\n"
     )
-    lines.append(MAIN.format(forward_only=plan.options.forward_only))
+    forward_only = plan.options.forward_only
+    optimizer = "None" if forward_only else "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)"
+    lines.append(MAIN.format(forward_only=forward_only, optimizer=optimizer))
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
 
 
@@ -223,9 +226,9 @@ def _wrapping(plan: Plan, data: DataParallel) -> str:
     frees = fold_patterns({path: repr(keeps[path]) for path in wrap_order(keeps)})
     dims = fold_patterns({name: str(dim) for name, dim in data.dims.items() if dim})
     text = "FULLY_SHARD = {  # module: whether its gathered parameters are freed after forward, and gathered again for backward\n"
-    text += "".join(f'    "{path}": {value},\n' for path, value in frees.items()) + "}\n"
+    text += "".join(f"    {_quoted(path)}: {value},\n" for path, value in frees.items()) + "}\n"
     text += "CUT_DIMS = {  # parameter: the dim that is cut, where it is not 0\n"
-    text += "".join(f'    "{name}": {dim},\n' for name, dim in dims.items()) + "}\n"
+    text += "".join(f"    {_quoted(name)}: {dim},\n" for name, dim in dims.items()) + "}\n"
     return text + FSDP
 
 
@@ -235,6 +238,11 @@ def _mesh_line(data: DataParallel) -> str:
     if len(axes) == 1 or (data.shard_axes and data.replicate_axes):
         return f"    data = mesh[{names}]\n"
     return f'    data = mesh[{names}]._flatten("{"_".join(axes)}")\n'
+
+
+def _quoted(text: str) -> str:
+    """A name as a literal with double quotes; names come from a file, and must not end the literal that they stand in."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _comment(text: str) -> str:

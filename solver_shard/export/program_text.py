@@ -106,7 +106,7 @@ def main() -> None:
         model = parallelize(built.model.to(given.device), mesh)
         inputs = {{name: value.to(given.device) for name, value in local_inputs(dict(built.inputs), mesh).items()}}
         # foreach kernels do not mix DTensors with the plain tensors of modules that are not parallel
-        optimizer = None if {forward_only} else torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+        optimizer = {optimizer}
         for step in range(given.steps):
             with torch.set_grad_enabled(optimizer is not None):
                 output = model(**inputs)

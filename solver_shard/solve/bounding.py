@@ -35,13 +35,7 @@ def is_large(problem: Problem) -> bool:
 
 
 class Bounding(Protocol):
-    """Steps towards a good bound.
-
-    Attributes:
-        early: whether a problem is worth shrinking before the steps are done.
-    """
-
-    early: bool
+    """Steps towards a good bound."""
 
     def steps(self) -> Iterator[None]:
         """All steps, one at a time; what they find goes to ``found``."""
@@ -58,8 +52,6 @@ class Bounding(Protocol):
 
 class SmallBounding:
     """See ``Bounding``; by pricing.py."""
-
-    early = True
 
     def __init__(
         self,

@@ -16,9 +16,7 @@ from solver_shard.solve.relax import Relaxation
 
 
 class LargeBounding:
-    """See ``Bounding``; by relax.py. Multipliers that are not done yet are a bad start for a smaller problem."""
-
-    early = False
+    """See ``Bounding``; by relax.py."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ PAUSE = 2
 WORTH_FIXING = 600
 """Strategies below which a problem is not worth shrinking before its bound is done."""
 
-SHRINK = 0.85
+SHRINK = 0.8
 """Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
 
 IDLE = 12
@@ -121,6 +121,8 @@ class Search:
             that there is none.
         multipliers: cost per byte by time label, for the next problem.
         campaign: improvement of the search's problem, where it is large.
+        patient: problems shrink only when their bound is done. At first they shrink as soon as they can, which is fast and sometimes
+            ends where little can be proven; then the search begins anew, patiently, with the incumbent it has.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Search:
         self.rescue: Callable[[], bool] | None = None
         self.multipliers: dict[int, float] = {}
         self.campaign: Campaign | None = None
+        self.patient = False
         self.workers = workers
         self.rng = np.random.default_rng(seed)
 
@@ -211,7 +214,7 @@ class Search:
             if self.stopped():
                 return None
             room = self._room(bounding)
-            if not bounding.early:
+            if self.patient:
                 continue
             if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
                 fixed_at = room
@@ -236,7 +239,7 @@ class Search:
             large = LargeBounding(
                 current, self.clock, found=found, value=value, prices=self.multipliers, known=self.best.bound, rng=self.rng
             )
-            if current is self.problem:
+            if current is self.problem and self.campaign is None:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
             return large
         return SmallBounding(
@@ -276,6 +279,10 @@ class Search:
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
             if ladder.complete:
                 return None
+            if ladder.ended and self.campaign is not None and not self.patient:
+                self.patient = True
+                self.multipliers = {}
+                return self.problem, _same
             if ladder.ended and (self.campaign is None or self.best.assignment is None or self.campaign.idle > IDLE):
                 break
         if not self.stopped() and self.campaign is None and self.best.assignment is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -168,6 +169,15 @@ def test_sums_that_a_plan_reduces_after_the_residual_are_reduced_before_it() -> 
     outputs = dataclasses.replace(changed, outputs=(ops[late[0]].results[0],))
     with pytest.raises(InputError, match="read as P"):  # nobody reduces a sum that is handed over
         parallelize.export(outputs)
+
+
+def test_names_of_a_plan_stay_names_in_the_program() -> None:
+    plan = planned("tp=4", "megatron")
+    evil = 'x"\n"""+__import__("os").abort()+"""\\'
+    tensors = tuple(dataclasses.replace(t, name=t.name.replace("o_proj", evil)) for t in plan.tensors)
+    tree = ast.parse(parallelize.export(dataclasses.replace(plan, tensors=tensors), lossy=True).text)
+    assert any(isinstance(node, ast.Constant) and evil in str(node.value) for node in ast.walk(tree))
+    assert not any(isinstance(node, ast.Attribute) and node.attr == "abort" for node in ast.walk(tree))
 
 
 def test_tp_plan_of_an_inference_plan_is_the_models_plan() -> None:
