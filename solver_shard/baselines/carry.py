@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.baselines.dtensor_greedy import Walk, walk
-from solver_shard.baselines.masks import Masks, left_over, narrowed
+from solver_shard.baselines.masks import Masks, deciding, left_over, narrowed
 from solver_shard.baselines.views import is_view, rooted, roots, through
-from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.choice.nodes import Lowering
 from solver_shard.costs.model import CostModel
 from solver_shard.expand.call import Kinds, kinds_of
 from solver_shard.frontends import dims as D
@@ -96,22 +96,7 @@ def dtensor_greedy_plan(
 
 def dtensor_masks(lowering: Lowering, carried: Carried, nodes: Collection[int] | None = None) -> tuple[Masks, tuple[int, ...]]:
     """Per node of a source or an op, the strategies that do what DTensor does; and the ops of which that cannot be said."""
-    masks: dict[int, NDArray[np.bool_]] = {}
-    missing = []
-    for v, node in enumerate(lowering.nodes):
-        if nodes is not None and v not in nodes:
-            continue
-        if node.kind is Kind.SOURCE:
-            keep = np.array([layout == carried.stored[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            keep = _agreeing(lowering, node.item, carried)
-            if not keep.any():
-                missing.append(node.item)
-        else:
-            continue
-        if keep.any():
-            masks[v] = keep
-    return masks, tuple(missing)
+    return deciding(lowering, carried.stored, lambda i: _agreeing(lowering, i, carried), nodes)
 
 
 def _agreeing(lowering: Lowering, position: int, carried: Carried) -> NDArray[np.bool_]:

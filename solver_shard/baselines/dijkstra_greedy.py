@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.baselines.masks import Masks, left_over, narrowed
+from solver_shard.baselines.masks import Masks, deciding, left_over, narrowed
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
@@ -95,25 +95,15 @@ def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], 
 
 def walk_masks(lowering: Lowering, walk: GreedyWalk, nodes: Collection[int] | None = None) -> tuple[Masks, tuple[int, ...]]:
     """Per node of a source or an op, the strategies that do what the walk decides; and the ops of which the graph has no such strategy."""
-    masks: dict[int, NDArray[np.bool_]] = {}
-    missing = []
-    for v, node in enumerate(lowering.nodes):
-        if nodes is not None and v not in nodes:
-            continue
-        if node.kind is Kind.SOURCE:
-            keep = np.array([layout == walk.sources[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            column, made = lowering.strategies[node.item], walk.ops[node.item]
-            keep = np.ones(len(column.axis_choice), dtype=np.bool_)
-            for held, wanted in zip((*column.operands, *column.results), (*made.inputs, *made.results), strict=True):
-                keep &= np.array([tuple(layout) == wanted for layout in held.layouts])[held.chosen]
-            if not keep.any():
-                missing.append(node.item)
-        else:
-            continue
-        if keep.any():
-            masks[v] = keep
-    return masks, tuple(missing)
+
+    def agreeing(i: int) -> NDArray[np.bool_]:
+        column, made = lowering.strategies[i], walk.ops[i]
+        keep = np.ones(len(column.axis_choice), dtype=np.bool_)
+        for held, wanted in zip((*column.operands, *column.results), (*made.inputs, *made.results), strict=True):
+            keep &= np.array([tuple(layout) == wanted for layout in held.layouts])[held.chosen]
+        return keep
+
+    return deciding(lowering, walk.sources, agreeing, nodes)
 
 
 def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:

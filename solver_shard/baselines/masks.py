@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.fold import Folded
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.choice.nodes import Lowering
+from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.layout import Layout
 from solver_shard.names import fold_names
 from solver_shard.program import Program
 
@@ -27,6 +28,37 @@ def narrowed(lowering: Lowering, masks: Masks) -> Lowering:
     for v, keep in masks.items():
         costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
     return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs))
+
+
+def deciding(
+    lowering: Lowering,
+    stored: Mapping[int, Layout],
+    agreeing: Callable[[int], NDArray[np.bool_]],
+    nodes: Collection[int] | None = None,
+) -> tuple[Masks, tuple[int, ...]]:
+    """Per node of a source or an op, the strategies that do what a walk decides; and the ops of which that cannot be said.
+
+    Args:
+        stored: layouts of the sources, by tensor.
+        agreeing: the strategies of an op, by its position, that do what is decided; none where that cannot be said.
+        nodes: those that are restricted; all by default.
+    """
+    masks: dict[int, NDArray[np.bool_]] = {}
+    missing = []
+    for v, node in enumerate(lowering.nodes):
+        if nodes is not None and v not in nodes:
+            continue
+        if node.kind is Kind.SOURCE:
+            keep = np.array([layout == stored[node.item] for layout in node.layouts])
+        elif node.kind is Kind.OP:
+            keep = agreeing(node.item)
+            if not keep.any():
+                missing.append(node.item)
+        else:
+            continue
+        if keep.any():
+            masks[v] = keep
+    return masks, tuple(missing)
 
 
 def left_over(program: Program, missing: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ def is_large(problem: Problem) -> bool:
     """Whether a problem is bounded on flat arrays."""
     if problem.weight or not problem.size:
         return False
-    return sum(e.core.size for e in problem.edges) > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
+    return problem.pairs > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
 
 
 class Bounding(Protocol):

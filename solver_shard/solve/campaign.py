@@ -26,7 +26,6 @@ LEAST_SHARE = 0.25
 LEAST_SECONDS, ALONE_SECONDS = 4.0, 20.0
 """Wall time of a task where nothing but time limits the whole: beside another one, and of an integer program alone."""
 
-
 REST = 3
 """Epochs with an integer program alone, after one in which the improvement beside it gave nothing."""
 
@@ -65,13 +64,13 @@ class Campaign:
 
         def improve(i: int) -> Improved:
             assert self.improver is not None
-            own = self._clock(clock, work, max(LEAST_SECONDS, 2 * work))
+            own = clock.task(work=work, seconds=max(LEAST_SECONDS, 2 * work))
             return self.improver.run(incumbent, seed=seeds[i], share=self.share, nodes=self.nodes, clock=own)
 
         def proof() -> Proof:
             assert prover is not None
             seconds = ALONE_SECONDS if alone else max(LEAST_SECONDS, 2 * work)
-            return prover(self._clock(clock, left, patience * seconds))
+            return prover(clock.task(work=left, seconds=patience * seconds))
 
         second = (lambda: improve(1)) if prover is None else proof
         alone = prover is not None and self.idle % (REST + 1) > 0
@@ -94,12 +93,6 @@ class Campaign:
         if improved:
             self.work = min(MOST_WORK, self.work * GROWTH)
         return found, proofs[0] if proofs else None
-
-    def _clock(self, clock: Clock, work: float, seconds: float) -> Clock:
-        """A clock for a task, apart from the whole's work; ``seconds`` only count where nothing but time limits the whole."""
-        own = Clock(min(clock.time_left(), seconds if clock.paced else float("inf")), work, now=clock.now)
-        own.paced, own.halt = clock.paced, clock.halted
-        return own
 
     def _adapt(self, improved: list[Improved]) -> None:
         """The share of forest moves follows what they gained per work."""

@@ -33,6 +33,12 @@ class Clock:
         left = self.time_left()
         return Clock(None if left == float("inf") else left * time_share, work, self, now=self.now)
 
+    def task(self, *, work: float, seconds: float) -> Clock:
+        """A clock for a task that may run elsewhere: its work is not counted here. ``seconds`` only count where time alone limits."""
+        own = Clock(min(self.time_left(), seconds if self.paced else float("inf")), work, now=self.now)
+        own.paced, own.halt = self.paced, self.halted
+        return own
+
     def seconds(self) -> float:
         return self.now() - self.started
 

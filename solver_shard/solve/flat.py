@@ -16,11 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.messages import scaled
+from solver_shard.solve.messages import CLASH, scaled
 from solver_shard.solve.problem import Floats, Problem
-
-CLASH = 2.0**50
-"""Stands for FORBIDDEN: larger than any sum of other costs (``messages.HEADROOM``), and still exact."""
 
 
 class Graph(NamedTuple):

@@ -159,8 +159,7 @@ class Improver:
                 nodes = max(LEAST_NODES, int(0.7 * nodes))
                 continue
             now = small.problem.value(small.positions(chosen[picked]))
-            own = Clock(min(clock.time_left(), 2 * EFFORT if clock.paced else float("inf")), EFFORT, now=clock.now)
-            own.halt = clock.halted
+            own = clock.task(work=EFFORT, seconds=2 * EFFORT)
             dual = Dual(kernel)
             for _ in range(4):
                 dual.evaluate(np.zeros(len(kernel.base)), 5)

@@ -25,7 +25,7 @@ HEADROOM = 2.0**49
 """Largest scaled objective; leaves sums of differences exact in float64."""
 
 CLASH = 2.0**50
-"""Stands for FORBIDDEN where an assignment that has some must still be compared."""
+"""Stands for FORBIDDEN where a sum that has some must still be compared: larger than any of other costs (HEADROOM), and still exact."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

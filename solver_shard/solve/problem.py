@@ -137,6 +137,11 @@ class Problem:
         return self._over_time(self._usages[self._usage_offsets + assignment[self._carrier_nodes]])
 
     @cached_property
+    def pairs(self) -> int:
+        """Entries of all cores, once per edge."""
+        return sum(edge.core.size for edge in self.edges)
+
+    @cached_property
     def width(self) -> int:
         """Number of columns."""
         return int(max(self.columns.max(initial=-1), self.spans[:, 0].max(initial=-1))) + 1

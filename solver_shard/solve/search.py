@@ -306,7 +306,7 @@ class Search:
                 clock=clock,
             )
 
-        if self.campaign is None or self.best.assignment is None or (ladder.first and _pairs(current) <= FIRST_CELLS):
+        if self.campaign is None or self.best.assignment is None or (ladder.first and current.pairs <= FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)
         found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
         for assignment in found:
@@ -344,10 +344,6 @@ class Search:
             return None
         self.clock.spend(1e-3 * current.size)
         return smaller, lambda x: restore(undo.restore(x))
-
-
-def _pairs(problem: Problem) -> int:
-    return sum(edge.core.size for edge in problem.edges)
 
 
 def _same(assignment: Ints) -> Ints:

@@ -9,9 +9,9 @@ from flat_problems import allowed, every, some_problem
 from solver_shard.choice.graph import Ints
 from solver_shard.solve import loads
 from solver_shard.solve.descent import Local
-from solver_shard.solve.flat import CLASH, Flat
+from solver_shard.solve.flat import Flat
 from solver_shard.solve.forest import Forest, _pick
-from solver_shard.solve.messages import scale_of
+from solver_shard.solve.messages import CLASH, scale_of
 from solver_shard.solve.problem import Problem
 
 SEEDS = range(60)

@@ -7,9 +7,9 @@ import pytest
 from flat_problems import every, some_problem
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.flat import CLASH, Flat
+from solver_shard.solve.flat import Flat
 from solver_shard.solve.kernel import row_of
-from solver_shard.solve.messages import scale_of
+from solver_shard.solve.messages import CLASH, scale_of
 from solver_shard.solve.problem import Carrier, Edge, Problem
 
 SEEDS = range(60)
