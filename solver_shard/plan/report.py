@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
@@ -64,6 +64,19 @@ def purpose_of(plan: Plan, reshard: Reshard) -> str:
     if plan.tensors[reshard.tensor].role == "parameter":
         return "parameter gathers"
     return f"activations, {reshard.purpose}"
+
+
+def places_of(plan: Plan) -> Callable[[Reshard], str]:
+    """Where a reshard is, for people: the parameter (of a gradient too), a source or an output by name, else the module that makes it."""
+    parameters = {gradient: name for name, gradient in plan.gradients.items()}
+    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
+
+    def place(reshard: Reshard) -> str:
+        tensor = plan.tensors[reshard.tensor]
+        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
+        return parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
+
+    return place
 
 
 def problem_text(plan: Plan) -> str:
@@ -243,15 +256,13 @@ def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
 
 
 def _collectives(plan: Plan) -> list[str]:
-    parameters = {gradient: name for name, gradient in plan.gradients.items()}
-    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
+    place = places_of(plan)
     found: dict[tuple[str, str, str], list[tuple[int, int, int, str]]] = {}
     launches: dict[tuple[str, str, str], dict[Hashable, int]] = {}
     for position, reshard in enumerate(plan.reshards):
         tensor = plan.tensors[reshard.tensor]
         purpose = purpose_of(plan, reshard)
-        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
-        where = parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
+        where = place(reshard)
         for k, step in enumerate(reshard.steps):
             if step.nbytes:
                 row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
