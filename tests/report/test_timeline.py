@@ -226,21 +226,29 @@ def test_new_values_go_home_under_the_next_steps_compute_until_they_are_read() -
     assert line.unplaced_ns == 3_500 + 1_000
 
 
-def test_of_several_steps_the_first_are_hidden_before_readers() -> None:
+def in_two_steps(exposed: int) -> Plan:
+    """One block whose second weight is gathered over tp in 4 us, then over dp in 3 us, of which so much is exposed."""
     plan = example(layers=1)
-    gather, step = plan.reshards[1], plan.reshards[1].steps[0]
+    gather, step, costs = plan.reshards[1], plan.reshards[1].steps[0], plan.costs
     steps = (dataclasses.replace(step, axes=("tp",), nanoseconds=4_000), dataclasses.replace(step, nanoseconds=3_000))
-    reshards = (plan.reshards[0], dataclasses.replace(gather, steps=steps), plan.reshards[2])
-    line = holds_together(dataclasses.replace(plan, reshards=reshards))
-    assert [
-        (*kind_and_name[:1], row, start, stop) for row in ("tp", "dp") for *kind_and_name, start, stop in drawn(line, (COLLECTIVES, row))
-    ] == [
-        ("hidden", "tp", 5_000, 8_500),
-        ("exposed", "tp", 8_500, 9_000),
-        ("exposed", "tp", 17_000, 26_000),
-        ("exposed", "dp", 0, 3_500),
-        ("exposed", "dp", 9_000, 12_000),
-    ]
+    reshards = (plan.reshards[0], dataclasses.replace(gather, steps=steps, nanoseconds=exposed), plan.reshards[2])
+    less = gather.nanoseconds - exposed
+    changed = {"communication_ns": costs.communication_ns - less, "total_ns": costs.total_ns - less, "hidden_ns": costs.hidden_ns + less}
+    return dataclasses.replace(plan, reshards=reshards, costs=dataclasses.replace(costs, **changed))
+
+
+@pytest.mark.parametrize(
+    ("exposed", "tp", "dp"),
+    [
+        (3_500, [("hidden", 5_000, 8_500), ("exposed", 8_500, 9_000)], [("exposed", 9_000, 12_000)]),
+        (1_000, [("hidden", 3_500, 6_500)], [("hidden", 6_500, 8_500), ("exposed", 8_500, 9_500)]),  # 5 us of compute for 6 us
+    ],
+)
+def test_of_several_steps_the_first_are_hidden_before_readers(exposed: int, tp: list[Any], dp: list[Any]) -> None:
+    line = holds_together(in_two_steps(exposed))
+    for axis, wanted in (("tp", tp), ("dp", dp)):
+        found = [piece for piece in line.slices if piece.row == (COLLECTIVES, axis) and "layers.0.down" in piece.name]
+        assert [(piece.kind, piece.start, piece.stop) for piece in found] == wanted
 
 
 def test_the_one_reduction_of_several_microbatches_hides_behind_what_follows_the_last_ones_gradient() -> None:
