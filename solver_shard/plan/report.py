@@ -92,7 +92,13 @@ def problem_text(plan: Plan) -> str:
     status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
     text = f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
     stopped = "the solver stopped before it found a better one"
-    return text + (f"; this is the plan of the baseline {certificate.baseline}: {stopped}" if certificate.baseline else "")
+    return text + (f"; this is the plan of {_baselines(certificate.baseline)}: {stopped}" if certificate.baseline else "")
+
+
+def _baselines(names: str) -> str:
+    """Whose plan it is; ``names`` with commas are of baselines that decide alike."""
+    *others, last = names.split(", ")
+    return f"the baselines {', '.join(others)} and {last}, which agree" if others else f"the baseline {last}"
 
 
 def _unpinned(options: Options) -> str:
