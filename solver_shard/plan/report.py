@@ -89,7 +89,9 @@ def problem_text(plan: Plan) -> str:
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
-    status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
+    status: str = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
+    if certificate.ended:
+        status += ", when time or work ran out" if certificate.ended == "limit" else ", with nothing left that the solver would try"
     text = f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
     stopped = "the solver stopped before it found a better one"
     return text + (f"; this is the plan of {_baselines(certificate.baseline)}: {stopped}" if certificate.baseline else "")

@@ -147,6 +147,14 @@ def test_a_plan_of_baselines_names_them(baseline: str, text: str) -> None:
     assert text in str(dataclasses.replace(plan, certificate=certificate))
 
 
+def test_what_ended_a_search_without_a_proof_stands_in_the_report() -> None:
+    plan = example()
+    certificate = dataclasses.replace(plan.certificate, status="feasible", gap=0.1, ended="limit")
+    assert "feasible, when time or work ran out: no tied plan" in str(dataclasses.replace(plan, certificate=certificate))
+    certificate = dataclasses.replace(certificate, ended="search")
+    assert "feasible, with nothing left that the solver would try: no tied" in str(dataclasses.replace(plan, certificate=certificate))
+
+
 def test_a_template_stands_in_the_report_and_in_what_is_proven() -> None:
     plan = example()
     text = str(dataclasses.replace(plan, options=dataclasses.replace(plan.options, template="dp=zero3,tp=megatron", pins=())))
