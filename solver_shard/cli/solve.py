@@ -272,7 +272,9 @@ def solve(
         raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
     check_output(output)
     from solver_shard.api import optimize
+    from solver_shard.names import printable
     from solver_shard.plan.io import plan_to_json, save_plan
+    from solver_shard.plan.report import baked_in
 
     with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt, time_out(total_time_limit, interrupt):
         plan = optimize(
@@ -315,4 +317,6 @@ def solve(
         )
         if output is not None:
             save_plan(plan, output)
+    if not quiet:
+        sys.stderr.writelines(f"note: {printable(line)}\n" for line in baked_in(plan))
     sys.stdout.write(plan_to_json(plan) if as_json else f"{plan}\n")

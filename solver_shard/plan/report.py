@@ -223,6 +223,19 @@ def _sources(plan: Plan) -> list[str]:
         "Inputs, buffers and outputs",
         *table(rows[:MAX_PARAMETERS], right=(3,)),
         *_more(rows, MAX_PARAMETERS, "show PLAN PATTERN shows them"),
+        *(f"  {line}" for line in baked_in(plan)),
+    ]
+
+
+def baked_in(plan: Plan) -> list[str]:
+    """A line about the tensors that the model, its loss or entry point closes over or makes, whose values are part of the plan; if any."""
+    found = [tensor for tensor in plan.tensors if tensor.role == "buffer" and tensor.name.startswith("constant.")]
+    if not found:
+        return []
+    named = [f"{tensor.name} {tensor.dtype}[{', '.join(map(str, tensor.shape))}]" for tensor in found]
+    return [
+        f"baked in: {shorten(named, PLACE_WIDTH)}: made or closed over by the model, its loss or entry point, with the values of when it "
+        "was traced; make inputs of those that change from step to step"
     ]
 
 

@@ -255,6 +255,17 @@ def test_the_help_of_solve_fits_80_columns_under_headings(monkeypatch: pytest.Mo
     ]
 
 
+def test_tensors_that_a_loss_closes_over_are_said_to_be_baked_in(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "baked in: constant.tensor_constant0 f32[128, 64]: made or closed over by the model, its loss or entry point"
+    assert main(["solve", "entry_models:closing_over", "--mesh", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert f"\n  {note}" in out
+    assert f"note: {note}" in err
+    assert main(["solve", "entry_models:mlp", "--mesh", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "baked in" not in out + err
+
+
 def test_help_and_show_import_neither_torch_nor_the_solver(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(example(), path)
