@@ -37,6 +37,9 @@ LAST_LENGTH, AGAIN = 1e-3, 2
 LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
 """Sweeps before margins are taken: until the bound is within this part of the best one."""
 
+STILL = 5
+"""Sweeps without a better bound after which messages are taken to have settled."""
+
 REPAIR_EVERY = 5
 HIGHEST = 1e30
 """Largest multiplier: sums of them stay finite."""
@@ -125,6 +128,8 @@ class Relaxation:
         if self.flat.limit is None:
             yield from self._sweeps()
             return
+        if self.multipliers.any():
+            yield from self._settled()
         multipliers, smooth, stale, length, step = self.multipliers.copy(), None, 0, 1.0, 0
         while length > LAST_LENGTH or self._again():
             if length <= LAST_LENGTH:
@@ -167,6 +172,19 @@ class Relaxation:
             elif not self.multipliers.any() and profile.max(initial=0) <= self.flat.limit:
                 yield from self._sweeps()
                 return
+
+    def _settled(self) -> Iterator[None]:
+        """Sweeps at the given multipliers until they say what they are worth: a step away from them before would be taken for progress."""
+        theta, offset = self.theta(), self.offset()
+        stale = 0
+        for _ in range(MOST_SETTLING):
+            bound = self.passing.sweep(theta) + offset
+            self.work += self.passing.work
+            stale = 0 if bound > self.best + SETTLED * abs(self.best) else stale + 1
+            self.best = max(self.best, bound)
+            if stale >= STILL or self.best >= self.known - SETTLED * abs(self.known):
+                return
+            yield
 
     def _again(self) -> bool:
         """Whether steps that ended below a bound that is known begin anew, from no messages: theirs can be stuck; AGAIN times at most."""
