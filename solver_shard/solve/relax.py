@@ -128,8 +128,6 @@ class Relaxation:
         if self.flat.limit is None:
             yield from self._sweeps()
             return
-        if self.multipliers.any():
-            yield from self._settled()
         multipliers, smooth, stale, length, step = self.multipliers.copy(), None, 0, 1.0, 0
         while length > LAST_LENGTH or self._again():
             if length <= LAST_LENGTH:
@@ -173,18 +171,17 @@ class Relaxation:
                 yield from self._sweeps()
                 return
 
-    def _settled(self) -> Iterator[None]:
-        """Sweeps at the given multipliers until they say what they are worth: a step away from them before would be taken for progress."""
-        theta, offset = self.theta(), self.offset()
-        stale = 0
+    def settled(self) -> Iterator[None]:
+        """Sweeps until messages have settled at the given multipliers: what these are worth."""
+        theta, offset, stale = self.theta(), self.offset(), 0
         for _ in range(MOST_SETTLING):
             bound = self.passing.sweep(theta) + offset
             self.work += self.passing.work
             stale = 0 if bound > self.best + SETTLED * abs(self.best) else stale + 1
             self.best = max(self.best, bound)
-            if stale >= STILL or self.best >= self.known - SETTLED * abs(self.known):
-                return
             yield
+            if stale >= STILL:
+                return
 
     def _again(self) -> bool:
         """Whether steps that ended below a bound that is known begin anew, from no messages: theirs can be stuck; AGAIN times at most."""
