@@ -312,7 +312,7 @@ def _moved(edge: Edge, a: int, b: int, core: Ints, rows: Ints, cols: Ints) -> Ed
     used_rows = np.bincount(rows, minlength=core.shape[0]) > 0
     used_cols = np.bincount(cols, minlength=core.shape[1]) > 0
     if used_rows.all() and used_cols.all():
-        return Edge(a=a, b=b, core=core, rows=rows, cols=cols, normal=edge.normal, open=edge.open)
+        return Edge(a=a, b=b, core=core, rows=rows, cols=cols)
     return Edge(a=a, b=b, core=core[used_rows][:, used_cols], rows=(np.cumsum(used_rows) - 1)[rows], cols=(np.cumsum(used_cols) - 1)[cols])
 
 

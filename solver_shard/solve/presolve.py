@@ -24,8 +24,8 @@ cost of one node or a parallel edge. Then single nodes, until nothing changes; t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.aliases import merge_aliases
 from solver_shard.solve.ledger import Ledger
 from solver_shard.solve.memory import regrouped
-from solver_shard.solve.problem import Edge, Problem, compact_edge
+from solver_shard.solve.problem import Edge, Problem, compact_table
 from solver_shard.solve.reducer import NoAssignment, Reducer
 from solver_shard.solve.spans import Bools, at_times, counts, over_time, uncovered
 from solver_shard.solve.undo import Merge, Steps, Undo
@@ -129,15 +129,12 @@ def _simplify(reducer: Reducer, v: int) -> None:
     reducer.ledger.begin("followers")
     for w in sorted(reducer.adjacent[v]):
         edge = reducer.adjacent[v][w]
-        if edge.open:
-            continue
         for leader, node in ((v, w), (w, v)):
-            strategy_of = _follower(edge, leader)
+            strategy_of = _follower(reducer, edge, leader)
             if strategy_of is not None:
                 reducer.follow(node, leader, strategy_of)
                 reducer.touched.add(leader)
                 return
-        reducer.mark(replace(edge, open=True))
     reducer.ledger.begin("free")
     if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
@@ -153,13 +150,14 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
         waiting.discard(v)
         if reducer.unary[v] is None:
             continue
-        keep: Bools = reducer.costs(v) < FORBIDDEN
-        for w in reducer.adjacent[v]:
-            edge = reducer.adjacent[v][w]
-            if not edge.normal:
-                core, rows, _, _ = edge.seen_from(v)
-                keep &= (core.min(axis=1) < FORBIDDEN)[rows]
-        if keep.all():
+        costs = reducer.costs(v)
+        keep = None if costs.max() < FORBIDDEN else costs < FORBIDDEN
+        for edge in reducer.adjacent[v].values():
+            alive = reducer.core(edge, v).alive
+            if alive is not None:
+                own = alive[edge.rows if edge.a == v else edge.cols]
+                keep = own if keep is None else keep & own
+        if keep is None or keep.all():
             continue
         reducer.restrict(v, keep)
         for w in reducer.adjacent[v]:
@@ -171,49 +169,38 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
 def _normalise(reducer: Reducer, v: int, w: int) -> None:
     """Row and column minima of the table move to the nodes; a table of zeros goes."""
     edge = reducer.adjacent[v][w]
-    if edge.normal:
+    core = reducer.cores.of(edge.core)
+    if core.normal and not core.zero:
         return
-    core = edge.core
-    low = _movable(core.min(axis=1))
-    if low.any():
-        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low[:, None])
-        reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + low[edge.rows], FORBIDDEN)
-    low_columns = _movable(core.min(axis=0))
-    if low_columns.any():
-        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low_columns[None, :])
-        reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + low_columns[edge.cols], FORBIDDEN)
-    if not core.any():
+    cells, left, right = core.parts
+    if left is not None:
+        reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + left[edge.rows], FORBIDDEN)
+    if right is not None:
+        reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + right[edge.cols], FORBIDDEN)
+    if reducer.cores.of(cells).zero:
         reducer.drop_edge(edge.a, edge.b)
-        return
-    normal = bool((core.min(axis=1) == 0).all() and (core.min(axis=0) == 0).all())
-    if core is not edge.core:
-        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols, normal=normal, open=edge.open))
-    else:
-        reducer.mark(replace(edge, normal=normal))
+    elif cells is not edge.core:
+        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=cells, rows=edge.rows, cols=edge.cols))
 
 
-def _movable(low: Ints) -> Ints:
-    """Minima without those of lines that are forbidden as a whole: arc consistency removes these when their node's turn comes."""
-    return np.where(low >= FORBIDDEN, 0, low)
-
-
-def _follower(edge: Edge, leader: int) -> Ints | None:
+def _follower(reducer: Reducer, edge: Edge, leader: int) -> Ints | None:
     """The only strategy of the other node for each of the leader's, or None where some leave a choice."""
-    core, rows, cols, _ = edge.seen_from(leader)
-    finite = core < FORBIDDEN
-    if not (finite.sum(axis=1) == 1).all():
+    target = reducer.core(edge, leader).sole
+    if target is None:
         return None
-    target = finite.argmax(axis=1)
-    if (np.bincount(cols, minlength=core.shape[1])[target] != 1).any():
+    rows, cols = (edge.rows, edge.cols) if edge.a == leader else (edge.cols, edge.rows)
+    if (np.bincount(cols)[target] != 1).any():
         return None
-    strategy = np.empty(core.shape[1], dtype=np.int64)
+    strategy = np.empty(int(cols.max()) + 1, dtype=np.int64)
     strategy[cols] = np.arange(len(cols))
     return np.asarray(strategy[target][rows])
 
 
 def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
-    around = [reducer.adjacent[v][w].seen_from(w)[0].shape[0] for w in reducer.adjacent[v]]
-    return len(around) <= 2 and int(np.prod(around, dtype=np.int64)) * reducer.size(v) <= MAX_ELIMINATION_CELLS
+    if len(reducer.adjacent[v]) > 2:
+        return False
+    around = [edge.core.shape[edge.a == v] for edge in reducer.adjacent[v].values()]
+    return math.prod(around) * reducer.size(v) <= MAX_ELIMINATION_CELLS
 
 
 def _loose_times(reducer: Reducer) -> None:
@@ -252,22 +239,23 @@ def _dominated(reducer: Reducer, v: int) -> None:
         better &= usage[:, None] <= usage[None, :]
     if not better.any():
         return
-    views = [reducer.adjacent[v][w].seen_from(v) for w in sorted(reducer.adjacent[v])]
+    around = [edge for _, edge in sorted(reducer.adjacent[v].items())]
+    views = [(reducer.core(edge, v), edge.rows if edge.a == v else edge.cols) for edge in around]
     # Every row of a normalised table has a zero: what i loses to j there it loses in the worst case too, and no loss is negative.
     floor = np.maximum(costs[:, None] - costs[None, :], -FORBIDDEN)
-    for core, rows, _, _ in views:
-        floor = np.minimum(floor + core[:, core.argmin(axis=1)][rows[:, None], rows[None, :]], FORBIDDEN)
+    for core, rows in views:
+        floor = np.minimum(floor + core.cells[rows[:, None], core.cheapest[rows]], FORBIDDEN)
         better &= floor <= 0
         if not better.any():
             return
     first, second = np.nonzero(better)
     margin = costs[first] - costs[second]
-    for core, rows, _, _ in views:
+    for core, rows in views:
         mine, other = rows[first], rows[second]
         loss = np.zeros(len(first), dtype=np.int64)
-        step = max(1, DOMINANCE_CELLS // core.shape[1])
+        step = max(1, DOMINANCE_CELLS // core.cells.shape[1])
         for part in range(0, len(first), step):
-            ours, theirs = core[mine[part : part + step]], core[other[part : part + step]]
+            ours, theirs = core.cells[mine[part : part + step]], core.cells[other[part : part + step]]
             loss[part : part + step] = np.where(theirs < FORBIDDEN, ours - theirs, -FORBIDDEN).max(axis=1)
         margin = margin + loss
         kept = margin <= 0
@@ -277,7 +265,7 @@ def _dominated(reducer: Reducer, v: int) -> None:
     dead = np.zeros(k, dtype=bool)
     beats = np.zeros((k, k), dtype=bool)
     beats[first, second] = True
-    for j in range(k):  # of strategies that dominate each other the first stays
+    for j in np.flatnonzero(beats.any(axis=0)).tolist():  # of strategies that dominate each other the first stays
         rivals = np.flatnonzero(beats[:, j] & ~dead)
         dead[j] = any(i < j or not beats[j, i] for i in rivals.tolist())
     if dead.any():
@@ -292,15 +280,7 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
         low = int(reducer.costs(v).min())
         reducer.constant += low
         unary.append(reducer.costs(v) - low)
-    known: dict[tuple[tuple[int, ...], bytes], Ints] = {}
-    edges = []
-    for v in nodes:
-        for w, edge in sorted(reducer.adjacent[v].items()):
-            if v < w:
-                edge = compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
-                core = known.setdefault((edge.core.shape, edge.core.tobytes()), edge.core)
-                reducer.ledger.cells += reducer.adjacent[v][w].core.size - core.size
-                edges.append(edge if core is edge.core else replace(edge, core=core))
+    edges = _compact_edges(reducer, index)
     needs = [(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]]
     carriers, spans, base = regrouped(needs, reducer.spans, reducer.base)
     times = reducer.times
@@ -320,6 +300,32 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
         weight=reducer.problem.weight,
     )
     return problem, Steps(steps=tuple(reducer.steps), count=reducer.problem.size, nodes=np.array(nodes, dtype=np.int64))
+
+
+def _compact_edges(reducer: Reducer, index: dict[int, int]) -> list[Edge]:
+    """The edges between new numbers of nodes, their cores compact; equal cores, and equal maps to their lines, are one array."""
+    compact: dict[int, tuple[Ints, Ints | None, Ints | None]] = {}
+    cores: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+    maps: dict[bytes, Ints] = {}
+    edges = []
+    for v in index:
+        for w, edge in sorted(reducer.adjacent[v].items()):
+            if v > w:
+                continue
+            found = compact.get(id(edge.core))
+            if found is None:
+                core, rows, cols = compact_table(edge.core)
+                same = core.shape == edge.core.shape
+                core = edge.core if same else core
+                core = cores.setdefault((core.shape, core.tobytes()), core)
+                found = compact[id(edge.core)] = (core, None, None) if same else (core, rows, cols)
+            core, row_of, col_of = found
+            rows = edge.rows if row_of is None else row_of[edge.rows]
+            cols = edge.cols if col_of is None else col_of[edge.cols]
+            rows, cols = maps.setdefault(rows.tobytes(), rows), maps.setdefault(cols.tobytes(), cols)
+            reducer.ledger.cells += edge.core.size - core.size
+            edges.append(Edge(a=index[v], b=index[w], core=core, rows=rows, cols=cols))
+    return edges
 
 
 def _uncovered_times(spans: Ints, base: Ints) -> Bools:
