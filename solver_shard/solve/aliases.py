@@ -309,6 +309,8 @@ class _Shape:
 
 def _moved(edge: Edge, a: int, b: int, core: Ints, rows: Ints, cols: Ints) -> Edge:
     """An edge between groups; rows and columns that no strategy uses are left out."""
+    if len(rows) + len(cols) == len(edge.rows) + len(edge.cols):  # permutations of all strategies
+        return Edge(a=a, b=b, core=core, rows=rows, cols=cols)
     used_rows = np.bincount(rows, minlength=core.shape[0]) > 0
     used_cols = np.bincount(cols, minlength=core.shape[1]) > 0
     if used_rows.all() and used_cols.all():

@@ -36,6 +36,11 @@ class Core:
         self.turned = Core(cells.T, self) if turned is None else turned
 
     @cached_property
+    def hard(self) -> bool:
+        """Whether some pair is forbidden."""
+        return bool(self.cells.max() >= FORBIDDEN)
+
+    @cached_property
     def low(self) -> Ints:
         """The least entry of every row."""
         return self.cells.min(axis=1)
@@ -43,6 +48,8 @@ class Core:
     @cached_property
     def alive(self) -> Bools | None:
         """Which rows have an allowed entry; None for all of them."""
+        if not self.hard:
+            return None
         alive: Bools = self.low < FORBIDDEN
         return None if alive.all() else alive
 
@@ -57,24 +64,28 @@ class Core:
         return not self.cells.any()
 
     @cached_property
-    def parts(self) -> tuple[Ints, Ints | None, Ints | None]:
-        """(core, left, right): cells = core + left[row] + right[column] with the least core; None for zeros.
+    def parts(self) -> tuple[Core, Ints | None, Ints | None]:
+        """(core, left, right): cells = core.cells + left[row] + right[column], all of them as small as can be; None for zeros.
 
         Lines that are forbidden as a whole keep their entries: arc consistency removes them when their node's turn comes.
         """
-        cells = self.cells
-        left = np.where(self.low >= FORBIDDEN, 0, self.low)
-        if left.any():
+        cells, left, right = self.cells, _movable(self.low), None
+        if left is not None:
             cells = np.where(cells >= FORBIDDEN, FORBIDDEN, cells - left[:, None])
-        low = cells.min(axis=0)
-        right = np.where(low >= FORBIDDEN, 0, low)
-        if right.any():
+        right = _movable(cells.min(axis=0))
+        if right is not None:
             cells = np.where(cells >= FORBIDDEN, FORBIDDEN, cells - right[None, :])
-        return cells, left if left.any() else None, right if right.any() else None
+        if left is None and right is None:
+            return self, None, None
+        core = Core(cells)
+        core.hard = core.turned.hard = self.hard
+        return core, left, right
 
     @cached_property
     def sole(self) -> Ints | None:
         """The only allowed column of every row; None where some row has another number of them."""
+        if not self.hard:
+            return None
         allowed = self.cells < FORBIDDEN
         return allowed.argmax(axis=1) if (np.count_nonzero(allowed, axis=1) == 1).all() else None
 
@@ -82,6 +93,13 @@ class Core:
     def cheapest(self) -> Ints:
         """The first column of the least entry of every row."""
         return self.cells.argmin(axis=1)
+
+
+def _movable(low: Ints) -> Ints | None:
+    """Least entries of lines that may be moved to their node; None where that is nothing."""
+    if low.max() >= FORBIDDEN:
+        low = np.where(low >= FORBIDDEN, 0, low)
+    return low if low.any() else None
 
 
 class Cores:
@@ -93,10 +111,12 @@ class Cores:
 
     def of(self, cells: Ints) -> Core:
         """What is known of an array; its transpose ``of(cells).turned.cells`` is one array for all."""
-        core = self._known.get(id(cells))
-        if core is None:
-            core = self._known[id(cells)] = Core(cells)
-            self._known[id(core.turned.cells)] = core.turned
+        return self._known.get(id(cells)) or self.add(Core(cells))
+
+    def add(self, core: Core) -> Core:
+        """Make a core known."""
+        self._known[id(core.cells)] = core
+        self._known[id(core.turned.cells)] = core.turned
         return core
 
     def made(self, key: Hashable, make: Callable[[], T]) -> T:

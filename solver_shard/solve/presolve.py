@@ -31,6 +31,7 @@ import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.aliases import merge_aliases
+from solver_shard.solve.cores import Core
 from solver_shard.solve.ledger import Ledger
 from solver_shard.solve.memory import regrouped
 from solver_shard.solve.problem import Edge, Problem, compact_table
@@ -40,6 +41,9 @@ from solver_shard.solve.undo import Merge, Steps, Undo
 
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
+
+MERGED = 0.7
+"""Part of the nodes that a round over the whole graph must leave at most, for another one to be worth its while."""
 
 MAX_COVERED_TIMES = 1500
 MAX_COVERED_CELLS = 1_000_000
@@ -95,7 +99,7 @@ def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> t
         problem, merge = merge_aliases(problem, ledger, keep)
         stages.append(merge)
         keep = None
-        if problem.size > 0.9 * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
+        if problem.size > MERGED * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
             return problem, stages
 
 
@@ -127,8 +131,9 @@ def _simplify(reducer: Reducer, v: int) -> None:
     for w in sorted(reducer.adjacent[v]):
         _normalise(reducer, v, w)
     reducer.ledger.begin("followers")
-    for w in sorted(reducer.adjacent[v]):
-        edge = reducer.adjacent[v][w]
+    for w, edge in sorted(reducer.adjacent[v].items()):
+        if not reducer.cores.of(edge.core).hard:
+            continue
         for leader, node in ((v, w), (w, v)):
             strategy_of = _follower(reducer, edge, leader)
             if strategy_of is not None:
@@ -153,8 +158,8 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
         costs = reducer.costs(v)
         keep = None if costs.max() < FORBIDDEN else costs < FORBIDDEN
         for edge in reducer.adjacent[v].values():
-            alive = reducer.core(edge, v).alive
-            if alive is not None:
+            core = reducer.cores.of(edge.core)
+            if core.hard and (alive := (core if edge.a == v else core.turned).alive) is not None:
                 own = alive[edge.rows if edge.a == v else edge.cols]
                 keep = own if keep is None else keep & own
         if keep is None or keep.all():
@@ -172,15 +177,16 @@ def _normalise(reducer: Reducer, v: int, w: int) -> None:
     core = reducer.cores.of(edge.core)
     if core.normal and not core.zero:
         return
-    cells, left, right = core.parts
+    rest, left, right = core.parts
     if left is not None:
         reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + left[edge.rows], FORBIDDEN)
     if right is not None:
         reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + right[edge.cols], FORBIDDEN)
-    if reducer.cores.of(cells).zero:
+    if rest.zero:
         reducer.drop_edge(edge.a, edge.b)
-    elif cells is not edge.core:
-        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=cells, rows=edge.rows, cols=edge.cols))
+    elif rest is not core:
+        reducer.cores.add(rest)
+        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=rest.cells, rows=edge.rows, cols=edge.cols))
 
 
 def _follower(reducer: Reducer, edge: Edge, leader: int) -> Ints | None:
@@ -230,24 +236,40 @@ def _loose_times(reducer: Reducer) -> None:
 def _dominated(reducer: Reducer, v: int) -> None:
     """Drop strategies that another one of the node is never worse than."""
     costs = reducer.costs(v)
-    k = len(costs)
-    if k == 1 or k > MAX_DOMINANCE:
+    if not 1 < len(costs) <= MAX_DOMINANCE:
         return
+    usages = [usage for usage, _ in reducer.carriers[v]]
+    views = [(reducer.core(edge, v), edge.rows if edge.a == v else edge.cols) for _, edge in sorted(reducer.adjacent[v].items())]
+    key: list[object] = ["dominated", costs.tobytes(), *[usage.tobytes() for usage in usages]]
+    for core, rows in views:
+        key += [id(core), rows.tobytes()]
+    dead = reducer.cores.made(tuple(key), lambda: _worse(costs, usages, views))
+    if dead is not None:
+        reducer.restrict(v, ~dead)
+
+
+def _worse(costs: Ints, usages: list[Ints], views: list[tuple[Core, Ints]]) -> Bools | None:
+    """Which strategies are never better than another one; None where that is not so of any.
+
+    Args:
+        costs: of each strategy.
+        usages: bytes of each strategy, per carrier.
+        views: core of each edge, seen from the node, and the row of each strategy.
+    """
+    k = len(costs)
     better: Bools = np.less_equal(costs[:, None], costs[None, :])
     np.fill_diagonal(better, False)
-    for usage, _ in reducer.carriers[v]:
+    for usage in usages:
         better &= usage[:, None] <= usage[None, :]
     if not better.any():
-        return
-    around = [edge for _, edge in sorted(reducer.adjacent[v].items())]
-    views = [(reducer.core(edge, v), edge.rows if edge.a == v else edge.cols) for edge in around]
+        return None
     # Every row of a normalised table has a zero: what i loses to j there it loses in the worst case too, and no loss is negative.
     floor = np.maximum(costs[:, None] - costs[None, :], -FORBIDDEN)
     for core, rows in views:
         floor = np.minimum(floor + core.cells[rows[:, None], core.cheapest[rows]], FORBIDDEN)
         better &= floor <= 0
         if not better.any():
-            return
+            return None
     first, second = np.nonzero(better)
     margin = costs[first] - costs[second]
     for core, rows in views:
@@ -261,15 +283,14 @@ def _dominated(reducer: Reducer, v: int) -> None:
         kept = margin <= 0
         first, second, margin = first[kept], second[kept], margin[kept]
     if not len(first):
-        return
+        return None
     dead = np.zeros(k, dtype=bool)
     beats = np.zeros((k, k), dtype=bool)
     beats[first, second] = True
     for j in np.flatnonzero(beats.any(axis=0)).tolist():  # of strategies that dominate each other the first stays
         rivals = np.flatnonzero(beats[:, j] & ~dead)
         dead[j] = any(i < j or not beats[j, i] for i in rivals.tolist())
-    if dead.any():
-        reducer.restrict(v, ~dead)
+    return dead if dead.any() else None
 
 
 def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:

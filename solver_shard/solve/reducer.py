@@ -183,7 +183,14 @@ class Reducer:
             best = int(costs.argmin())
             self.constant += int(costs[best])
             self.steps.append(Eliminate(v, (), (), np.array(best, dtype=np.int64)))
-        elif len(around) == 1:
+            self._remove(v)
+            return
+        least = int(costs.min())
+        if least >= FORBIDDEN:
+            raise NoAssignment(v)
+        self.constant += least
+        costs = np.where(costs >= FORBIDDEN, FORBIDDEN, costs - least)  # so that copies in other layers look alike
+        if len(around) == 1:
             a = around[0]
             known, rows, own = self._towards(a, v)
             best, low = self.cores.made(
