@@ -23,6 +23,9 @@ LARGE_CELLS = 20_000
 LARGE_COUNTS = 2**24
 """Pairs, and times x columns, above which a problem is large."""
 
+LARGE_FREE_CELLS = 600_000
+"""Pairs above which a problem without memory is large: messages alone nearly always solve it, and sweeps are cheap."""
+
 Found = Callable[[int, Ints | None, str], None]
 """Called after every step with the bound and a decoded assignment, if any."""
 
@@ -31,7 +34,7 @@ def is_large(problem: Problem) -> bool:
     """Whether a problem is bounded on flat arrays."""
     if problem.weight or not problem.size:
         return False
-    return problem.pairs > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
+    return problem.pairs > (LARGE_CELLS if len(problem.base) else LARGE_FREE_CELLS) or len(problem.base) * problem.width > LARGE_COUNTS
 
 
 class Bounding(Protocol):

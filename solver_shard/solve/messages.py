@@ -19,8 +19,8 @@ import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.rounding import ANY, consistent
 from solver_shard.solve.solution import MIB
-from solver_shard.solve.spans import Bools
 from solver_shard.solve.waves import CLASH, Waves
 
 HEADROOM = 2.0**49
@@ -86,7 +86,6 @@ class Messages:
             if key not in shared:
                 shared[key] = scaled(edge.core, scale)
             self.cores.append(shared[key])
-        self.finite: list[Bools] = [np.isfinite(core) for core in self.cores]
         self.group_rows = [Grouping(e.rows, e.core.shape[0]) for e in problem.edges]
         self.group_cols = [Grouping(e.cols, e.core.shape[1]) for e in problem.edges]
         widths, heights = [e.core.shape[1] for e in problem.edges], [e.core.shape[0] for e in problem.edges]
@@ -99,7 +98,6 @@ class Messages:
         for i, edge in enumerate(problem.edges):
             self.upper[edge.a].append(i)
             self.lower[edge.b].append(i)
-        self._hard = [not finite.all() for finite in self.finite]
         self.share = [1.0 / max(1, len(self.upper[v]), len(self.lower[v])) for v in range(n)]
         self.theta = [scaled(row, scale) for row in problem.unary]
         self.constant = scaled_constant(problem.constant, scale)
@@ -132,52 +130,21 @@ class Messages:
         return self._waves.decode(_flat(theta), self._all)
 
     def decode_consistent(self, theta: list[Floats]) -> Ints | None:
-        """As ``decode``, but after each decision strategies without an allowed partner leave the later nodes' choices.
-
-        Slower, and rarely without an answer (None).
-        """
-        domain = [np.ones(len(row), dtype=bool) for row in theta]
-        chosen = np.zeros(len(theta), dtype=np.int64)
-        for v in range(len(theta)):
-            total = theta[v].copy()
+        """As ``decode``, but without forbidden pairs. Slower, and rarely without an answer (None)."""
+        unary = []
+        for v, row in enumerate(theta):
+            total = row.copy()
             for e in self.upper[v]:
                 total += self.backward[e][self.edges[e].rows]
-            for e in self.lower[v]:
-                edge = self.edges[e]
-                total += self.cores[e][edge.rows[chosen[edge.a]]][edge.cols]
-            total[~domain[v]] = np.inf
-            x = int(total.argmin())
-            if not np.isfinite(total[x]):
-                return None
-            chosen[v] = x
-            domain[v] = np.zeros(len(theta[v]), dtype=bool)
-            domain[v][x] = True
-            if not self._propagate(domain, v):
-                return None
-        return chosen
+            unary.append(total)
+        return consistent(self.edges, unary, self.cores, ANY)
 
-    def _propagate(self, domain: list[Bools], start: int) -> bool:
-        """Arc consistency among the domains after a change at one node; false where one becomes empty."""
-        queue = [start]
-        while queue:
-            v = queue.pop()
-            for e in self.upper[v] + self.lower[v]:
-                if not self._hard[e]:
-                    continue
-                edge, finite = self.edges[e], self.finite[e]
-                partner: Bools
-                if edge.a == v:
-                    w, partner = edge.b, np.logical_or.reduce(finite[edge.rows[domain[v]]], axis=0)[edge.cols]
-                else:
-                    w, partner = edge.a, np.logical_or.reduce(finite[:, edge.cols[domain[v]]], axis=1)[edge.rows]
-                left: Bools = np.logical_and(domain[w], partner)
-                if left.all() or (left == domain[w]).all():
-                    continue
-                if not left.any():
-                    return False
-                domain[w] = left
-                queue.append(w)
-        return True
+    def decode_tight(self, theta: list[Floats], slack: float) -> Ints | None:
+        """An assignment all of whose parts in the reparametrisation are at most ``slack``; None where none was found."""
+        before = self._all.copy()
+        parts = self.reparametrise(theta)
+        self._all[:] = before
+        return consistent(self.edges, parts.unary, parts.tables, slack)
 
     def reparametrise(self, theta: list[Floats]) -> Parts:
         """Exact reparametrisation from the current messages, by one more pass backward; ``constant`` includes the problem's."""

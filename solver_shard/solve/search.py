@@ -213,9 +213,9 @@ class Search:
         for _ in bounding.steps():
             if self.stopped():
                 return None
-            room = self._room(bounding)
-            if self.patient:
+            if self.patient or not len(current.base):  # messages alone nearly always solve what has no memory: let them settle
                 continue
+            room = self._room(bounding)
             if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())
