@@ -43,7 +43,7 @@ class Core:
     @cached_property
     def low(self) -> Ints:
         """The least entry of every row."""
-        return self.cells.min(axis=1)
+        return np.minimum.reduce(self.cells, axis=1)
 
     @cached_property
     def alive(self) -> Bools | None:
@@ -90,9 +90,16 @@ class Core:
         return allowed.argmax(axis=1) if (np.count_nonzero(allowed, axis=1) == 1).all() else None
 
     @cached_property
+    def idle(self) -> bool:
+        """Whether it gives nothing to do: nothing to move to the nodes, no strategy that has no partner, none that is the only one."""
+        if not self.normal or self.zero:
+            return False
+        return not self.hard or (self.sole is None and self.turned.sole is None)
+
+    @cached_property
     def cheapest(self) -> Ints:
         """The first column of the least entry of every row."""
-        return self.cells.argmin(axis=1)
+        return np.asarray(self.cells.argmin(axis=1))
 
 
 def _movable(low: Ints) -> Ints | None:

@@ -127,12 +127,16 @@ def _simplify(reducer: Reducer, v: int) -> None:
         reducer.ledger.begin("fixed")
         reducer.fix(v)
         return
-    reducer.ledger.begin("normal")
-    for w in sorted(reducer.adjacent[v]):
-        _normalise(reducer, v, w)
-    reducer.ledger.begin("followers")
-    for w, edge in sorted(reducer.adjacent[v].items()):
-        if not reducer.cores.of(edge.core).hard:
+    known = reducer.cores.of
+    busy = sorted(w for w, edge in reducer.adjacent[v].items() if not known(edge.core).idle)
+    if busy:
+        reducer.ledger.begin("normal")
+        for w in busy:
+            _normalise(reducer, v, w)
+        reducer.ledger.begin("followers")
+    for w in busy:
+        edge = reducer.adjacent[v].get(w)
+        if edge is None or not known(edge.core).hard:
             continue
         for leader, node in ((v, w), (w, v)):
             strategy_of = _follower(reducer, edge, leader)
@@ -159,7 +163,7 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
         keep = None if costs.max() < FORBIDDEN else costs < FORBIDDEN
         for edge in reducer.adjacent[v].values():
             core = reducer.cores.of(edge.core)
-            if core.hard and (alive := (core if edge.a == v else core.turned).alive) is not None:
+            if core.hard and not core.idle and (alive := (core if edge.a == v else core.turned).alive) is not None:
                 own = alive[edge.rows if edge.a == v else edge.cols]
                 keep = own if keep is None else keep & own
         if keep is None or keep.all():

@@ -62,11 +62,11 @@ class Pricing:
             yield from self._boxes()
         self.done = True
 
-    def _evaluate(self, multipliers: Floats, sweeps: int, source: str) -> tuple[float, Column | None]:
+    def _evaluate(self, multipliers: Floats, sweeps: int, source: str, *, careful: bool = True) -> tuple[float, Column | None]:
         dual = self.dual
         spent = dual.work
         bound, theta = dual.evaluate(multipliers, sweeps, self.clock.over)
-        column = dual.decode(theta)
+        column = dual.decode(theta, careful=careful)
         self.clock.spend(dual.work - spent + 1e-3)
         self.found(dual, column, source)
         return bound, column
@@ -74,9 +74,9 @@ class Pricing:
     def _sweeps(self) -> Iterator[None]:
         stale, slow = 0, FIRST_SLOW
         limited = bool(len(self.problem.base))
-        for _ in range(5 if limited else 80):
+        for step in range(5 if limited else 80):
             before = self.dual.best
-            self._evaluate(self.start, 5, "messages")
+            self._evaluate(self.start, 5, "messages", careful=limited or step > 0)
             if not limited and self.dual.best - before <= slow * abs(self.dual.best):
                 if self.room() > FAR * slow * abs(self.dual.best):
                     self.found(self.dual, self._tight(), "rounding")

@@ -15,7 +15,6 @@ from solver_shard.solve.problem import Edge, Problem
 from solver_shard.solve.spans import Bools, at_times, canonical, over_time
 from solver_shard.solve.undo import Eliminate, Follow, Restrict, Step
 
-
 KEPT_CELLS = 50_000
 """Cells of a sum or an elimination up to which it is kept for the copies of its edges in other layers."""
 
@@ -178,19 +177,15 @@ class Reducer:
 
     def eliminate(self, v: int) -> None:
         """Min-plus elimination of a node with no bytes and at most two neighbours."""
-        costs, around = self.costs(v), list(self.adjacent[v])
-        if not around:
-            best = int(costs.argmin())
-            self.constant += int(costs[best])
-            self.steps.append(Eliminate(v, (), (), np.array(best, dtype=np.int64)))
-            self._remove(v)
-            return
+        costs, around = self.costs(v), sorted(self.adjacent[v])
         least = int(costs.min())
         if least >= FORBIDDEN:
             raise NoAssignment(v)
         self.constant += least
         costs = np.where(costs >= FORBIDDEN, FORBIDDEN, costs - least)  # so that copies in other layers look alike
-        if len(around) == 1:
+        if not around:
+            self.steps.append(Eliminate(v, (), (), np.array(int(costs.argmin()), dtype=np.int64)))
+        elif len(around) == 1:
             a = around[0]
             known, rows, own = self._towards(a, v)
             best, low = self.cores.made(
@@ -200,7 +195,7 @@ class Reducer:
             self.unary[a] = np.minimum(self.costs(a) + low[rows], FORBIDDEN)
             self.drop_edge(a, v)
         else:
-            a, b = sorted(around)
+            a, b = around
             left, rows, own_left = self._towards(a, v)
             right, cols, own_right = self._towards(b, v)
 
