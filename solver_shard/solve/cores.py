@@ -43,7 +43,7 @@ class Core:
     @cached_property
     def low(self) -> Ints:
         """The least entry of every row."""
-        return np.minimum.reduce(self.cells, axis=1)
+        return np.asarray(self.cells.min(axis=1))
 
     @cached_property
     def alive(self) -> Bools | None:

@@ -209,8 +209,9 @@ def _follower(reducer: Reducer, edge: Edge, leader: int) -> Ints | None:
 def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
     if len(reducer.adjacent[v]) > 2:
         return False
-    around = [edge.core.shape[edge.a == v] for edge in reducer.adjacent[v].values()]
-    return math.prod(around) * reducer.size(v) <= MAX_ELIMINATION_CELLS
+    around: list[int] = [edge.core.shape[edge.a == v] for edge in reducer.adjacent[v].values()]
+    cells: int = math.prod(around) * reducer.size(v)
+    return cells <= MAX_ELIMINATION_CELLS
 
 
 def _loose_times(reducer: Reducer) -> None:
