@@ -1,7 +1,8 @@
 """Two ways to bound a problem and to price its memory, behind one face: exact small tables, or flat arrays for large ones.
 
 Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (pricing.py), with
-numpy alone. Large ones are relaxed on flat arrays by compiled loops (large.py), with rows for the few times that matter.
+numpy alone, and so are those of medium size without memory. Large ones are relaxed on flat arrays by compiled loops (large.py), with
+rows for the few times that matter.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
 
 The whole graph comes first (aliases.py): *forbidden* strategies, *aliases* merged along bijections, and *fold*, what then becomes a
-cost of one node or a parallel edge. Then single nodes, until nothing changes; the names are those of the log (ledger.py):
+cost of one node or a parallel edge. Then single nodes, until nothing changes (what is found out about one is used for its copies in
+other layers, cores.py); the names are those of the log (ledger.py):
 
 - *forbidden*: strategies of cost FORBIDDEN and strategies without an allowed partner across some edge go (arc consistency).
 - *fixed*: a node with one strategy becomes a cost of its neighbours and a constant use of memory.

@@ -2,7 +2,7 @@
 
 1. *bound* (bounding.py): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
-   problem is presolved again and bounding starts over on the smaller one.
+   problem is presolved again and bounding starts over on the smaller one. Without memory that waits for the bound to settle.
 3. *prove* (prove.py): integer programs on ever more of the strategies that may still matter.
 4. *improve* a large problem (campaign.py) beside the proof, and a small one by neighbourhoods (neighbourhood.py) when the program that
    would close the gap is too large.
