@@ -49,7 +49,8 @@ def merge_aliases(problem: Problem, ledger: Ledger, keep: Sequence[Bools] | None
     left = sum(size if own is None else len(own) for own, size in zip(domains, problem.sizes.tolist(), strict=True))
     ledger.strategies += int(problem.offsets[-1]) - left
     ledger.begin("aliases")
-    strategies, leader = _aliases(problem, domains, pairs)
+    every = {size: np.arange(size) for size in np.unique(problem.sizes).tolist()}
+    strategies, leader = _aliases(problem, domains, pairs, every)
     count = np.array([len(own) for own in strategies], dtype=np.int64)
     leads = leader == np.arange(problem.size)
     ledger.nodes += int((~leads).sum())
@@ -64,7 +65,7 @@ def merge_aliases(problem: Problem, ledger: Ledger, keep: Sequence[Bools] | None
         offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)]),
         strategies=np.concatenate([np.zeros(0, dtype=np.int64), *strategies]),
     )
-    smaller = _folded(problem, merge, strategies, count[free], pairs)
+    smaller = _folded(problem, merge, strategies, count[free], pairs, every)
     ledger.edges += len(problem.edges) - len(smaller.edges)
     ledger.cells += sum(edge.core.size for edge in problem.edges) - sum(edge.core.size for edge in smaller.edges)
     ledger.times += len(problem.times) - len(smaller.times)
@@ -183,7 +184,7 @@ def _consistent(problem: Problem, keep: Sequence[Bools] | None, pairs: _Pairs) -
     return domains
 
 
-def _aliases(problem: Problem, domains: list[Ints | None], pairs: _Pairs) -> tuple[list[Ints], Ints]:
+def _aliases(problem: Problem, domains: list[Ints | None], pairs: _Pairs, every: dict[int, Ints]) -> tuple[list[Ints], Ints]:
     """Per node its strategies, in the order of its leader's, and its leader: the first node of its group."""
     near: list[list[tuple[int, Ints]]] = [[] for _ in range(problem.size)]
     for edge, kind in zip(problem.edges, pairs.which.tolist(), strict=True):
@@ -192,14 +193,7 @@ def _aliases(problem: Problem, domains: list[Ints | None], pairs: _Pairs) -> tup
             if found is not None:
                 near[edge.a].append((edge.b, found[0]))
                 near[edge.b].append((edge.a, found[1]))
-    every: dict[int, Ints] = {}
-    strategies: list[Ints] = []
-    for own, size in zip(domains, problem.sizes.tolist(), strict=True):
-        if own is None:
-            own = every.get(size)
-            if own is None:
-                own = every[size] = np.arange(size)
-        strategies.append(own)
+    strategies = [every[size] if own is None else own for own, size in zip(domains, problem.sizes.tolist(), strict=True)]
     leader = np.full(problem.size, -1, dtype=np.int64)
     led = leader.tolist()
     for first in range(problem.size):
@@ -226,7 +220,7 @@ def _aliases(problem: Problem, domains: list[Ints | None], pairs: _Pairs) -> tup
     return strategies, np.array(led, dtype=np.int64)
 
 
-def _folded(problem: Problem, merge: Merge, strategies: list[Ints], sizes: Ints, pairs: _Pairs) -> Problem:
+def _folded(problem: Problem, merge: Merge, strategies: list[Ints], sizes: Ints, pairs: _Pairs, every: dict[int, Ints]) -> Problem:
     """The problem on the groups of more than one strategy."""
     constant = problem.constant
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
@@ -262,7 +256,7 @@ def _folded(problem: Problem, merge: Merge, strategies: list[Ints], sizes: Ints,
             continue
         if a == b and a >= 0 and shape.free and pairs.bijection(kind, None, None) is not None:
             continue  # an alias inside its group, where all of it was followed
-        rows, cols = edge.rows[strategies[edge.a]], edge.cols[strategies[edge.b]]
+        rows, cols = _taken(edge.rows, strategies[edge.a], every), _taken(edge.cols, strategies[edge.b], every)
         if a == b or a < 0 or b < 0:
             pay(b if a < 0 else a, edge.core[rows, cols])
         elif a < b:
@@ -307,12 +301,19 @@ class _Shape:
         self.right: Ints = core.min(axis=0) - self.constant
 
 
+def _taken(lines: Ints, strategies: Ints, every: dict[int, Ints]) -> Ints:
+    """The lines of some strategies; the same array where these are all in their order."""
+    return lines if strategies is every.get(len(lines)) else lines[strategies]
+
+
 def _moved(edge: Edge, a: int, b: int, core: Ints, rows: Ints, cols: Ints) -> Edge:
     """An edge between groups; rows and columns that no strategy uses are left out."""
+    if len(rows) + len(cols) == len(edge.rows) + len(edge.cols):  # permutations of all strategies
+        return Edge(a=a, b=b, core=core, rows=rows, cols=cols)
     used_rows = np.bincount(rows, minlength=core.shape[0]) > 0
     used_cols = np.bincount(cols, minlength=core.shape[1]) > 0
     if used_rows.all() and used_cols.all():
-        return Edge(a=a, b=b, core=core, rows=rows, cols=cols, normal=edge.normal, open=edge.open)
+        return Edge(a=a, b=b, core=core, rows=rows, cols=cols)
     return Edge(a=a, b=b, core=core[used_rows][:, used_cols], rows=(np.cumsum(used_rows) - 1)[rows], cols=(np.cumsum(used_cols) - 1)[cols])
 
 

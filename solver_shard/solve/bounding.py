@@ -1,7 +1,8 @@
 """Two ways to bound a problem and to price its memory, behind one face: exact small tables, or flat arrays for large ones.
 
 Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (pricing.py), with
-numpy alone. Large ones are relaxed on flat arrays by compiled loops (large.py), with rows for the few times that matter.
+numpy alone, and so are those of medium size without memory. Large ones are relaxed on flat arrays by compiled loops (large.py), with
+rows for the few times that matter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ LARGE_CELLS = 20_000
 LARGE_COUNTS = 2**24
 """Pairs, and times x columns, above which a problem is large."""
 
+LARGE_FREE_CELLS = 600_000
+"""Pairs above which a problem without memory is large: messages alone nearly always solve it, and sweeps are cheap."""
+
 Found = Callable[[int, Ints | None, str], None]
 """Called after every step with the bound and a decoded assignment, if any."""
 
@@ -31,7 +35,7 @@ def is_large(problem: Problem) -> bool:
     """Whether a problem is bounded on flat arrays."""
     if problem.weight or not problem.size:
         return False
-    return problem.pairs > LARGE_CELLS or len(problem.base) * problem.width > LARGE_COUNTS
+    return problem.pairs > (LARGE_CELLS if len(problem.base) else LARGE_FREE_CELLS) or len(problem.base) * problem.width > LARGE_COUNTS
 
 
 class Bounding(Protocol):

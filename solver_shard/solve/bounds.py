@@ -37,6 +37,22 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
     return base, extra
 
 
+def parts(passing: Passing, theta: Floats) -> tuple[list[Floats], list[Floats]]:
+    """Unary parts per node, and cells per edge: the split of the module's start. The messages stay as they are."""
+    f, g = passing.flat, passing.flat.graph
+    before = passing.forward.copy(), passing.backward.copy()
+    unary = np.empty(len(theta))
+    rows, cols = np.empty_like(passing.backward), np.empty_like(passing.forward)
+    passing.forward_pass(theta)
+    _split(g, theta, passing.forward, passing.backward, unary, rows, cols, passing.scratch)
+    passing.forward[:], passing.backward[:] = before
+    tables = []
+    for first, height, width, row, col in zip(g.toff.tolist(), g.nr.tolist(), g.nc.tolist(), g.bo.tolist(), g.fo.tolist(), strict=False):
+        core = g.pool[first : first + height * width].reshape(height, width)
+        tables.append(core + rows[row : row + height, None] + cols[col : col + width])
+    return np.split(unary, f.problem.offsets[1:-1].tolist()), tables
+
+
 @compiled
 def _split(g: Graph, theta: Floats, forward: Floats, backward: Floats, unary: Floats, rows: Floats, cols: Floats, scratch: Floats) -> float:
     """The constant; fills ``unary``, ``rows`` and ``cols``. One backward pass of message passing."""

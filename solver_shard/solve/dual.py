@@ -99,11 +99,11 @@ class Dual:
             self.best, self.multipliers = bound, multipliers.copy()
         return bound, theta
 
-    def decode(self, theta: list[Floats]) -> Column | None:
-        """The assignment that the messages suggest; None where it is forbidden."""
+    def decode(self, theta: list[Floats], *, careful: bool = True) -> Column | None:
+        """The assignment that the messages suggest; where it is forbidden, None or, if ``careful``, one that is not."""
         self.work += self.messages.work / 3
         column = self.column(self.messages.decode(theta))
-        if column is not None:
+        if column is not None or not careful:
             return column
         self.work += self.messages.work
         assignment = self.messages.decode_consistent(theta)

@@ -63,29 +63,46 @@ class Ledger:
     def __init__(self) -> None:
         self.nodes = self.strategies = self.edges = self.cells = self.times = 0
         self._name = ""
-        self._mark = self._now()
-        self._spent: dict[str, list[float]] = {}
+        self._counts, self._seconds = self._now(), time.perf_counter()
+        self._spent: dict[str, _Spent] = {}
 
     def begin(self, name: str) -> str:
         """From here on ``name`` is under way; returns what was."""
         before = self._name
-        if name != before:
-            now = self._now()
-            spent = self._spent.setdefault(before, [0.0] * len(now))
-            for i, (new, old) in enumerate(zip(now, self._mark, strict=True)):
-                spent[i] += new - old
-            self._name, self._mark = name, now
+        if name != before:  # tens of thousands of times, most of which remove nothing
+            seconds, counts = time.perf_counter(), self._now()
+            spent = self._spent.get(before)
+            if spent is None:
+                spent = self._spent[before] = _Spent()
+            spent.seconds += seconds - self._seconds
+            if counts != self._counts:
+                spent.counts = [total + new - old for total, new, old in zip(spent.counts, counts, self._counts, strict=True)]
+            self._name, self._counts, self._seconds = name, counts, seconds
         return before
 
     def steps(self) -> tuple[PresolveStep, ...]:
         """So far, in the order in which they were first begun."""
         self.begin("")
         found = []
-        for name, (nodes, strategies, edges, cells, times, seconds) in self._spent.items():
+        for name, spent in self._spent.items():
             if name:
-                counts = {"nodes": int(nodes), "strategies": int(strategies), "edges": int(edges), "cells": int(cells), "times": int(times)}
-                found.append(PresolveStep(name=name, seconds=seconds, **counts))
+                nodes, strategies, edges, cells, times = map(int, spent.counts)
+                found.append(
+                    PresolveStep(
+                        name=name, nodes=nodes, strategies=strategies, edges=edges, cells=cells, times=times, seconds=spent.seconds
+                    )
+                )
         return tuple(found)
 
-    def _now(self) -> tuple[float, ...]:
-        return self.nodes, self.strategies, self.edges, self.cells, self.times, time.perf_counter()
+    def _now(self) -> tuple[int, ...]:
+        return self.nodes, self.strategies, self.edges, self.cells, self.times
+
+
+class _Spent:
+    """What one kind of transformation removed and took so far."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0, 0, 0, 0, 0]
+        self.seconds = 0.0

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.rounding import ANY, consistent
 from solver_shard.solve.solution import MIB
-from solver_shard.solve.spans import Bools
+from solver_shard.solve.waves import CLASH, Waves
 
 HEADROOM = 2.0**49
 """Largest scaled objective; leaves sums of differences exact in float64."""
 
-CLASH = 2.0**50
-"""Stands for FORBIDDEN where a sum that has some must still be compared: larger than any of other costs (HEADROOM), and still exact."""
+
+__all__ = ["CLASH", "HEADROOM", "Grouping", "Messages", "Parts", "scale_of", "scaled", "scaled_constant"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +86,13 @@ class Messages:
             if key not in shared:
                 shared[key] = scaled(edge.core, scale)
             self.cores.append(shared[key])
-        self.finite: list[Bools] = [np.isfinite(core) for core in self.cores]
         self.group_rows = [Grouping(e.rows, e.core.shape[0]) for e in problem.edges]
         self.group_cols = [Grouping(e.cols, e.core.shape[1]) for e in problem.edges]
-        self.forward = [np.zeros(e.core.shape[1]) for e in problem.edges]
-        self.backward = [np.zeros(e.core.shape[0]) for e in problem.edges]
+        widths, heights = [e.core.shape[1] for e in problem.edges], [e.core.shape[0] for e in problem.edges]
+        self._all = np.zeros(sum(widths) + sum(heights))
+        views = np.split(self._all, np.cumsum(widths + heights)[:-1]) if problem.edges else []
+        self.forward: list[Floats] = views[: len(widths)]
+        self.backward: list[Floats] = views[len(widths) :]
         self.upper: list[list[int]] = [[] for _ in range(n)]  # edges to later nodes
         self.lower: list[list[int]] = [[] for _ in range(n)]  # edges to earlier nodes
         for i, edge in enumerate(problem.edges):
@@ -99,37 +103,14 @@ class Messages:
         self.constant = scaled_constant(problem.constant, scale)
         cells = sum(e.core.size for e in problem.edges)
         self.work = 2 * (1.2e-9 * cells + 1e-5 * len(problem.edges) + 5e-6 * n)
-        largest = max((e.core.size for e in problem.edges), default=1)
-        self._buffer = np.empty(largest)
+
+    @cached_property
+    def _waves(self) -> Waves:
+        return Waves(self.edges, self.problem.sizes, self.cores, np.array(self.share))
 
     def sweep(self, theta: list[Floats]) -> float:
         """One pass forward and one back; the bound (without the constant)."""
-        for v in range(len(theta)):
-            upper = self.upper[v]
-            if not upper:
-                continue
-            part = np.floor(self.belief(theta, v) * self.share[v])
-            for e in upper:
-                message = self._min_plus(e, self.group_rows[e](part) - self.backward[e], 0)
-                message -= message.min()
-                self.forward[e] = message
-        bound = 0.0
-        for v in range(len(theta) - 1, -1, -1):
-            belief = self.belief(theta, v)
-            low = float(belief.min())
-            bound += low
-            lower = self.lower[v]
-            if not lower:
-                continue
-            belief -= low
-            part = np.floor(belief * self.share[v])
-            for e in lower:
-                message = self._min_plus(e, self.group_cols[e](part) - self.forward[e], 1)
-                low = float(message.min())
-                bound += low
-                message -= low
-                self.backward[e] = message
-        return bound
+        return self._waves.sweep(_flat(theta), self._all)
 
     def belief(self, theta: list[Floats], v: int) -> Floats:
         """theta plus all messages that come in."""
@@ -141,74 +122,29 @@ class Messages:
             total += self.backward[e][edges[e].rows]
         return total
 
-    def _min_plus(self, e: int, values: Floats, axis: int) -> Floats:
-        core = self.cores[e]
-        buffer = self._buffer[: core.size].reshape(core.shape)
-        np.add(core, values[:, None] if axis == 0 else values[None, :], out=buffer)
-        result: Floats = np.minimum.reduce(buffer, axis=axis)
-        return result
-
     def decode(self, theta: list[Floats]) -> Ints:
         """An assignment: node by node, the best given the earlier ones and the messages of the later ones.
 
         Call after a sweep. It may hold forbidden pairs where the messages do not see far enough.
         """
-        chosen = np.zeros(len(theta), dtype=np.int64)
-        for v in range(len(theta)):
-            total = theta[v].copy()
-            for e in self.upper[v]:
-                total += self.backward[e][self.edges[e].rows]
-            for e in self.lower[v]:
-                edge = self.edges[e]
-                total += np.minimum(self.cores[e][edge.rows[chosen[edge.a]]], CLASH)[edge.cols]
-            chosen[v] = int(total.argmin())
-        return chosen
+        return self._waves.decode(_flat(theta), self._all)
 
     def decode_consistent(self, theta: list[Floats]) -> Ints | None:
-        """As ``decode``, but after each decision strategies without an allowed partner leave the later nodes' choices.
-
-        Slower, and rarely without an answer (None).
-        """
-        domain = [np.ones(len(row), dtype=bool) for row in theta]
-        chosen = np.zeros(len(theta), dtype=np.int64)
-        for v in range(len(theta)):
-            total = theta[v].copy()
+        """As ``decode``, but without forbidden pairs. Slower, and rarely without an answer (None)."""
+        unary = []
+        for v, row in enumerate(theta):
+            total = row.copy()
             for e in self.upper[v]:
                 total += self.backward[e][self.edges[e].rows]
-            for e in self.lower[v]:
-                edge = self.edges[e]
-                total += self.cores[e][edge.rows[chosen[edge.a]]][edge.cols]
-            total[~domain[v]] = np.inf
-            x = int(total.argmin())
-            if not np.isfinite(total[x]):
-                return None
-            chosen[v] = x
-            domain[v] = np.zeros(len(theta[v]), dtype=bool)
-            domain[v][x] = True
-            if not self._propagate(domain, v):
-                return None
-        return chosen
+            unary.append(total)
+        return consistent(self.edges, unary, self.cores, ANY)
 
-    def _propagate(self, domain: list[Bools], start: int) -> bool:
-        """Arc consistency among the domains after a change at one node; false where one becomes empty."""
-        queue = [start]
-        while queue:
-            v = queue.pop()
-            for e in self.upper[v] + self.lower[v]:
-                edge, finite = self.edges[e], self.finite[e]
-                partner: Bools
-                if edge.a == v:
-                    w, partner = edge.b, np.logical_or.reduce(finite[edge.rows[domain[v]]], axis=0)[edge.cols]
-                else:
-                    w, partner = edge.a, np.logical_or.reduce(finite[:, edge.cols[domain[v]]], axis=1)[edge.rows]
-                left: Bools = np.logical_and(domain[w], partner)
-                if left.all() or (left == domain[w]).all():
-                    continue
-                if not left.any():
-                    return False
-                domain[w] = left
-                queue.append(w)
-        return True
+    def decode_tight(self, theta: list[Floats], slack: float) -> Ints | None:
+        """An assignment all of whose parts in the reparametrisation are at most ``slack``; None where none was found."""
+        before = self._all.copy()
+        parts = self.reparametrise(theta)
+        self._all[:] = before
+        return consistent(self.edges, parts.unary, parts.tables, slack)
 
     def reparametrise(self, theta: list[Floats]) -> Parts:
         """Exact reparametrisation from the current messages, by one more pass backward; ``constant`` includes the problem's."""
@@ -233,9 +169,13 @@ class Messages:
                 table -= message[:, None]
                 low = float(message.min())
                 constant += low
-                self.backward[e] = message - low
+                self.backward[e][:] = message - low
                 tables[e] = table
         return Parts(constant, unary, tables)
+
+
+def _flat(rows: list[Floats]) -> Floats:
+    return np.concatenate([np.zeros(0), *rows])
 
 
 def scaled(costs: Ints, scale: float) -> Floats:

@@ -4,7 +4,8 @@
     problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
 
 The whole graph comes first (aliases.py): *forbidden* strategies, *aliases* merged along bijections, and *fold*, what then becomes a
-cost of one node or a parallel edge. Then single nodes, until nothing changes; the names are those of the log (ledger.py):
+cost of one node or a parallel edge. Then single nodes, until nothing changes (what is found out about one is used for its copies in
+other layers, cores.py); the names are those of the log (ledger.py):
 
 - *forbidden*: strategies of cost FORBIDDEN and strategies without an allowed partner across some edge go (arc consistency).
 - *fixed*: a node with one strategy becomes a cost of its neighbours and a constant use of memory.
@@ -24,22 +25,26 @@ cost of one node or a parallel edge. Then single nodes, until nothing changes; t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.aliases import merge_aliases
+from solver_shard.solve.cores import Core
 from solver_shard.solve.ledger import Ledger
 from solver_shard.solve.memory import regrouped
-from solver_shard.solve.problem import Edge, Problem, compact_edge
+from solver_shard.solve.problem import Edge, Problem, compact_table
 from solver_shard.solve.reducer import NoAssignment, Reducer
 from solver_shard.solve.spans import Bools, at_times, counts, over_time, uncovered
 from solver_shard.solve.undo import Merge, Steps, Undo
 
 MAX_ELIMINATION_CELLS = 2_000_000
 """Largest (cells of the new table) x (strategies of the node) of an elimination."""
+
+MERGED = 0.7
+"""Part of the nodes that a round over the whole graph must leave at most, for another one to be worth its while."""
 
 MAX_COVERED_TIMES = 1500
 MAX_COVERED_CELLS = 1_000_000
@@ -95,7 +100,7 @@ def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> t
         problem, merge = merge_aliases(problem, ledger, keep)
         stages.append(merge)
         keep = None
-        if problem.size > 0.9 * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
+        if problem.size > MERGED * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
             return problem, stages
 
 
@@ -123,21 +128,23 @@ def _simplify(reducer: Reducer, v: int) -> None:
         reducer.ledger.begin("fixed")
         reducer.fix(v)
         return
-    reducer.ledger.begin("normal")
-    for w in sorted(reducer.adjacent[v]):
-        _normalise(reducer, v, w)
-    reducer.ledger.begin("followers")
-    for w in sorted(reducer.adjacent[v]):
-        edge = reducer.adjacent[v][w]
-        if edge.open:
+    known = reducer.cores.of
+    busy = sorted(w for w, edge in reducer.adjacent[v].items() if not known(edge.core).idle)
+    if busy:
+        reducer.ledger.begin("normal")
+        for w in busy:
+            _normalise(reducer, v, w)
+        reducer.ledger.begin("followers")
+    for w in busy:
+        edge = reducer.adjacent[v].get(w)
+        if edge is None or not known(edge.core).hard:
             continue
         for leader, node in ((v, w), (w, v)):
-            strategy_of = _follower(edge, leader)
+            strategy_of = _follower(reducer, edge, leader)
             if strategy_of is not None:
                 reducer.follow(node, leader, strategy_of)
                 reducer.touched.add(leader)
                 return
-        reducer.mark(replace(edge, open=True))
     reducer.ledger.begin("free")
     if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
@@ -153,13 +160,14 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
         waiting.discard(v)
         if reducer.unary[v] is None:
             continue
-        keep: Bools = reducer.costs(v) < FORBIDDEN
-        for w in reducer.adjacent[v]:
-            edge = reducer.adjacent[v][w]
-            if not edge.normal:
-                core, rows, _, _ = edge.seen_from(v)
-                keep &= (core.min(axis=1) < FORBIDDEN)[rows]
-        if keep.all():
+        costs = reducer.costs(v)
+        keep = None if costs.max() < FORBIDDEN else costs < FORBIDDEN
+        for edge in reducer.adjacent[v].values():
+            core = reducer.cores.of(edge.core)
+            if core.hard and not core.idle and (alive := (core if edge.a == v else core.turned).alive) is not None:
+                own = alive[edge.rows if edge.a == v else edge.cols]
+                keep = own if keep is None else keep & own
+        if keep is None or keep.all():
             continue
         reducer.restrict(v, keep)
         for w in reducer.adjacent[v]:
@@ -171,49 +179,40 @@ def _forbidden(reducer: Reducer, nodes: list[int]) -> None:
 def _normalise(reducer: Reducer, v: int, w: int) -> None:
     """Row and column minima of the table move to the nodes; a table of zeros goes."""
     edge = reducer.adjacent[v][w]
-    if edge.normal:
+    core = reducer.cores.of(edge.core)
+    if core.normal and not core.zero:
         return
-    core = edge.core
-    low = _movable(core.min(axis=1))
-    if low.any():
-        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low[:, None])
-        reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + low[edge.rows], FORBIDDEN)
-    low_columns = _movable(core.min(axis=0))
-    if low_columns.any():
-        core = np.where(core >= FORBIDDEN, FORBIDDEN, core - low_columns[None, :])
-        reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + low_columns[edge.cols], FORBIDDEN)
-    if not core.any():
+    rest, left, right = core.parts
+    if left is not None:
+        reducer.unary[edge.a] = np.minimum(reducer.costs(edge.a) + left[edge.rows], FORBIDDEN)
+    if right is not None:
+        reducer.unary[edge.b] = np.minimum(reducer.costs(edge.b) + right[edge.cols], FORBIDDEN)
+    if rest.zero:
         reducer.drop_edge(edge.a, edge.b)
-        return
-    normal = bool((core.min(axis=1) == 0).all() and (core.min(axis=0) == 0).all())
-    if core is not edge.core:
-        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=core, rows=edge.rows, cols=edge.cols, normal=normal, open=edge.open))
-    else:
-        reducer.mark(replace(edge, normal=normal))
+    elif rest is not core:
+        reducer.cores.add(rest)
+        reducer.set_edge(Edge(a=edge.a, b=edge.b, core=rest.cells, rows=edge.rows, cols=edge.cols))
 
 
-def _movable(low: Ints) -> Ints:
-    """Minima without those of lines that are forbidden as a whole: arc consistency removes these when their node's turn comes."""
-    return np.where(low >= FORBIDDEN, 0, low)
-
-
-def _follower(edge: Edge, leader: int) -> Ints | None:
+def _follower(reducer: Reducer, edge: Edge, leader: int) -> Ints | None:
     """The only strategy of the other node for each of the leader's, or None where some leave a choice."""
-    core, rows, cols, _ = edge.seen_from(leader)
-    finite = core < FORBIDDEN
-    if not (finite.sum(axis=1) == 1).all():
+    target = reducer.core(edge, leader).sole
+    if target is None:
         return None
-    target = finite.argmax(axis=1)
-    if (np.bincount(cols, minlength=core.shape[1])[target] != 1).any():
+    rows, cols = (edge.rows, edge.cols) if edge.a == leader else (edge.cols, edge.rows)
+    if (np.bincount(cols)[target] != 1).any():
         return None
-    strategy = np.empty(core.shape[1], dtype=np.int64)
+    strategy = np.empty(int(cols.max()) + 1, dtype=np.int64)
     strategy[cols] = np.arange(len(cols))
     return np.asarray(strategy[target][rows])
 
 
 def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
-    around = [reducer.adjacent[v][w].seen_from(w)[0].shape[0] for w in reducer.adjacent[v]]
-    return len(around) <= 2 and int(np.prod(around, dtype=np.int64)) * reducer.size(v) <= MAX_ELIMINATION_CELLS
+    if len(reducer.adjacent[v]) > 2:
+        return False
+    around: list[int] = [edge.core.shape[edge.a == v] for edge in reducer.adjacent[v].values()]
+    cells: int = math.prod(around) * reducer.size(v)
+    return cells <= MAX_ELIMINATION_CELLS
 
 
 def _loose_times(reducer: Reducer) -> None:
@@ -243,45 +242,61 @@ def _loose_times(reducer: Reducer) -> None:
 def _dominated(reducer: Reducer, v: int) -> None:
     """Drop strategies that another one of the node is never worse than."""
     costs = reducer.costs(v)
-    k = len(costs)
-    if k == 1 or k > MAX_DOMINANCE:
+    if not 1 < len(costs) <= MAX_DOMINANCE:
         return
+    usages = [usage for usage, _ in reducer.carriers[v]]
+    views = [(reducer.core(edge, v), edge.rows if edge.a == v else edge.cols) for _, edge in sorted(reducer.adjacent[v].items())]
+    key: list[object] = ["dominated", costs.tobytes(), *[usage.tobytes() for usage in usages]]
+    for core, rows in views:
+        key += [id(core), rows.tobytes()]
+    dead = reducer.cores.made(tuple(key), lambda: _worse(costs, usages, views))
+    if dead is not None:
+        reducer.restrict(v, ~dead)
+
+
+def _worse(costs: Ints, usages: list[Ints], views: list[tuple[Core, Ints]]) -> Bools | None:
+    """Which strategies are never better than another one; None where that is not so of any.
+
+    Args:
+        costs: of each strategy.
+        usages: bytes of each strategy, per carrier.
+        views: core of each edge, seen from the node, and the row of each strategy.
+    """
+    k = len(costs)
     better: Bools = np.less_equal(costs[:, None], costs[None, :])
     np.fill_diagonal(better, False)
-    for usage, _ in reducer.carriers[v]:
+    for usage in usages:
         better &= usage[:, None] <= usage[None, :]
     if not better.any():
-        return
-    views = [reducer.adjacent[v][w].seen_from(v) for w in sorted(reducer.adjacent[v])]
+        return None
     # Every row of a normalised table has a zero: what i loses to j there it loses in the worst case too, and no loss is negative.
     floor = np.maximum(costs[:, None] - costs[None, :], -FORBIDDEN)
-    for core, rows, _, _ in views:
-        floor = np.minimum(floor + core[:, core.argmin(axis=1)][rows[:, None], rows[None, :]], FORBIDDEN)
+    for core, rows in views:
+        floor = np.minimum(floor + core.cells[rows[:, None], core.cheapest[rows]], FORBIDDEN)
         better &= floor <= 0
         if not better.any():
-            return
+            return None
     first, second = np.nonzero(better)
     margin = costs[first] - costs[second]
-    for core, rows, _, _ in views:
+    for core, rows in views:
         mine, other = rows[first], rows[second]
         loss = np.zeros(len(first), dtype=np.int64)
-        step = max(1, DOMINANCE_CELLS // core.shape[1])
+        step = max(1, DOMINANCE_CELLS // core.cells.shape[1])
         for part in range(0, len(first), step):
-            ours, theirs = core[mine[part : part + step]], core[other[part : part + step]]
+            ours, theirs = core.cells[mine[part : part + step]], core.cells[other[part : part + step]]
             loss[part : part + step] = np.where(theirs < FORBIDDEN, ours - theirs, -FORBIDDEN).max(axis=1)
         margin = margin + loss
         kept = margin <= 0
         first, second, margin = first[kept], second[kept], margin[kept]
     if not len(first):
-        return
+        return None
     dead = np.zeros(k, dtype=bool)
     beats = np.zeros((k, k), dtype=bool)
     beats[first, second] = True
-    for j in range(k):  # of strategies that dominate each other the first stays
+    for j in np.flatnonzero(beats.any(axis=0)).tolist():  # of strategies that dominate each other the first stays
         rivals = np.flatnonzero(beats[:, j] & ~dead)
         dead[j] = any(i < j or not beats[j, i] for i in rivals.tolist())
-    if dead.any():
-        reducer.restrict(v, ~dead)
+    return dead if dead.any() else None
 
 
 def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
@@ -292,15 +307,7 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
         low = int(reducer.costs(v).min())
         reducer.constant += low
         unary.append(reducer.costs(v) - low)
-    known: dict[tuple[tuple[int, ...], bytes], Ints] = {}
-    edges = []
-    for v in nodes:
-        for w, edge in sorted(reducer.adjacent[v].items()):
-            if v < w:
-                edge = compact_edge(Edge(a=index[v], b=index[w], core=edge.core, rows=edge.rows, cols=edge.cols))
-                core = known.setdefault((edge.core.shape, edge.core.tobytes()), edge.core)
-                reducer.ledger.cells += reducer.adjacent[v][w].core.size - core.size
-                edges.append(edge if core is edge.core else replace(edge, core=core))
+    edges = _compact_edges(reducer, index)
     needs = [(index[v], usage, column) for v in nodes for usage, column in reducer.carriers[v]]
     carriers, spans, base = regrouped(needs, reducer.spans, reducer.base)
     times = reducer.times
@@ -320,6 +327,32 @@ def _reduced(reducer: Reducer) -> tuple[Problem, Steps]:
         weight=reducer.problem.weight,
     )
     return problem, Steps(steps=tuple(reducer.steps), count=reducer.problem.size, nodes=np.array(nodes, dtype=np.int64))
+
+
+def _compact_edges(reducer: Reducer, index: dict[int, int]) -> list[Edge]:
+    """The edges between new numbers of nodes, their cores compact; equal cores, and equal maps to their lines, are one array."""
+    compact: dict[int, tuple[Ints, Ints | None, Ints | None]] = {}
+    cores: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+    maps: dict[bytes, Ints] = {}
+    edges = []
+    for v in index:
+        for w, edge in sorted(reducer.adjacent[v].items()):
+            if v > w:
+                continue
+            found = compact.get(id(edge.core))
+            if found is None:
+                core, rows, cols = compact_table(edge.core)
+                same = core.shape == edge.core.shape
+                core = edge.core if same else core
+                core = cores.setdefault((core.shape, core.tobytes()), core)
+                found = compact[id(edge.core)] = (core, None, None) if same else (core, rows, cols)
+            core, row_of, col_of = found
+            rows = edge.rows if row_of is None else row_of[edge.rows]
+            cols = edge.cols if col_of is None else col_of[edge.cols]
+            rows, cols = maps.setdefault(rows.tobytes(), rows), maps.setdefault(cols.tobytes(), cols)
+            reducer.ledger.cells += edge.core.size - core.size
+            edges.append(Edge(a=index[v], b=index[w], core=core, rows=rows, cols=cols))
+    return edges
 
 
 def _uncovered_times(spans: Ints, base: Ints) -> Bools:

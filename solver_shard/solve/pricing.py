@@ -20,6 +20,7 @@ import numpy as np
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Column, Dual, Master
 from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.rounding import FAR, FIRST_SLOW, SLACKS, SLOWER
 
 Found = Callable[[Dual, Column | None, str], None]
 """Called after every step with the decoded assignment, if any."""
@@ -61,27 +62,43 @@ class Pricing:
             yield from self._boxes()
         self.done = True
 
-    def _evaluate(self, multipliers: Floats, sweeps: int, source: str) -> tuple[float, Column | None]:
+    def _evaluate(self, multipliers: Floats, sweeps: int, source: str, *, careful: bool = True) -> tuple[float, Column | None]:
         dual = self.dual
         spent = dual.work
         bound, theta = dual.evaluate(multipliers, sweeps, self.clock.over)
-        column = dual.decode(theta)
+        column = dual.decode(theta, careful=careful)
         self.clock.spend(dual.work - spent + 1e-3)
         self.found(dual, column, source)
         return bound, column
 
     def _sweeps(self) -> Iterator[None]:
-        stale = 0
+        stale, slow = 0, FIRST_SLOW
         limited = bool(len(self.problem.base))
-        for _ in range(5 if limited else 80):
+        for step in range(5 if limited else 80):
             before = self.dual.best
-            self._evaluate(self.start, 5, "messages")
+            self._evaluate(self.start, 5, "messages", careful=limited or step > 0)
+            if not limited and self.dual.best - before <= slow * abs(self.dual.best):
+                if self.room() > FAR * slow * abs(self.dual.best):
+                    self.found(self.dual, self._tight(), "rounding")
+                slow *= SLOWER
             yield
             room = self.room()
-            small = 0.02 * room if np.isfinite(room) else 3e-4 * abs(self.dual.best)
+            # Without memory the bound is mostly tight in the end, and says more about an incumbent than that about the bound.
+            small = 0.0 if not limited else 0.02 * room if np.isfinite(room) else 3e-4 * abs(self.dual.best)
             stale = stale + 1 if self.dual.best - before <= max(small, 1e-5 * abs(self.dual.best)) else 0
             if stale >= (1 if limited else 3):
                 return
+
+    def _tight(self) -> Column | None:
+        """What the bound is made of, where that is tight; see rounding.py."""
+        dual = self.dual
+        theta = dual.price(self.start)
+        for slack in SLACKS:
+            self.clock.spend(2 * dual.messages.work)
+            chosen = dual.messages.decode_tight(theta, slack * abs(dual.best))
+            if chosen is not None:
+                return dual.column(chosen)
+        return None
 
     def _weights(self, total: float, steps: int) -> Iterator[None]:
         dual, limited = self.dual, not self.problem.weight

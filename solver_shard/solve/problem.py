@@ -35,8 +35,7 @@ class Edge:
     """Table ``core[rows[x], cols[y]]`` between nodes a < b; every row and column of the core is used.
 
     ``core`` is int64[p, q], FORBIDDEN where the pair may not be chosen; ``rows`` int64[strategies of a]; ``cols``
-    int64[strategies of b]. ``normal``: known that every row and column has a zero. ``open``: known that neither node's strategy
-    determines the other's.
+    int64[strategies of b].
     """
 
     a: int
@@ -44,8 +43,6 @@ class Edge:
     core: Ints
     rows: Ints
     cols: Ints
-    normal: bool = False
-    open: bool = False
 
     def seen_from(self, v: int) -> tuple[Ints, Ints, Ints, int]:
         """(core, rows, cols, neighbour) with v on the first axis."""

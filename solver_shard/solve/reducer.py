@@ -6,15 +6,20 @@ Every step is exact: the best objective of what is left (plus ``constant``) is t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.solve.cores import Core, Cores
 from solver_shard.solve.ledger import Ledger
 from solver_shard.solve.problem import Edge, Problem
 from solver_shard.solve.spans import Bools, at_times, canonical, over_time
 from solver_shard.solve.undo import Eliminate, Follow, Restrict, Step
+
+KEPT_CELLS = 50_000
+"""Cells of a sum or an elimination up to which it is kept for the copies of its edges in other layers."""
+
+DENSE_CELLS = 20_000
+"""(Cells of a new table) x (strategies) up to which an elimination is done in one go."""
 
 
 class NoAssignment(Exception):  # noqa: N818 - not an error of the program: an answer
@@ -35,6 +40,7 @@ class Reducer:
         touched: nodes whose surroundings changed since they were last simplified.
         changed: nodes whose surroundings changed since dominance was last looked for.
         ledger: counts what goes.
+        cores: what is known of the cores of edges.
     """
 
     def __init__(self, problem: Problem, ledger: Ledger | None = None) -> None:
@@ -55,7 +61,7 @@ class Reducer:
         self.steps: list[Step] = []
         self.touched: set[int] = set()
         self.changed: set[int] = set()
-        self._sliced: dict[tuple[int, bytes, bytes], tuple[Ints, Ints]] = {}
+        self.cores = Cores()
         for edge in problem.edges:
             self.add_edge(edge)
 
@@ -69,6 +75,11 @@ class Reducer:
 
     def size(self, v: int) -> int:
         return len(self.costs(v))
+
+    def core(self, edge: Edge, v: int) -> Core:
+        """What is known of an edge's core, seen from v."""
+        core = self.cores.of(edge.core)
+        return core if edge.a == v else core.turned
 
     @property
     def base(self) -> Ints:
@@ -91,7 +102,7 @@ class Reducer:
         a, b = edge.a, edge.b
         known = self.adjacent[a].get(b)
         if known is not None:
-            edge = add_edges(known, edge)
+            edge = self._sum(known, edge)
         self.set_edge(edge)
 
     def set_edge(self, edge: Edge) -> None:
@@ -104,11 +115,6 @@ class Reducer:
         self.adjacent[edge.a][edge.b] = edge
         self.adjacent[edge.b][edge.a] = edge
         self.touch(edge.a, edge.b)
-
-    def mark(self, edge: Edge) -> None:
-        """Replace an edge by the same one with more known about it."""
-        self.adjacent[edge.a][edge.b] = edge
-        self.adjacent[edge.b][edge.a] = edge
 
     def drop_edge(self, a: int, b: int) -> None:
         self.ledger.edges += 1
@@ -133,10 +139,8 @@ class Reducer:
         self.unary[v] = self.costs(v)[kept]
         self.carriers[v] = [(usage[kept], column) for usage, column in self.carriers[v]]
         for edge in list(self.adjacent[v].values()):
-            if edge.a == v:
-                self.set_edge(self._slice(replace(edge, rows=edge.rows[kept], open=False)))
-            else:
-                self.set_edge(self._slice(replace(edge, cols=edge.cols[kept], open=False)))
+            rows, cols = (edge.rows[kept], edge.cols) if edge.a == v else (edge.rows, edge.cols[kept])
+            self.set_edge(self._slice(edge.a, edge.b, edge.core, rows, cols))
         self.touch(v)
 
     def follow(self, v: int, leader: int, strategy_of: Ints) -> None:
@@ -149,12 +153,14 @@ class Reducer:
         for usage, column in self.carriers[v]:
             self.add_carrier(leader, usage[strategy_of], column)
         for w in list(self.adjacent[v]):
-            core, rows, cols, _ = self.adjacent[v][w].seen_from(v)
+            edge = self.adjacent[v][w]
+            known = self.core(edge, v)
+            rows, cols = (edge.rows, edge.cols) if edge.a == v else (edge.cols, edge.rows)
             self.drop_edge(v, w)
             if leader < w:
-                self.add_edge(self._slice(Edge(a=leader, b=w, core=core, rows=rows[strategy_of], cols=cols)))
+                self.add_edge(self._slice(leader, w, known.cells, rows[strategy_of], cols))
             else:
-                self.add_edge(self._slice(Edge(a=w, b=leader, core=_transpose(core), rows=cols, cols=rows[strategy_of])))
+                self.add_edge(self._slice(w, leader, known.turned.cells, cols, rows[strategy_of]))
         self._remove(v)
 
     def fix(self, v: int) -> None:
@@ -171,34 +177,45 @@ class Reducer:
 
     def eliminate(self, v: int) -> None:
         """Min-plus elimination of a node with no bytes and at most two neighbours."""
-        costs, around = self.costs(v), list(self.adjacent[v])
+        costs, around = self.costs(v), sorted(self.adjacent[v])
+        least = int(costs.min())
+        if least >= FORBIDDEN:
+            raise NoAssignment(v)
+        self.constant += least
+        costs = np.where(costs >= FORBIDDEN, FORBIDDEN, costs - least)  # so that copies in other layers look alike
         if not around:
-            best = int(costs.argmin())
-            self.constant += int(costs[best])
-            self.steps.append(Eliminate(v, (), (), np.array(best, dtype=np.int64)))
+            self.steps.append(Eliminate(v, (), (), np.array(int(costs.argmin()), dtype=np.int64)))
         elif len(around) == 1:
             a = around[0]
-            core, rows, cols, _ = self.adjacent[a][v].seen_from(a)
-            total = core[:, cols] + costs[None, :]
-            self.steps.append(Eliminate(v, (a,), (rows,), total.argmin(axis=1)))
-            self.unary[a] = np.minimum(self.costs(a) + total.min(axis=1)[rows], FORBIDDEN)
+            known, rows, own = self._towards(a, v)
+            best, low = self.cores.made(
+                ("eliminate", id(known), own.tobytes(), costs.tobytes()), lambda: _least_of_one(known.cells, own, costs)
+            )
+            self.steps.append(Eliminate(v, (a,), (rows,), best))
+            self.unary[a] = np.minimum(self.costs(a) + low[rows], FORBIDDEN)
             self.drop_edge(a, v)
         else:
-            a, b = sorted(around)
-            left, rows, own_left, _ = self.adjacent[a][v].seen_from(a)
-            right, cols, own_right, _ = self.adjacent[b][v].seen_from(b)
-            total = np.full((left.shape[0], right.shape[0]), 4 * FORBIDDEN, dtype=np.int64)
-            best_of = np.zeros(total.shape, dtype=np.int64)
-            for x, cost in enumerate(costs.tolist()):
-                candidate = left[:, own_left[x], None] + (right[:, own_right[x]] + cost)[None, :]
-                better = candidate < total
-                np.copyto(total, candidate, where=better)
-                best_of[better] = x
-            self.steps.append(Eliminate(v, (a, b), (rows, cols), best_of))
+            a, b = around
+            left, rows, own_left = self._towards(a, v)
+            right, cols, own_right = self._towards(b, v)
+
+            def make() -> tuple[Ints, Ints]:
+                return _least_of_two(left.cells, own_left, right.cells, own_right, costs)
+
+            key = "eliminate", id(left), own_left.tobytes(), id(right), own_right.tobytes(), costs.tobytes()
+            small = left.cells.shape[0] * right.cells.shape[0] <= KEPT_CELLS
+            best, low = self.cores.made(key, make) if small else make()
+            self.steps.append(Eliminate(v, (a, b), (rows, cols), best))
             self.drop_edge(a, v)
             self.drop_edge(b, v)
-            self.add_edge(Edge(a=a, b=b, core=np.minimum(total, FORBIDDEN), rows=rows, cols=cols))
+            self.add_edge(Edge(a=a, b=b, core=low, rows=rows, cols=cols))
         self._remove(v)
+
+    def _towards(self, w: int, v: int) -> tuple[Core, Ints, Ints]:
+        """Of the edge between w and v: its core seen from w, the rows of w's strategies, the columns of v's."""
+        edge = self.adjacent[w][v]
+        rows, cols = (edge.rows, edge.cols) if edge.a == w else (edge.cols, edge.rows)
+        return self.core(edge, w), rows, cols
 
     def add_carrier(self, v: int, usage: Ints, column: int) -> None:
         if not usage.any():
@@ -217,25 +234,73 @@ class Reducer:
         self.touched.discard(v)
         self.changed.discard(v)
 
-    def _slice(self, edge: Edge) -> Edge:
-        """Drop core rows and columns that no strategy uses; equal slices of one core are shared."""
-        used_rows, rows = np.unique(edge.rows, return_inverse=True)
-        used_cols, cols = np.unique(edge.cols, return_inverse=True)
-        if (len(used_rows), len(used_cols)) == edge.core.shape:
-            return edge
-        key = (id(edge.core), used_rows.tobytes(), used_cols.tobytes())
-        if key not in self._sliced:
-            self._sliced[key] = (edge.core[used_rows[:, None], used_cols[None, :]], edge.core)
-        return Edge(a=edge.a, b=edge.b, core=self._sliced[key][0], rows=rows, cols=cols)
+    def _slice(self, a: int, b: int, core: Ints, rows: Ints, cols: Ints) -> Edge:
+        """An edge without the core rows and columns that no strategy uses; equal slices of one core are shared."""
+        used_rows, used_cols = _used(rows, core.shape[0]), _used(cols, core.shape[1])
+        if used_rows is not None or used_cols is not None:
+            known = self.cores.of(core)
+            parts = [b"" if used is None else used.tobytes() for used in (used_rows, used_cols)]
+            core = self.cores.made(("slice", id(known), *parts), lambda: _part(known.cells, used_rows, used_cols))
+            rows = rows if used_rows is None else (np.cumsum(used_rows) - 1)[rows]
+            cols = cols if used_cols is None else (np.cumsum(used_cols) - 1)[cols]
+        return Edge(a=a, b=b, core=core, rows=rows, cols=cols)
+
+    def _sum(self, left: Edge, right: Edge) -> Edge:
+        """Two parallel edges as one; copies of them in other layers share it."""
+        if len(left.rows) * len(left.cols) > KEPT_CELLS:
+            return add_edges(left, right)
+        key: list[object] = ["sum"]
+        for edge in (left, right):
+            key += [id(self.cores.of(edge.core)), edge.rows.tobytes(), edge.cols.tobytes()]
+        total = self.cores.made(tuple(key), lambda: add_edges(left, right))
+        return Edge(a=left.a, b=left.b, core=total.core, rows=total.rows, cols=total.cols)
 
 
-def _transpose(core: Ints) -> Ints:
-    return core.T
+def _used(which: Ints, count: int) -> Bools | None:
+    """Which rows some strategy uses; None for all of them."""
+    used = np.zeros(count, dtype=bool)
+    used[which] = True
+    return None if used.all() else used
+
+
+def _part(cells: Ints, rows: Bools | None, cols: Bools | None) -> Ints:
+    """Some rows and columns, all where None."""
+    part = cells if rows is None else cells[rows]
+    return part if cols is None else part[:, cols]
+
+
+def _least_of_one(cells: Ints, own: Ints, costs: Ints) -> tuple[Ints, Ints]:
+    """Per row the strategy of least cost plus entry, and that sum."""
+    total = cells[:, own] + costs
+    best = total.argmin(axis=1)
+    return best, np.minimum(total[np.arange(len(best)), best], FORBIDDEN)
+
+
+def _least_of_two(left: Ints, own_left: Ints, right: Ints, own_right: Ints, costs: Ints) -> tuple[Ints, Ints]:
+    """Per pair of rows the strategy of least cost plus both entries, the first of several, and that sum."""
+    shape = left.shape[0], right.shape[0]
+    if shape[0] * shape[1] * len(costs) <= DENSE_CELLS:
+        every = left[:, own_left][:, None, :] + (right[:, own_right] + costs)[None, :, :]
+        return every.argmin(axis=2), np.minimum(every.min(axis=2), FORBIDDEN)
+    total = np.full(shape, 4 * FORBIDDEN, dtype=np.int64)
+    best = np.zeros(shape, dtype=np.int64)
+    for x, cost in enumerate(costs.tolist()):
+        candidate = left[:, own_left[x], None] + (right[:, own_right[x]] + cost)[None, :]
+        better = candidate < total
+        np.copyto(total, candidate, where=better)
+        best[better] = x
+    return best, np.minimum(total, FORBIDDEN)
 
 
 def add_edges(left: Edge, right: Edge) -> Edge:
     """Two parallel edges as one."""
-    pairs, rows = np.unique(np.stack([left.rows, right.rows], axis=1), axis=0, return_inverse=True)
-    others, cols = np.unique(np.stack([left.cols, right.cols], axis=1), axis=0, return_inverse=True)
-    core = left.core[pairs[:, 0, None], others[None, :, 0]] + right.core[pairs[:, 1, None], others[None, :, 1]]
-    return Edge(a=left.a, b=left.b, core=np.minimum(core, FORBIDDEN), rows=rows.ravel(), cols=cols.ravel())
+    first, rows = _pairs(left.rows, right.rows, right.core.shape[0])
+    second, cols = _pairs(left.cols, right.cols, right.core.shape[1])
+    core = left.core[left.rows[first][:, None], left.cols[second]] + right.core[right.rows[first][:, None], right.cols[second]]
+    return Edge(a=left.a, b=left.b, core=np.minimum(core, FORBIDDEN), rows=rows, cols=cols)
+
+
+def _pairs(left: Ints, right: Ints, count: int) -> tuple[Ints, Ints]:
+    """Where each distinct pair first occurs, pairs in order, and which of them each one is."""
+    _, first, which = np.unique(left * count + right, return_index=True, return_inverse=True)
+    return first, which

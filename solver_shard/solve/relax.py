@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from solver_shard.choice.graph import Ints
-from solver_shard.solve.bounds import margins
+from solver_shard.solve import rounding
+from solver_shard.solve.bounds import margins, parts
 from solver_shard.solve.descent import Local
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.lagrange import Rows
@@ -193,7 +194,7 @@ class Relaxation:
         return True
 
     def _sweeps(self) -> Iterator[None]:
-        stale, theta = 0, self.theta()
+        stale, theta, slow = 0, self.theta(), rounding.FIRST_SLOW
         for step in range(200):
             before, bound = self.best, -np.inf
             for _ in range(SWEEPS):
@@ -202,9 +203,24 @@ class Relaxation:
             self.work += (SWEEPS + 0.5) * self.passing.work
             if step % REPAIR_EVERY == 0:
                 self._repair(self.passing.decode(theta), theta)
+            if self.best - before <= slow * abs(self.best):
+                if self.target - self.best > rounding.FAR * slow * abs(self.best):
+                    self._round(theta)
+                slow *= rounding.SLOWER
             yield
             stale = stale + 1 if self.best - before <= 1e-6 * abs(self.best) else 0
             if stale >= 10:
+                return
+
+    def _round(self, theta: Floats) -> None:
+        """An assignment that the bound is made of, where that is tight; see rounding.py."""
+        unary, tables = parts(self.passing, theta)
+        self.work += 1e-4 * self.flat.size
+        for slack in rounding.SLACKS:
+            chosen = rounding.consistent(self.flat.problem.edges, unary, tables, slack * abs(self.best))
+            if chosen is not None:
+                better = self.local.settle(chosen, theta, 3)
+                self.found.extend(x for x in (chosen, better) if self.flat.profile(x).max(initial=0) <= self.local.limit)
                 return
 
     def _repair(self, chosen: Ints, theta: Floats) -> None:

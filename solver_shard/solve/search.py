@@ -2,7 +2,7 @@
 
 1. *bound* (bounding.py): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
-   problem is presolved again and bounding starts over on the smaller one.
+   problem is presolved again and bounding starts over on the smaller one. Without memory that waits for the bound to settle.
 3. *prove* (prove.py): integer programs on ever more of the strategies that may still matter.
 4. *improve* a large problem (campaign.py) beside the proof, and a small one by neighbourhoods (neighbourhood.py) when the program that
    would close the gap is too large.
@@ -213,9 +213,9 @@ class Search:
         for _ in bounding.steps():
             if self.stopped():
                 return None
-            room = self._room(bounding)
-            if self.patient:
+            if self.patient or not len(current.base):  # messages alone nearly always solve what has no memory: let them settle
                 continue
+            room = self._room(bounding)
             if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())

@@ -16,7 +16,7 @@ from random_graphs import best_value, hard_graph, points, random_graph, some_lim
 
 from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.solve import bounding, campaign, search, team
-from solver_shard.solve.bounding import LARGE_CELLS, is_large
+from solver_shard.solve.bounding import LARGE_CELLS, LARGE_FREE_CELLS, is_large
 from solver_shard.solve.campaign import Campaign
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import solve
@@ -32,6 +32,7 @@ from solver_shard.solve.solution import Event, Status
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounding, "LARGE_CELLS", -1)
+    monkeypatch.setattr(bounding, "LARGE_FREE_CELLS", -1)
 
 
 def case(seed: int) -> tuple[ChoiceGraph, int | None]:
@@ -165,19 +166,18 @@ def test_regions_where_nothing_uses_memory() -> None:
 
 
 def test_what_is_large() -> None:
-    cells = np.zeros((150, 150), dtype=np.int64)
-    assert cells.size > LARGE_CELLS
+    def of(size: int, *, times: int = 1, weight: int = 0) -> Problem:
+        cells = np.zeros((size, size), dtype=np.int64)
+        edge = Edge(a=0, b=1, core=cells, rows=np.arange(size), cols=np.arange(size))
+        unary = (np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64))
+        base, spans = np.zeros(times, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
+        return Problem(unary=unary, edges=(edge,), carriers=(), spans=spans, base=base, times=base, weight=weight)
 
-    def of(weight: int) -> Problem:
-        edge = Edge(a=0, b=1, core=cells, rows=np.arange(150), cols=np.arange(150))
-        unary = (np.zeros(150, dtype=np.int64), np.zeros(150, dtype=np.int64))
-        nothing = np.zeros(0, dtype=np.int64)
-        return Problem(
-            unary=unary, edges=(edge,), carriers=(), spans=np.zeros((0, 3), dtype=np.int64), base=nothing, times=nothing, weight=weight
-        )
-
-    assert is_large(of(0))
-    assert not is_large(of(1)), "a price of the peak is for the linear program"
+    some, more = int(np.sqrt(LARGE_CELLS)) + 1, int(np.sqrt(LARGE_FREE_CELLS)) + 1
+    assert is_large(of(some))
+    assert not is_large(of(some, times=0)), "messages alone solve it"
+    assert is_large(of(more, times=0))
+    assert not is_large(of(some, weight=1)), "a price of the peak is for the linear program"
     assert not is_large(from_graph(mid_size(0), limit=None)[0])
     assert search.is_large is is_large
 
@@ -189,7 +189,7 @@ import numpy as np
 from random_graphs import hard_graph
 from solver_shard.solve import bounding
 from solver_shard.solve.engine import solve
-bounding.LARGE_CELLS = int(sys.argv[2])
+bounding.LARGE_CELLS = bounding.LARGE_FREE_CELLS = int(sys.argv[2])
 graph = hard_graph(np.random.default_rng(2), int(sys.argv[3]), strategies=3, degree=3, room=1.2)
 found = solve(graph, gap=0.0, seed=0, time_limit=None, work_limit=0.3, workers=1)
 print(json.dumps([found.assignment, found.bound, found.work, "numba" in sys.modules]))

@@ -12,7 +12,8 @@ from random_graphs import aliased_graph, best_value, points, random_graph, some_
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
 from solver_shard.solve.presolve import NoAssignment, presolve
-from solver_shard.solve.problem import Problem, from_graph
+from solver_shard.solve.problem import Carrier, Edge, Problem, from_graph
+from solver_shard.solve.reducer import Reducer
 
 
 def chain(*tables: list[list[int]], usages: list[list[int]] | None = None, limit: int | None = None) -> Problem:
@@ -108,6 +109,80 @@ def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: in
         ("times", len(problem.times) - len(small.times)),
     ):
         assert sum(getattr(step, of) for step in undo.log) == removed, of
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_near_copies_are_not_taken_for_copies(seed: int) -> None:
+    """Few tables and costs among many nodes, joined in slightly different ways: what is found for one must not be used for another.
+
+    The first three nodes carry bytes and stay; the others are eliminated between two of them, followed or dominated.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, hubs = 8, 3
+    cores = [np.where(rng.random((2, 3)) < 0.1, FORBIDDEN, rng.integers(0, 9, (2, 3))) for _ in range(2)]
+    maps = np.array([[0, 1, 1], [0, 0, 1], [1, 0, 1]])
+    orders = np.array([[0, 1, 2], [1, 0, 2], [0, 2, 1]])
+    costs = rng.integers(0, 9, (2, 3))
+    pairs = [(0, 1), (0, 1), (1, 2), (1, 2)] if seed % 2 else []  # these add up
+    for v in range(hubs, nodes):
+        pairs += [(h, v) for h in sorted(rng.choice(hubs, 1 + int(rng.random() < 0.7), replace=False).tolist())]
+    edges = [Edge(a=h, b=v, core=cores[rng.integers(2)], rows=maps[rng.integers(3)], cols=orders[rng.integers(3)]) for h, v in pairs]
+    usages = rng.integers(0, 4, (hubs, 3))
+    problem = Problem(
+        unary=tuple(costs[rng.integers(0, 2, nodes)]),
+        edges=tuple(edges),
+        carriers=tuple(Carrier(node=h, usage=usages[h], column=0) for h in range(hubs)),
+        spans=np.array([[0, 0, 1]]),
+        base=np.zeros(1, dtype=np.int64),
+        times=np.zeros(1, dtype=np.int64),
+        limit=int(usages.min(axis=1).sum()) + int(rng.integers(0, 3)),
+    )
+    much = 10**15  # for FORBIDDEN: many of those would not fit into 64 bits
+    x = np.stack(np.meshgrid(*[np.arange(3)] * nodes, indexing="ij"), axis=-1).reshape(-1, nodes)
+    cost = sum(row[x[:, v]] for v, row in enumerate(problem.unary)) + sum(
+        np.minimum(e.table(), much)[x[:, e.a], x[:, e.b]] for e in problem.edges
+    )
+    used = sum((c.usage[x[:, c.node]] for c in problem.carriers), np.zeros(len(x), dtype=np.int64))
+    fits = (used <= problem.limit) & (cost < much)
+    expected = int(cost[fits].min()) if fits.any() else None
+    try:
+        small, undo = presolve(problem)
+    except NoAssignment:
+        assert not (cost < much).any()
+        return
+    found = [(value, y) for y in assignments(small) if (value := small.value(y)) is not None]
+    assert min((value for value, _ in found), default=None) == expected
+    for value, y in found:
+        assert problem.value(undo.restore(y)) == value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slices_and_sums_of_shared_tables_are_those_of_each_edge(seed: int) -> None:
+    """All pairs of nodes have the same core, seen through different maps; edges are sliced and added, and their tables compared."""
+    rng = np.random.default_rng(seed)
+    core = rng.integers(0, 99, (4, 4))
+    maps = [rng.permutation([0, 1, 2, 3, *rng.integers(0, 4, 1)]) for _ in range(3)]
+    pairs = list(itertools.combinations(range(5), 2))
+    edges = [Edge(a=a, b=b, core=core, rows=maps[rng.integers(3)], cols=maps[rng.integers(3)]) for a, b in pairs]
+    problem = Problem(
+        unary=(np.zeros(5, dtype=np.int64),) * 5,
+        edges=tuple(edges),
+        carriers=(),
+        spans=np.zeros((0, 3), dtype=np.int64),
+        base=np.zeros(0, dtype=np.int64),
+        times=np.zeros(0, dtype=np.int64),
+    )
+    reducer = Reducer(problem)
+    more = [Edge(a=a, b=b, core=core, rows=maps[rng.integers(3)], cols=maps[rng.integers(3)]) for a, b in pairs]
+    for edge in more:
+        reducer.add_edge(edge)
+    keeps = [rng.random(5) < 0.6 for _ in range(5)]
+    for v, keep in enumerate(keeps):
+        keep[rng.integers(5)] = True
+        reducer.restrict(v, keep)
+    for first, second in zip(edges, more, strict=True):
+        expected = (first.table() + second.table())[keeps[first.a]][:, keeps[first.b]]
+        assert reducer.adjacent[first.a][first.b].table().tolist() == expected.tolist()
 
 
 @settings(max_examples=100, deadline=None)
