@@ -47,6 +47,11 @@ class Reopened:
     problem: Transients
     assignment: tuple[int, ...]
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the plan's bound is of the whole graph: not where it keeps what a pass or a baseline decided."""
+        return self.plan.options.propagation is None
+
     def writer(self, lowered: Lowered | None = None) -> Writer:
         """Writes solutions of this graph, or of another one of the same plan, as plans."""
         return writer_of(self.plan, lowered or self.lowered)
