@@ -38,6 +38,7 @@ QUESTIONS = (
     ("model.layers.*.self_attn.o_proj:out", "S(0),S(2)"),
 )
 TABLE = "model.layers.*.self_attn.k_proj.weight"
+INSTEAD = ("model.layers.*.mlp:out", "S(0),R")
 LIMIT = 600.0
 
 
@@ -57,9 +58,10 @@ def main() -> int:
         agree &= fine
     start = time.process_time()
     shown = asking(reopened, TABLE).alternatives(5)
-    print(f"{shown}\n{time.process_time() - start:.1f} s of processor time", flush=True)
+    instead = asking(reopened, INSTEAD[0]).instead(INSTEAD[1])
+    print(f"{shown}\n\n{instead}\n{time.process_time() - start:.1f} s of processor time", flush=True)
     if given.output:
-        given.output.write_text(report(plan, rows, shown), encoding="utf-8")
+        given.output.write_text(report(plan, rows, shown, instead), encoding="utf-8")
     return 0 if agree else 1
 
 
@@ -112,7 +114,7 @@ def interval(value: Value) -> str:
     return f"{value.objective:,}" if value.proven else f"{value.bound:,} to {value.objective:,}"
 
 
-def report(plan: Plan, rows: list[str], shown: Explanation) -> str:
+def report(plan: Plan, rows: list[str], shown: Explanation, instead: Explanation) -> str:
     head = (
         "| tensors | instead | price | proven | explain, ns | fresh solve, ns | | explain | fresh |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -134,6 +136,12 @@ def report(plan: Plan, rows: list[str], shown: Explanation) -> str:
             "",
             "```",
             str(shown),
+            "```",
+            "",
+            f"`solver-shard explain plan.json '{INSTEAD[0]}' --instead '{INSTEAD[1]}'`:",
+            "",
+            "```",
+            str(instead),
             "```",
             "",
         ]

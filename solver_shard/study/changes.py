@@ -178,7 +178,7 @@ def brief(found: Changes, most: int = 2) -> str:
     texts += [f"{rest} more"] if rest else []
     if not texts:
         compute = found.compute_ns + found.update_ns
-        return f"{signed_ns(compute)} of compute, no other collectives" if compute else "no collective and no time"
+        return f"{signed_ns(compute)} of compute, no other collectives" if compute else "layouts only: the same collectives and time"
     return "; ".join(texts)
 
 

@@ -145,15 +145,15 @@ def _alternatives(found: Explanation) -> list[str]:
 
 
 def _others(found: Explanation) -> list[str]:
-    show = _show(found)
+    show, signed, now = _show(found), _signed(found), found.now.objective
     dearer = [
-        f"{p.label} {show(p.best.value.objective)}{'' if p.best.value.proven else f' (>= {show(p.bound)})'}"
+        f"{p.label} {signed(p.best.value.objective - now)}{'' if p.best.value.proven else f' (at least {signed(p.best.low)})'}"
         for p in found.others
         if p.best is not None
     ]
     large = [p.label + (f" (>= {format_bytes(p.least)})" if p.least else "") for p in found.others if p.outcome == "too large"]
     lines = [
-        *_listed("dearer", dearer),
+        *_listed("not cheaper than these", dearer),
         *_listed("do not fit into memory", large),
         *_listed("no plan runs so", [p.label for p in found.others if p.outcome == "impossible"]),
         *_listed("no plan was found in time", [f"{p.label} (>= {show(p.bound)})" for p in found.others if p.outcome == "unknown"]),

@@ -25,7 +25,7 @@ from solver_shard.study.explanation import Explainer, explanation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LITTLE: dict[str, Any] = {"memory": "1000MiB", "reserve": 0}
+LITTLE: dict[str, Any] = {"memory": "1000MiB", "reserve": 0, "gap": 0.005}
 
 
 def asked(plan: Plan, pattern: str, instead: str | None = None, **options: Any) -> Explanation:
