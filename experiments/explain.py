@@ -22,7 +22,7 @@ from solver_shard.study.explain import Asking, Explanation, Value
 from solver_shard.study.explanation import explanation
 from solver_shard.study.reopen import Reopened, reopen
 from solver_shard.study.retrace import Retraced, retrace
-from solver_shard.units import format_ns
+from solver_shard.units import format_bytes, format_ns
 
 QUESTIONS = (
     ("model.layers.*.self_attn.k_proj.weight", "S(0),R"),
@@ -119,12 +119,12 @@ def report(plan: Plan, rows: list[str], shown: Explanation, instead: Explanation
         "| tensors | instead | price | proven | explain, ns | fresh solve, ns | | explain | fresh |",
         "|---|---|---|---|---|---|---|---|---|",
     )
-    made = plan.provenance
     return "\n".join(
         [
             "# Prices of other layouts, and the same by a fresh solve",
             "",
-            f"`python experiments/explain.py` on the plan of `{made.command}`:",
+            f"`python experiments/explain.py`: {plan.provenance.source} on {plan.mesh},",
+            f"{format_bytes(plan.options.memory_limit)} per device. The plan takes",
             f"{format_ns(plan.costs.total_ns)} a step, gap {plan.certificate.gap:.2g}. Columns five and six are the step time of the best",
             "plan with the layout: one number where it is proven optimal, else [bound, objective]. The last two are processor seconds for",
             "an answer, without tracing and reopening.",

@@ -57,8 +57,8 @@ def traced() -> tuple[Program, str]:
 
 
 @functools.cache
-def planned(pins: tuple[str, ...] = (), **options: Any) -> Plan:
+def planned(pins: tuple[str, ...] = (), mesh: str = MESH, **options: Any) -> Plan:
     """A plan of it, proven optimal unless asked otherwise."""
     program, source = traced()
-    plan = solver_shard.optimize(program, mesh=MESH, pins=pins, **{"gap": 0.0, "time_limit": 120, **options})
+    plan = solver_shard.optimize(program, mesh=mesh, pins=pins, **{"gap": 0.0, "time_limit": 120, **options})
     return dataclasses.replace(plan, provenance=dataclasses.replace(plan.provenance, source=source))

@@ -33,9 +33,6 @@ class CollectiveChange:
     count: int
     nanoseconds: int
 
-    def __str__(self) -> str:
-        return f"{abs(self.count)} {self.kind} of {format_bytes(self.nbytes)} over {','.join(self.axes)}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutChange:
@@ -172,8 +169,8 @@ def _parts(said: dict[str, Layout], keys: list[str]) -> str:
 
 
 def brief(found: Changes, most: int = 2) -> str:
-    """The collectives that differ most, in one line: ``+32 all_gather of 64.0 MiB over tp; -32 ...; 3 more``."""
-    texts = [f"{'+' if c.count > 0 else '-'}{c}" for c in found.collectives[:most]]
+    """The collectives that differ most, in one line: ``+32 all_gather tp 64.0 MiB; -32 ...; 3 more``."""
+    texts = [f"{c.count:+} {c.kind} {','.join(c.axes)} {format_bytes(c.nbytes)}" for c in found.collectives[:most]]
     rest = len(found.collectives) - len(texts)
     texts += [f"{rest} more"] if rest else []
     if not texts:

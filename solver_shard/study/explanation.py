@@ -84,7 +84,8 @@ class TensorExplanation:
         layout: as stored or produced; ``nbytes`` per device.
         state: layout of the optimizer state; None where there is none.
         gradient: layout in which the update reads the gradient of a trained parameter; None where there is none.
-        maker: the op that makes it, with what each axis does; empty for what is stored.
+        maker: the op that makes it; empty for what is stored.
+        axes: mesh axis, name of the op's single-axis strategy, and what that cuts, in words.
         kept: what stays from the forward to the backward pass; empty where nothing does.
     """
 
@@ -98,6 +99,7 @@ class TensorExplanation:
     state: Layout | None
     gradient: Layout | None
     maker: str
+    axes: tuple[tuple[str, str, str], ...]
     readings: tuple[Reading, ...]
     kept: str
     collectives: tuple[Collective, ...]
@@ -255,7 +257,8 @@ class Explainer:
             nbytes=local_nbytes(plan, tensor.shape, tensor.dtype, layout),
             state=tensor.state,
             gradient=next((r.layout for r in later if r.purpose == "optimizer"), None),
-            maker="" if made is None else self._made(made, show),
+            maker="" if made is None else f"{op_label(plan, made, show)} ({plan.ops[made].name}, {plan.ops[made].phase})",
+            axes=() if made is None else self._axes(made, show),
             readings=tuple(self._reading(r, show) for r in reshards if r.purpose != "update"),
             kept=self._kept(t),
             collectives=tuple(c for r in self._ordered(reshards, later) for c in self._steps(r, show)),
@@ -280,9 +283,7 @@ class Explainer:
         return OpExplanation(
             name=f"{show(op.module) or 'the model'}: {op.name}",
             phase=op.phase + (", computed again" if op.recompute else ""),
-            axes=tuple(
-                (axis, name, self._cut(i, a, show)) for a, (axis, name) in enumerate(zip(plan.mesh.names, op.strategy, strict=True))
-            ),
+            axes=self._axes(i, show),
             implementation=op.implementation,
             source=SOURCES[op.source],
             nanoseconds=op.nanoseconds,
@@ -298,10 +299,9 @@ class Explainer:
         """In the order of a step: what readers get, then the gradient's way to the update, and the new values'."""
         return [*(r for r in own if r.purpose != "update"), *gradient, *(r for r in own if r.purpose == "update")]
 
-    def _made(self, i: int, show: Show) -> str:
-        op = self.plan.ops[i]
-        cuts = "; ".join(f"{axis}: {self._cut(i, a, show)}" for a, axis in enumerate(self.plan.mesh.names))
-        return f"{op_label(self.plan, i, show)} ({op.name}, {op.phase}), {cuts}"
+    def _axes(self, i: int, show: Show) -> tuple[tuple[str, str, str], ...]:
+        pairs = zip(self.plan.mesh.names, self.plan.ops[i].strategy, strict=True)
+        return tuple((axis, name, self._cut(i, a, show)) for a, (axis, name) in enumerate(pairs))
 
     def _cut(self, i: int, a: int, show: Show) -> str:
         """What one mesh axis does in an op, from the placements of its operands and results."""
@@ -369,7 +369,8 @@ def tensor_text(found: TensorExplanation) -> str:
     for reading in found.readings:
         copied = f"a copy, {format_bytes(reading.nbytes)}" if reading.copy else "as it is"
         rows.append((_when(reading.when), str(reading.layout), f"{copied}, for {reading.readers}"))
-    lines = [head, *([f"  made by {found.maker}"] if found.maker else []), *table(rows)]
+    made = [f"  made by {found.maker}", *table([(axis, f"strategy {name}", words) for axis, name, words in found.axes], indent=4)]
+    lines = [head, *(made if found.maker else []), *table(rows)]
     lines += [f"  kept  {found.kept}"] if found.kept else []
     return "\n".join([*lines, *_collective_lines(found.collectives, found.count)])
 

@@ -1,7 +1,7 @@
 """What a collective is for, in words: from the reshard that it is a step of, and the layouts around it.
 
 >>> step_purpose(plan, reshard, reshard.steps[0], str)
-'gathers dim 1 (8192), cut over tp, for gate_proj and up_proj'
+'gathers dim 1 (8192), for gate_proj and up_proj'
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ Show = Callable[[str], str]
 def step_purpose(plan: Plan, reshard: Reshard, step: Step, show: Show, *, again: bool = False) -> str:
     """Why a reshard has this step: what moves, and for whom; ``again``: the forward pass has moved it so before."""
     what = _moved(plan, reshard, step) + (" again" if again else "")
-    if reshard.purpose == "update":
-        return f"{what}: the updated values go from where the optimizer state is to where the parameter is stored"
     if reshard.purpose in ("optimizer", "accumulate"):
-        place = "its accumulator" if reshard.purpose == "accumulate" else "the optimizer"
-        return f"{what}: the gradient goes to {place}"
-    if reshard.purpose == "output":
-        return f"{what}, for what the step returns"
-    return f"{what}, for {readers_text(plan, reshard, show)}"
+        return what
+    return f"{what} of the new values" if reshard.purpose == "update" else f"{what}, for {readers_text(plan, reshard, show)}"
 
 
 def readers_text(plan: Plan, reshard: Reshard, show: Show) -> str:
     """The ops that read what a reshard makes, by the modules that they are in."""
     names = list(dict.fromkeys(op_label(plan, i, show) for i, _ in reshard.readers))
     if not names:
-        return {"update": "the parameter", "output": "the caller"}.get(reshard.purpose, "the optimizer")
+        return {"update": "the parameter", "output": "what the step returns"}.get(reshard.purpose, "the optimizer")
     names = fold_names(names)
     shown = names[:MOST_READERS]
     rest = len(names) - len(shown)
@@ -67,19 +62,18 @@ def changed_axes(plan: Plan, step: Step) -> list[tuple[str, Placement, Placement
 
 def _moved(plan: Plan, reshard: Reshard, step: Step) -> str:
     shape = plan.tensors[reshard.tensor].shape
-    axes = " and ".join(plan.mesh.joined(step.axes))
     changes = changed_axes(plan, step)
     before, after = [x for _, x, _ in changes], [y for _, _, y in changes]
+    partial = "the gradient" if reshard.purpose in ("optimizer", "accumulate") else f"partial {_sums(before)}"
     if step.kind == "all_gather":
-        return f"gathers {_dims(before, shape)}, cut over {axes}"
+        return f"gathers {_dims(before, shape)}"
     if step.kind == "reduce_scatter":
-        return f"adds up the partial {_sums(before)} over {axes} and leaves each device its part of {_dims(after, shape)}"
+        return f"adds up {partial}, each device keeps its part of {_dims(after, shape)}"
     if step.kind == "all_reduce":
-        return f"adds up the partial {_sums(before)} over {axes}"
+        return f"adds up {partial}"
     if step.kind == "all_to_all":
-        return f"moves the cut over {axes} from {_dims(before, shape)} to {_dims(after, shape)}"
-    cut = " and ".join(plan.mesh.joined([axis for axis, _, y in changes if y.is_shard]))
-    return f"cuts {_dims(after, shape)} over {cut or axes} without communication"
+        return f"moves the cut from {_dims(before, shape)} to {_dims(after, shape)}"
+    return f"cuts {_dims(after, shape)} without communication"
 
 
 def _dims(placements: Sequence[Placement], shape: tuple[int, ...]) -> str:

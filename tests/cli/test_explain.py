@@ -27,8 +27,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_alternatives_the_plan_alone_is_explained(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(saved), "layers.*.down:out", "--alternatives", "0"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("layers.{0..2}.down.einsum  f32[4096, 4096]  activation  x3\n  made by down (aten.einsum.default, forward), dp: ")
-    assert "adds up the partial sums over" in out
+    assert out.startswith(
+        "layers.{0..2}.down.einsum  f32[4096, 4096]  activation  x3\n  made by down (aten.einsum.default, forward)\n    dp  strategy "
+    )
+    assert "adds up partial sums, each device keeps its part of dim 0 (4096), for add in layers.#" in out
     assert "Alternatives" not in out
     assert err == ""
 
