@@ -70,20 +70,23 @@ def explain(
 ) -> None:
     """Say what a plan chose for a tensor or op and what each collective around it is for, and price alternatives.
 
-    With --instead one layout is forced and everything else solved anew, from the present plan; without, the best alternatives are
-    priced one by one. A price is proven to be in the interval that is given with it; copies of a repeated layer change together.
+    With --instead one layout is forced and everything else solved anew, from the present plan. Without, the best alternatives are
+    priced one by one, of a pattern that matches one tensor (copies in repeated layers count as one, and change together). A price is
+    proven to be in the interval that is given with it.
 
     Exit codes: 0 ok, 1 error, 2 usage, 3 no plan with the layout asked for fits the memory limit or runs at all.
     """
     if model is not None and config is not None:
         raise typer.BadParameter("give one of --model and --config", param_hint="--model")
     from solver_shard.plan.io import load_plan
-    from solver_shard.study.explanation import explanation
+    from solver_shard.study.explanation import different, explanation
 
     loaded = load_plan(plan)
-    if instead is None and not alternatives:
+    several = different(loaded, subject) if instead is None else 1
+    if instead is None and (not alternatives or several > 1):
         static = explanation(loaded, subject)
-        sys.stdout.write(f"{static.to_json() if as_json else static}\n")
+        hint = f"\n\n{several} different tensors or ops; name one of them to price its alternatives" if alternatives else ""
+        sys.stdout.write(f"{static.to_json() if as_json else f'{static}{hint}'}\n")
         return
     from solver_shard.study.explain import explain as run
 

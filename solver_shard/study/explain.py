@@ -1,8 +1,10 @@
 """Why is it so, and what would another layout cost: an explanation of a tensor or op, with the proven price of alternatives.
 
->>> found = explain(plan, "model.layers.*.self_attn.k_proj.weight", "S(0),R")
->>> print(found)
-pinning model.layers.{0..31}.self_attn.k_proj.weight to S(0)R costs +12.1 ms (+3.1%): 383 ms -> 395 ms, proven exactly ...
+>>> print(explain(plan, "model.layers.*.mlp:out", "S(0),R"))
+model.layers.{0..31}.mlp.down_proj.einsum  bf16[64, 8192, 4096]  activation  x32
+...
+pinning model.layers.{0..31}.mlp.down_proj.einsum to S(0),R costs +10.6 ms (+2.8%), exactly
+...
 
 A **price** is the objective of the best plan with the alternative, less that of the best plan without it. Neither needs to be known to the
 last nanosecond: the present plan is known to be within [b1, o1], the other within [b2, o2], so the price is within [b2 - o1, o2 - b1].
@@ -28,7 +30,7 @@ from solver_shard.solve.solution import Status
 from solver_shard.stages import Progress, StageClock
 from solver_shard.study.changes import Changes, changes
 from solver_shard.study.counterfactual import Answer, solve_instead
-from solver_shard.study.explanation import Static, explanation
+from solver_shard.study.explanation import Static, different, explanation
 from solver_shard.study.question import Label, Of, Question, allowed, ask, label_text
 from solver_shard.study.reopen import Reopened, reopen
 from solver_shard.study.retrace import retrace
@@ -179,11 +181,14 @@ def explain(
         workers, progress, stop: as of ``solver_shard.optimize``.
 
     Raises:
-        InputError: nothing matches; the layout is not legal; the plan is of another model or version, or keeps what a baseline decided.
+        InputError: nothing matches, or without ``instead`` several different tensors do; the layout is not legal; the plan is of another
+            model or version, or keeps what a baseline decided.
         TraceError: the model cannot be traced.
     """
     clock = StageClock(progress=progress)
     static = explanation(plan, pattern)
+    if instead is None and (count := different(plan, pattern)) > 1:
+        raise InputError(f"{pattern!r} matches {count} different tensors or ops; name one of them to price its alternatives")
     if plan.options.propagation is not None:
         raise InputError(
             f"the plan keeps what {plan.options.propagation.partition(';')[0]} decided, so other layouts of it have no price; "

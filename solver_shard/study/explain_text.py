@@ -155,7 +155,9 @@ def _others(found: Explanation) -> list[str]:
     lines = [
         *_listed("not cheaper than these", dearer),
         *_listed("do not fit into memory", large),
-        *_listed("no plan runs so", [p.label for p in found.others if p.outcome == "impossible"]),
+        *_listed(
+            f"no plan{' of this template' if found.template else ''} runs so", [p.label for p in found.others if p.outcome == "impossible"]
+        ),
         *_listed("no plan was found in time", [f"{p.label} (>= {show(p.bound)})" for p in found.others if p.outcome == "unknown"]),
     ]
     return [*lines, f"  not tried: {found.untried} more; ask for one with --instead"] if found.untried else lines

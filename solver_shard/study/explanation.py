@@ -199,6 +199,13 @@ def subjects(plan: Plan, pattern: str) -> tuple[list[int], list[int]]:
     raise InputError(f"no tensor, op or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths])}")
 
 
+def different(plan: Plan, pattern: str) -> int:
+    """How many different tensors or ops a pattern matches, those that differ only in numbers as one; alternatives are priced of one."""
+    tensors, ops = subjects(plan, pattern)
+    names = {template(plan.tensors[t].name) for t in tensors}
+    return len(names | {f"{template(plan.ops[i].module)}:{plan.ops[i].name}:{plan.ops[i].phase}" for i in ops})
+
+
 def _in_modules(plan: Plan, pattern: str) -> list[int]:
     """The ops of the modules that a pattern matches, or of those below them where these have none of their own."""
     prefixes: dict[str, list[int]] = {}

@@ -66,6 +66,11 @@ def test_a_plan_of_no_preset_asks_for_its_model(saved: Path, capsys: pytest.Capt
     assert "say which model it is: --model" in capsys.readouterr().err
 
 
+def test_alternatives_are_priced_of_one_tensor(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(saved), "layers.*.*.weight"]) == 0
+    assert capsys.readouterr().out.endswith("\n\n2 different tensors or ops; name one of them to price its alternatives\n")
+
+
 def test_slips_are_told(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(saved), "x", "--of", "shape"]) == 2
     assert main(["explain", str(saved), "x", "--model", "a:b", "--config", "c.json"]) == 2

@@ -181,6 +181,13 @@ def test_a_layout_that_does_not_fit_is_told_with_what_it_needs() -> None:
         planned(pins=("layers.*.*.weight=R",), **LITTLE)
 
 
+def test_what_no_plan_does_is_told_apart_from_what_does_not_fit() -> None:
+    found = asked(planned(template="dp=ddp,tp=megatron"), "layers.*.down:out", "R,R", of="strategy")
+    assert found.instead is not None
+    assert found.instead.outcome == "impossible"
+    assert "running layers.{0..2}.down.einsum as R,R is impossible: no plan of this template runs so, whatever the memory" in str(found)
+
+
 ILLEGAL = {
     "no such dim": ("x", "S(2),R", "layout", "has dims 0 to 1; S\\(2\\) is not one of them"),
     "a stored tensor that is partial": ("layers.*.up.weight", "P(sum),R", "layout", "is stored, not computed"),
