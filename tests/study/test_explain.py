@@ -46,7 +46,6 @@ def agree(one: Value, other: Value) -> None:
 
 LAYOUTS = {
     "parameters": ("layers.*.up.weight", "S(0),R"),
-    "one axis of parameters": ("layers.*.down.weight", "dp=R"),
     "an input": ("x", "R,S(1)"),
     "activations": ("layers.*.down:out", "S(0),R"),
     "gradients": ("grad(layers.*.up.weight)", "S(1),S(0)"),
