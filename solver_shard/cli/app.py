@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, export, propagate, show, solve, solve_graph, trace, verify
+from solver_shard.cli import expand, explain, export, propagate, show, solve, solve_graph, trace, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("solve")(solve.solve)
 app.command("solve-graph")(solve_graph.solve_graph)
 app.command("show")(show.show)
 app.command("expand")(expand.expand)
+app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
 app.command("trace")(trace.trace)

@@ -1,0 +1,110 @@
+"""``solver-shard explain``: why a tensor lies as it does, and what another layout would cost."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from solver_shard.cli.interrupt import catch_interrupts
+from solver_shard.cli.progress import progress_lines
+
+
+class Decision(enum.StrEnum):
+    """Which decision about a tensor is meant."""
+
+    LAYOUT = "layout"
+    STATE = "state"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STRATEGY = "strategy"
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="TENSOR-OR-OP",
+            help="A tensor name, MODULE:out for what modules hand on, an op name, a module path for its ops, or a glob: '*q_proj.weight'.",
+        ),
+    ],
+    instead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYOUT",
+            help="Price this layout, written as in a pin: 'S(0),R', 'dp=S(0)', 'S(*),*'; of a strategy, names like 'a,R'.",
+            show_default=False,
+        ),
+    ] = None,
+    of: Annotated[
+        Decision,
+        typer.Option(
+            help="What to ask about: the layout (what a pin fixes), the state of the optimizer, what forward or backward readers get, or "
+            "the strategy of the op that makes it.",
+        ),
+    ] = Decision.LAYOUT,
+    alternatives: Annotated[int, typer.Option(min=0, help="Price the best so many; 0 only explains, without tracing or solving.")] = 5,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="What the plan was made for, where it is no preset: package.module:function.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="The Hugging Face config.json that it was made for.", show_default=False)
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds of solving per alternative.")] = 30.0,
+    gap: Annotated[
+        float | None,
+        typer.Option(help="Stop at this relative gap (default: the plan's).", show_default=False),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For the solver's random choices (default: the plan's).", show_default=False)] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processor cores for the solver.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Say what a plan chose for a tensor or op and what each collective around it is for, and price alternatives.
+
+    With --instead one layout is forced and everything else solved anew, from the present plan. Without, the best alternatives are
+    priced one by one, of a pattern that matches one tensor (copies in repeated layers count as one, and change together). A price is
+    proven to be in the interval that is given with it.
+
+    Exit codes: 0 ok, 1 error, 2 usage, 3 no plan with the layout asked for fits the memory limit or runs at all.
+    """
+    if model is not None and config is not None:
+        raise typer.BadParameter("give one of --model and --config", param_hint="--model")
+    from solver_shard.plan.io import load_plan
+    from solver_shard.study.explanation import different, explanation
+
+    loaded = load_plan(plan)
+    several = different(loaded, subject) if instead is None else 1
+    if instead is None and (not alternatives or several > 1):
+        static = explanation(loaded, subject)
+        hint = f"\n\n{several} different tensors or ops; name one of them to price its alternatives" if alternatives else ""
+        sys.stdout.write(f"{static.to_json() if as_json else f'{static}{hint}'}\n")
+        return
+    from solver_shard.study.explain import explain as run
+
+    with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt:
+        found = run(
+            loaded,
+            subject,
+            instead,
+            of=of.value,
+            alternatives=alternatives,
+            model=config if config is not None else model,
+            time_limit=time_limit,
+            gap=gap,
+            seed=seed,
+            workers=workers,
+            progress=progress,
+            stop=interrupt,
+        )
+    sys.stdout.write(f"{found.to_json() if as_json else found}\n")
+    if found.instead is not None and found.instead.outcome in ("too large", "impossible"):
+        raise typer.Exit(3)

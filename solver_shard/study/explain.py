@@ -1,0 +1,336 @@
+"""Why is it so, and what would another layout cost: an explanation of a tensor or op, with the proven price of alternatives.
+
+>>> print(explain(plan, "model.layers.*.mlp:out", "S(0),R"))
+model.layers.{0..31}.mlp.down_proj.einsum  bf16[64, 8192, 4096]  activation  x32
+...
+pinning model.layers.{0..31}.mlp.down_proj.einsum to S(0),R costs +10.6 ms (+2.8%), exactly
+...
+
+A **price** is the objective of the best plan with the alternative, less that of the best plan without it. Neither needs to be known to the
+last nanosecond: the present plan is known to be within [b1, o1], the other within [b2, o2], so the price is within [b2 - o1, o2 - b1].
+Where both are proven optimal that is one number.
+
+What an activation's pin fixes is what it is handed on as; its readers then share one reshard from there, which the present plan has
+no place for. So such a price may be below zero: a pin can make a plan faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from solver_shard.errors import InputError
+from solver_shard.names import printable
+from solver_shard.plan.codec import encode
+from solver_shard.plan.plan import Plan
+from solver_shard.solve.solution import Status
+from solver_shard.stages import Progress, StageClock
+from solver_shard.study.changes import Changes, changes
+from solver_shard.study.counterfactual import Answer, solve_instead
+from solver_shard.study.explanation import Static, different, explanation
+from solver_shard.study.question import Label, Of, Question, allowed, ask, label_text
+from solver_shard.study.reopen import Reopened, reopen
+from solver_shard.study.retrace import retrace
+
+if TYPE_CHECKING:
+    import torch
+
+    from solver_shard.program import Program
+
+MOST_TRIED = 40
+"""Alternatives that are tried at all: those that differ from the present on the fewest axes."""
+
+FIRST_SHARE = 0.2
+"""Of an alternative's time limit: what each has to be ranked; the best then have all of it."""
+
+Outcome = Literal["plan", "too large", "impossible", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """What is known of a best plan: its objective is at least ``bound`` and at most ``objective`` (nanoseconds or bytes)."""
+
+    bound: int
+    objective: int
+
+    @property
+    def proven(self) -> bool:
+        return self.bound == self.objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best plan with an alternative that was found.
+
+    Attributes:
+        value: what is known of the best one.
+        low, high: between what the price is, in the objective's unit.
+        total_ns, peak: step time and bytes per device of the plan that was found.
+        changes: from the present plan to it.
+    """
+
+    value: Value
+    low: int
+    high: int
+    total_ns: int
+    peak: int
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What an alternative costs.
+
+    Attributes:
+        label: the layout or strategy that was asked for.
+        outcome: plan; too large (none fits the memory limit); impossible (none runs so); unknown (none was found in time).
+        bound: no plan with it has a lower objective.
+        best: the plan that was found; None for the other outcomes.
+        smallest, least: where none fits, the smallest peak that was found, and what no plan with it can do without, in bytes.
+    """
+
+    label: str
+    outcome: Outcome
+    bound: int
+    best: Best | None = None
+    smallest: int | None = None
+    least: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a plan says of a tensor or op, and what others would cost.
+
+    Attributes:
+        static: from the plan alone.
+        of: which decision the prices are about, see ``study.question``.
+        about: its tensors or ops, folded; ``count`` of them, ``wider`` where more than were named, because copies decide alike.
+        present: what the present plan decides; empty where the copies differ.
+        now: what is known of the present problem; ``unit`` of it: time, memory, or time + memory.
+        limit: bytes that tensors may have.
+        instead: of the alternative that was asked for.
+        alternatives: the best ones, the cheapest first.
+        others: alternatives of which less is known: ranked after those, with what is proven of them.
+        untried: how many there are beyond these.
+        plan: of ``instead``, complete; not part of the JSON.
+    """
+
+    static: Static
+    of: Of
+    about: tuple[str, ...]
+    count: int
+    wider: bool
+    present: str
+    unit: str
+    now: Value
+    total_ns: int
+    peak: int
+    limit: int
+    problem: str
+    template: bool
+    instead: Price | None = None
+    alternatives: tuple[Price, ...] = ()
+    others: tuple[Price, ...] = ()
+    untried: int = 0
+    plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        from solver_shard.study.explain_text import explanation_text
+
+        return printable(explanation_text(self))
+
+    def to_json(self) -> str:
+        """All but the plan as JSON."""
+        return json.dumps(self.data(), indent=1)
+
+    def data(self) -> dict[str, Any]:
+        """JSON-able: fields in order, layouts as text."""
+        return {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "plan"}
+
+
+def explain(
+    plan: Plan,
+    pattern: str,
+    instead: str | None = None,
+    *,
+    of: Of = "layout",
+    alternatives: int = 5,
+    model: str | torch.nn.Module | Program | None = None,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    time_limit: float = 30.0,
+    gap: float | None = None,
+    seed: int | None = None,
+    workers: int = 2,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Explanation:
+    """Explain what a plan decides for a tensor or op, and price the alternatives: one that is asked for, or the best ones.
+
+    Args:
+        pattern: a tensor's name, an op's, a module's path for its ops, or a glob.
+        instead: a layout as in a pin (``"S(0),R"``, ``"dp=S(0)"``, ``"S(*),*"``), or names of strategies where ``of`` is strategy.
+        of: layout, state, forward, backward or strategy: which decision is meant, see ``study.question``.
+        alternatives: without ``instead``: how many of the best are solved with all of the time limit.
+        model, inputs, loss_fn: what the plan was made for, where it is no preset, as of ``solver_shard.optimize``.
+        time_limit: seconds of solving per alternative.
+        gap, seed: of the solver; the plan's own by default.
+        workers, progress, stop: as of ``solver_shard.optimize``.
+
+    Raises:
+        InputError: nothing matches, or without ``instead`` several different tensors do; the layout is not legal; the plan is of another
+            model or version, or keeps what a baseline decided.
+        TraceError: the model cannot be traced.
+    """
+    clock = StageClock(progress=progress)
+    static = explanation(plan, pattern)
+    if instead is None and (count := different(plan, pattern)) > 1:
+        raise InputError(f"{pattern!r} matches {count} different tensors or ops; name one of them to price its alternatives")
+    if plan.options.propagation is not None:
+        raise InputError(
+            f"the plan keeps what {plan.options.propagation.partition(';')[0]} decided, so other layouts of it have no price; "
+            "explain a plan of solve with the same pins, or look at this one with show"
+        )
+    clock.say("tracing the model")
+    reopened = reopen(plan, retrace(plan, model, inputs, loss_fn=loss_fn), clock)
+    asking = Asking(
+        reopened, static, time_limit=time_limit, gap=gap, seed=seed, workers=workers, clock=clock, stop=stop, pattern=pattern, of=of
+    )
+    return asking.instead(instead) if instead is not None else asking.alternatives(alternatives)
+
+
+class Asking:
+    """Questions about one pattern of one plan, whose graph is built once."""
+
+    def __init__(
+        self,
+        reopened: Reopened,
+        static: Static,
+        *,
+        pattern: str,
+        of: Of,
+        time_limit: float,
+        gap: float | None,
+        seed: int | None,
+        workers: int,
+        clock: StageClock,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.reopened, self.static, self.clock, self.stop = reopened, static, clock, stop
+        self.time_limit, self.gap, self.seed, self.workers = time_limit, gap, seed, workers
+        self.question: Question = ask(reopened, pattern, of, clock)
+        certificate = reopened.plan.certificate
+        self.now = Value(bound=certificate.bound, objective=certificate.objective)
+
+    def instead(self, text: str) -> Explanation:
+        """The price of one alternative; what cannot be read or is not legal is an InputError."""
+        masks = self.question.masks(allowed(self.question, text))
+        self.clock.say(f"solving with {text} instead")
+        answer = self._solve(masks, self.time_limit)
+        return dataclasses.replace(self._bare(), instead=self._price(text, answer), plan=answer.plan)
+
+    def alternatives(self, best: int) -> Explanation:
+        """The prices of the best alternatives."""
+        labels = [label for label in self.question.labels if label != self.question.present]
+        if self.question.present is not None:
+            labels.sort(key=lambda label: _distance(label, self.question.present))
+        tried = labels[:MOST_TRIED]
+        answers: list[tuple[Label, Answer]] = []
+        for k, label in enumerate(tried):
+            if self.stop is not None and self.stop():
+                break
+            self.clock.say(f"pricing {label_text(label)} ({k + 1} of {len(tried)})")
+            answers.append((label, self._solve(self._only(label), FIRST_SHARE * self.time_limit if len(tried) > best else self.time_limit)))
+        ranked = sorted(range(len(answers)), key=lambda k: (*_rank(answers[k][1]), k))
+        first = [k for k in ranked if answers[k][1].plan is not None][:best]
+        for k in first:
+            label, answer = answers[k]
+            if not self._closed(answer) and not (self.stop is not None and self.stop()):
+                self.clock.say(f"proving the price of {label_text(label)}")
+                again = self._solve(self._only(label), self.time_limit, answer.solution.assignment)
+                answers[k] = label, _better(answer, again)
+        prices = [self._price(label_text(label), answer) for label, answer in answers]
+        chosen = sorted(first, key=lambda k: (_rank(answers[k][1]), k))
+        return dataclasses.replace(
+            self._bare(),
+            alternatives=tuple(prices[k] for k in chosen),
+            others=tuple(prices[k] for k in ranked if k not in first),
+            untried=len(labels) - len(answers),
+        )
+
+    def _only(self, label: Label) -> dict[int, Any]:
+        return self.question.masks(lambda other: other == label)
+
+    def _solve(self, masks: dict[int, Any], time_limit: float, start: tuple[int, ...] | None = None) -> Answer:
+        return solve_instead(
+            self.reopened,
+            self.question,
+            masks,
+            time_limit=time_limit,
+            gap=self.gap,
+            seed=self.seed,
+            workers=self.workers,
+            start=start,
+            stop=self.stop,
+        )
+
+    def _closed(self, answer: Answer) -> bool:
+        gap, value = self.reopened.plan.options.gap if self.gap is None else self.gap, answer.solution.objective
+        return value is not None and value - answer.bound <= gap * value
+
+    def _price(self, label: str, answer: Answer) -> Price:
+        plan, found = self.reopened.plan, answer.solution
+        if answer.plan is None:
+            outcome: Outcome = "impossible" if answer.impossible else "too large" if found.status is Status.INFEASIBLE else "unknown"
+            return Price(label=label, outcome=outcome, bound=answer.bound, smallest=found.peak, least=found.peak_bound or None)
+        value = Value(bound=answer.bound, objective=answer.plan.certificate.objective)
+        best = Best(
+            value=value,
+            low=value.bound - self.now.objective,
+            high=value.objective - self.now.bound,
+            total_ns=answer.plan.costs.total_ns,
+            peak=answer.plan.memory.peak,
+            changes=changes(plan, answer.plan),
+        )
+        return Price(label=label, outcome="plan", bound=answer.bound, best=best)
+
+    def _bare(self) -> Explanation:
+        plan, question = self.reopened.plan, self.question
+        unit = "memory" if plan.options.objective == "memory" else "time + memory" if plan.options.memory_weight else "time"
+        return Explanation(
+            static=self.static,
+            of=question.of,
+            about=question.names,
+            count=question.count,
+            wider=question.wider,
+            present="" if question.present is None else label_text(question.present),
+            unit=unit,
+            now=self.now,
+            total_ns=plan.costs.total_ns,
+            peak=plan.memory.peak,
+            limit=plan.options.usable_memory,
+            problem=plan.certificate.problem,
+            template=plan.options.template is not None,
+        )
+
+
+def _distance(label: Label, present: Label | None) -> int:
+    """On how many axes an alternative is another one."""
+    return 0 if present is None else sum(a != b for a, b in zip(label, present, strict=True))
+
+
+def _rank(answer: Answer) -> tuple[int, int]:
+    """Plans by their objective, then what was not found by its bound, then what cannot be."""
+    if answer.plan is not None:
+        return 0, answer.plan.certificate.objective
+    return (2 if answer.solution.status is Status.INFEASIBLE else 1), answer.bound
+
+
+def _better(one: Answer, other: Answer) -> Answer:
+    """The better plan of two searches for the same, with the better bound."""
+    bound = max(one.bound, other.bound)
+    best = other if other.plan is not None and (one.solution.objective or 0) >= (other.solution.objective or 0) else one
+    return dataclasses.replace(best, bound=bound)

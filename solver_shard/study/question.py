@@ -1,0 +1,305 @@
+"""What is asked of a plan's choice graph: which nodes an answer would decide, what they may be, and what is asked of them as masks.
+
+>>> question = ask(reopened, "model.layers.*.self_attn.k_proj.weight")
+>>> [str(label) for label in question.labels][:3], str(question.present)
+(['S(1)S(1)', 'S(1)S(0)', 'S(1)R'], 'RR')
+
+``of`` says which decision of a tensor is meant:
+
+    layout     how it is stored; of an activation, how it is handed on to its readers; what a pin (``solve --pin``) fixes
+    state      where its optimizer state is
+    forward    the layout that its forward readers get
+    backward   the layout that its backward readers get
+    strategy   how the op that makes it runs, one single-axis strategy per mesh axis; of an op, its own
+
+An activation is pinned in a place of its own, after the op that computes it (:mod:`solver_shard.constraints`), so its question is asked
+of a graph that has such a place: the one that ``solve`` would have with that pin. Where the plan is tied, copies of a repeated layer
+decide alike: a question about one is a question about all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from solver_shard.choice.graph import Ints
+from solver_shard.choice.masks import pin_masks
+from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.choice.structure import node_classes
+from solver_shard.errors import InputError
+from solver_shard.export.points import Masks
+from solver_shard.layout import Layout
+from solver_shard.lowered import Lowered, lower_program
+from solver_shard.names import fold_names
+from solver_shard.pins import parse_pin, resolve_pins
+from solver_shard.stages import StageClock
+from solver_shard.study.explanation import subjects
+from solver_shard.study.reopen import Reopened
+
+Of = Literal["layout", "state", "forward", "backward", "strategy"]
+OF: tuple[Of, ...] = ("layout", "state", "forward", "backward", "strategy")
+
+Label = Layout | tuple[str, ...]
+"""A layout, or names of single-axis strategies, one per mesh axis."""
+
+BEFORE = " (before its pin)"
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Question:
+    """A decision of some nodes.
+
+    Attributes:
+        names: what it is about, folded.
+        wider: it is about more than was named, because copies decide alike.
+        lowered: the graph that it is asked of: the plan's, or one with places for activations (``own`` False).
+        classes: which nodes are tied; None in a free problem.
+        nodes: node to what each of its strategies is called.
+        labels: what all of them may be, in the order of the first.
+        present: what they are in the plan; None where they differ.
+    """
+
+    pattern: str
+    of: Of
+    names: tuple[str, ...]
+    count: int
+    wider: bool
+    lowered: Lowered
+    own: bool
+    classes: Ints | None
+    nodes: Mapping[int, tuple[Label, ...]]
+    labels: tuple[Label, ...]
+    present: Label | None
+
+    def masks(self, allows: Callable[[Label], bool]) -> Masks:
+        """What is left of the nodes."""
+        known: dict[int, np.ndarray] = {}
+        found = {}
+        for v, labels in self.nodes.items():
+            if id(labels) not in known:
+                known[id(labels)] = np.array([allows(label) for label in labels], dtype=bool)
+            found[v] = known[id(labels)]
+        return found
+
+
+def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock | None = None) -> Question:
+    """The question that a pattern and a kind of decision ask of a plan's graph.
+
+    Raises:
+        InputError: nothing matches, or what matches has no such decision.
+    """
+    plan = reopened.plan
+    tensors, ops = subjects(plan, pattern)
+    tensors = [t for t in tensors if not plan.tensors[t].name.endswith(BEFORE)]
+    if ops and of == "layout":
+        of = "strategy"
+    if of not in OF:
+        raise InputError(f"{of!r} is no decision of a tensor; legal: {', '.join(OF)}")
+    if ops and of != "strategy":
+        raise InputError(f"{pattern!r} names ops, which have no {of}; name a tensor (show lists what ops make), or leave --of out")
+    classes = None if reopened.problem.folded is None else node_classes(reopened.lowered.lowering)
+    if of == "strategy":
+        return _of_ops(reopened, pattern, tensors, ops, classes)
+    if of == "layout":
+        return _of_layouts(reopened, pattern, tensors, classes, clock)
+    return _of_nodes(reopened, pattern, tensors, of, classes)
+
+
+def allowed(question: Question, text: str) -> Callable[[Label], bool]:
+    """What a layout or strategy, as the user wrote it, leaves of the labels.
+
+    Raises:
+        InputError: it cannot be read, or leaves nothing; what is legal is said.
+    """
+    if question.of == "strategy":
+        return _allowed_strategies(question, text)
+    mesh, program = question.lowered.mesh, question.lowered.program
+    pin = parse_pin(f"{question.pattern.removesuffix(':out')}={text}", mesh)
+    named = {tensor.name: t for t, tensor in enumerate(program.tensors)}
+    left = [
+        resolve_pins([dataclasses.replace(pin, pattern=name)], program, mesh)[named[name]]
+        for name in {program.tensors[question.lowered.lowering.nodes[v].item].name: None for v in question.nodes}
+    ]
+
+    def allows(label: Label) -> bool:
+        return isinstance(label, Layout) and all(one.allows(label) for one in left)
+
+    for v, labels in question.nodes.items():
+        if not any(map(allows, labels)):
+            raise _illegal(question, text, v, labels)
+    return allows
+
+
+def _illegal(question: Question, text: str, v: int, labels: Sequence[Label]) -> InputError:
+    """Why a layout is none of a node's."""
+    lowering, plan_options = question.lowered.lowering, question.lowered.options
+    node = lowering.nodes[v]
+    name = question.lowered.program.tensors[node.item].name
+    shown = ", ".join(map(label_text, labels[:MOST_SHOWN])) + (f" and {len(labels) - MOST_SHOWN} more" if len(labels) > MOST_SHOWN else "")
+    what = {"layout": "", "state": "the optimizer state of "}.get(question.of, f"the {question.of} readers of ")
+    pins = question.lowered.pinned.get(node.item)
+    held = [text for text in (pins.pins if pins and question.of == "layout" else ()) if not text.endswith(_ANY)]
+    because = f" The plan's pins {', '.join(map(repr, held))} are kept." if held else ""
+    if plan_options.template:
+        because += f" The plan's template {plan_options.template!r} is kept."
+    return InputError(f"{text} is no legal layout of {what}{name!r} on mesh {question.lowered.mesh}; legal: {shown}.{because}".rstrip("."))
+
+
+def _allowed_strategies(question: Question, text: str) -> Callable[[Label], bool]:
+    mesh = question.lowered.mesh
+    parts = [part.strip() for part in text.split(",")]
+    wanted: dict[int, str] = {}
+    if any("=" in part for part in parts):
+        for part in parts:
+            axis, _, name = (piece.strip() for piece in part.partition("="))
+            if axis not in mesh.names and axis not in mesh.whole.names:
+                raise InputError(f"strategy {text!r}: unknown mesh axis {axis!r}; this mesh has {', '.join(mesh.names)}")
+            wanted.update(dict.fromkeys(mesh.positions(axis), name))
+    else:
+        if len(parts) == len(mesh.whole.axes):
+            parts = list(mesh.spread(parts))
+        if len(parts) != len(mesh.axes):
+            raise InputError(f"strategy {text!r} names {len(parts)} axes, mesh {mesh} has {len(mesh.axes)}; give one name per axis")
+        wanted = dict(enumerate(parts))
+
+    def allows(label: Label) -> bool:
+        return all(name in ("*", label[a]) for a, name in wanted.items())
+
+    for v, labels in question.nodes.items():
+        if not any(map(allows, labels)):
+            op = question.lowered.program.ops[question.lowered.lowering.nodes[v].item]
+            legal = [f"{axis}: {', '.join(sorted({str(label[a]) for label in labels}))}" for a, axis in enumerate(mesh.names)]
+            raise InputError(f"{text} is no strategy of {op.name} in {op.module or 'the model'} on mesh {mesh}; legal: {'; '.join(legal)}")
+    return allows
+
+
+def label_text(label: Label) -> str:
+    """``S(0)R``, or ``a,R`` for a strategy."""
+    return str(label) if isinstance(label, Layout) else ",".join(label)
+
+
+def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classes: Ints | None, clock: StageClock | None) -> Question:
+    """The layouts that pins fix, in a graph that has a place for each."""
+    plan, lowered = reopened.plan, reopened.lowered
+    wider = _with_copies(lowered.lowering, tensors, classes)
+    program = lowered.program
+    final = {*program.outputs, *program.gradients.values()}
+    made = {t for op in program.ops for t in op.results}
+    names = [program.tensors[t].name for t in wider]
+    known = {tensor.name for tensor in program.tensors}
+    places = [program.tensors[t].name for t in wider if t in made and t not in final and program.tensors[t].name + BEFORE not in known]
+    if places:
+        pins = tuple(f"{_exactly(name)}={','.join('*' * len(plan.mesh.axes))}" for name in places)
+        options = dataclasses.replace(plan.options, pins=(*plan.options.pins, *pins))
+        lowered = lower_program(lowered.given, mesh=plan.mesh, cluster=plan.cluster, options=options, clock=clock)
+        classes = None if classes is None else node_classes(lowered.lowering)
+    at = {tensor.name: t for t, tensor in enumerate(lowered.program.tensors)}
+    nodes: dict[int, tuple[Label, ...]] = {}
+    for name in names:
+        found = pin_masks(lowered.lowering, at[name], lambda layout: True)
+        nodes.update({v: lowered.lowering.nodes[v].layouts for v in found})
+    present = {plan.tensors[t].layout for t in wider}
+    return _question(pattern, "layout", names, len(wider) > len(tensors), lowered, lowered is reopened.lowered, classes, nodes, present)
+
+
+_ANY = "=*"
+_SPECIAL = re.compile(r"[*?=]")
+
+
+def _exactly(name: str) -> str:
+    """A pattern for one name; a mark that globs or pins use stands for any character."""
+    return _SPECIAL.sub("?", name)
+
+
+def _of_nodes(reopened: Reopened, pattern: str, tensors: Sequence[int], of: Of, classes: Ints | None) -> Question:
+    """Optimizer states, or what the readers of one phase get: nodes of the plan's own graph."""
+    lowering, plan = reopened.lowered.lowering, reopened.plan
+    wider = _with_copies(lowering, tensors, classes)
+    nodes: dict[int, tuple[Label, ...]] = {}
+    for t in wider:
+        keys = [(Kind.STATE, t, 0)] if of == "state" else []
+        if of in ("forward", "backward"):
+            keys = [(Kind.RESHARD, t, k) for k, group in enumerate(lowering.lives.groups.get(t, ())) if group.purpose == of]
+        found = [lowering.index[key] for key in keys if key in lowering.index]
+        if not found:
+            have = "optimizer state" if of == "state" else f"{of} readers"
+            raise InputError(f"{plan.tensors[t].name!r} has no {have} in this plan; narrow the pattern {pattern!r}, or give another --of")
+        nodes.update({v: lowering.nodes[v].layouts for v in found})
+    names = [plan.tensors[t].name for t in wider]
+    present = {lowering.nodes[v].layouts[reopened.assignment[v]] for v in nodes}
+    return _question(pattern, of, names, len(wider) > len(tensors), reopened.lowered, True, classes, nodes, present)
+
+
+def _of_ops(reopened: Reopened, pattern: str, tensors: Sequence[int], ops: Sequence[int], classes: Ints | None) -> Question:
+    lowering, program = reopened.lowered.lowering, reopened.lowered.program
+    makers = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    for t in tensors:
+        if t not in makers:
+            raise InputError(f"{program.tensors[t].name!r} is made by no op; ask for its layout (leave --of out), or name what an op makes")
+    asked = {lowering.index[Kind.OP, i, 0] for i in (*ops, *(makers[t] for t in tensors))}
+    wider = _spread(asked, classes)
+    known: dict[int, tuple[Label, ...]] = {}
+    nodes: dict[int, tuple[Label, ...]] = {}
+    for v in wider:
+        column = lowering.strategies[lowering.nodes[v].item]
+        if id(column) not in known:
+            known[id(column)] = tuple(column.names(k) for k in range(len(column.axis_choice)))
+        nodes[v] = known[id(column)]
+    found = [program.ops[lowering.nodes[v].item] for v in wider]
+    names = [program.tensors[op.results[0]].name if tensors and op.results else f"{op.module}:{op.name}" for op in found]
+    present = {nodes[v][reopened.assignment[v]] for v in wider}
+    return _question(pattern, "strategy", names, len(wider) > len(asked), reopened.lowered, True, classes, nodes, present)
+
+
+def _question(
+    pattern: str,
+    of: Of,
+    names: Sequence[str],
+    wider: bool,
+    lowered: Lowered,
+    own: bool,
+    classes: Ints | None,
+    nodes: Mapping[int, tuple[Label, ...]],
+    present: Iterable[Label],
+) -> Question:
+    nodes = {v: nodes[v] if v in nodes else lowered.lowering.nodes[v].layouts for v in _spread(nodes, classes)}
+    first = next(iter(nodes.values()))
+    common = [label for label in dict.fromkeys(first) if all(label in labels for labels in {id(x): x for x in nodes.values()}.values())]
+    now = list(present)
+    return Question(
+        pattern=pattern,
+        of=of,
+        names=tuple(fold_names(names)),
+        count=len(names),
+        wider=wider,
+        lowered=lowered,
+        own=own,
+        classes=classes,
+        nodes=nodes,
+        labels=tuple(common),
+        present=now[0] if len(now) == 1 else None,
+    )
+
+
+def _with_copies(lowering: Lowering, tensors: Sequence[int], classes: Ints | None) -> list[int]:
+    """Tensors, and those that are tied to them, in the program's order."""
+    own = [_primary(lowering, t) for t in tensors]
+    return sorted(set(tensors) | {lowering.nodes[v].item for v in _spread(own, classes)})
+
+
+def _primary(lowering: Lowering, t: int) -> int:
+    """The node of a tensor as it is stored or made."""
+    return lowering.index.get((Kind.SOURCE, t, 0), lowering.index.get((Kind.RESULT, t, 0), -1))
+
+
+def _spread(nodes: Iterable[int], classes: Ints | None) -> list[int]:
+    asked = sorted({v for v in nodes if v >= 0})
+    if classes is None:
+        return asked
+    return np.flatnonzero(np.isin(classes, classes[asked])).tolist()
