@@ -36,6 +36,7 @@ from solver_shard.export.subject import Subject, subject_of, widened
 from solver_shard.export.transfer import transfer
 from solver_shard.export.verdict import Verdict
 from solver_shard.export.verify import check
+from solver_shard.frontends.clean import clean_with_values
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace_raw
 from solver_shard.layout import Layout
@@ -153,8 +154,8 @@ def walked(model: Model, mesh: Mesh) -> Plan:
     """What DTensor does, op by op, carried to 64 bits."""
     assert model.own.model is not None
     assert model.own.inputs is not None
-    raw = trace_raw(model.own.model, model.own.inputs, name=model.name)
-    plan, _ = dtensor_greedy_plan(raw, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh))
+    traced = clean_with_values(trace_raw(model.own.model, model.own.inputs, name=model.name))
+    plan, _ = dtensor_greedy_plan(traced, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh))
     moved = transfer(plan, model.wide.program, mesh)
     if moved.left:
         raise SolverShardError(f"{len(moved.left)} decisions are not carried: {moved.left[0]}")
