@@ -231,8 +231,8 @@ def record(model: Model, mesh: str, plan: str, file: Path, run: Callable[[], Ver
     start = time.monotonic()
     try:
         found = row(run())
-    except SolverShardError as error:
-        found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    except Exception as error:  # a bug is a row that does not hold, and the others are still made
+        found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
     entry = {"model": model.name, "mesh": mesh, "plan": plan, **found, "seconds": round(time.monotonic() - start, 1)}
     with file.open("a") as out:
         out.write(json.dumps(entry) + "\n")
