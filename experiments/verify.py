@@ -117,16 +117,16 @@ def near() -> Cluster:
     return dataclasses.replace(cluster, launch_ns=10, levels=levels)
 
 
-def pins(model: Model, mesh: Mesh) -> dict[str, Layout]:
-    """Inputs cut along the batch by the left axis, and along the sequence by the middle one of three; the rows of the matrices that
-    feed the residual stream by the right one. The rest is for propagation to find."""
+def pins(model: Model, mesh: Mesh, *, sequence: bool = True) -> dict[str, Layout]:
+    """Inputs cut along the batch by the left axis, and along the sequence by the middle one of three (or the batch by both); the rows of
+    the matrices that feed the residual stream by the right one. The rest is for propagation to find."""
     program, axes = model.wide.program, len(mesh.axes)
     found = {}
     cut = row_cut(program) if axes > 1 else {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.role is Role.INPUT:
-            middle = "S(1)" if len(tensor.shape) == 2 and axes == 3 else "R" * (axes == 3)
+            middle = ("S(1)" if sequence and len(tensor.shape) == 2 else "R" if sequence else "S(0)") * (axes == 3)
             found[tensor.name] = Layout.parse("S(0)" + middle + "R" * (axes > 1))
         elif cut.get(t) == len(tensor.shape) - 1 > 0 and tensor.shape[cut[t]] >= mesh.shape[-1]:
             found[tensor.name] = Layout.parse("R" * (axes - 1) + f"S({cut[t]})")
@@ -151,11 +151,12 @@ def propagated(model: Model, mesh: Mesh, name: str) -> Plan:
 
 
 def walked(model: Model, mesh: Mesh) -> Plan:
-    """What DTensor does, op by op, carried to 64 bits."""
+    """What DTensor does, op by op, carried to 64 bits. Three axes that cut batch and sequence would keep it busy for minutes (torch 2.13
+    searches a graph of layouts for every strategy that reads a strided shard), so the batch is cut by two."""
     assert model.own.model is not None
     assert model.own.inputs is not None
     traced = clean_with_values(trace_raw(model.own.model, model.own.inputs, name=model.name))
-    plan, _ = dtensor_greedy_plan(traced, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh))
+    plan, _ = dtensor_greedy_plan(traced, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh, sequence=False))
     moved = transfer(plan, model.wide.program, mesh)
     if moved.left:
         raise SolverShardError(f"{len(moved.left)} decisions are not carried: {moved.left[0]}")
