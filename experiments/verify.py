@@ -134,7 +134,7 @@ def pins(model: Model, mesh: Mesh, *, sequence: bool = True) -> dict[str, Layout
 
 
 def options(**more: Any) -> Options:
-    return Options(memory_limit=NO_LIMIT, gap=0.05, time_limit=20, **more)
+    return Options(memory_limit=NO_LIMIT, gap=0.05, time_limit=120, **more)
 
 
 def solved(model: Model, mesh: Mesh) -> Plan:
