@@ -109,8 +109,8 @@ def check_cuts(plan: Plan, device_mesh: DeviceMesh) -> None:
             if len(axes) > 1 and size % parts:
                 raise InputError(
                     f"the device mesh has the flattened axis {flattened[0]!r}, over which torch {torch.__version__} puts the {parts} "
-                    f"uneven parts of {name!r} {list(shape)}, {layout}, together wrongly; give a mesh of its own (init_device_mesh, nothing "
-                    "flattened), or plan with equal shards only (--conservative)"
+                    f"uneven parts of {name!r} {list(shape)}, {layout}, together wrongly; give a mesh of its own (init_device_mesh, "
+                    "nothing flattened), or plan with equal shards only (--conservative)"
                 )
 
 
