@@ -74,6 +74,17 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
+NOTES = """
+The rows were made on one day, in parts: those of meshes (4) and (2,2) and part of (2,4) before the last changes of that day to rules and
+exports, the others (all of (2,2,2), ViT and Mixtral on (2,4)) after them.
+
+## A large plan, by its twin
+
+`solver-shard solve llama3-8b --batch 64 --seq 8192 --mesh dp=32,tp=8 --cluster h100 --memory 70GiB -o llama3-8b.json`, then
+`solver-shard verify llama3-8b.json llama3-8b`: holds, exit code 0. Carried to 4 devices of dp=2,tp=2, two layers, 60 wide, in f64: 740 of
+799 decisions carried, 59 left to the solver. Loss, 21 gradients and 21 parameters differ from the graph by at most 7.1e-16 (tolerance
+1e-11) and from the model by at most 5.3e-7 (tolerance 2e-4); all 67 collectives are as planned in kind, axes, count and bytes.
+"""
 BATCH, SEQ = 8, 16
 
 
@@ -275,7 +286,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         lines += ["", f"Not run: {'; '.join(missing)}."]
     if wrong:
         lines += ["", "What does not hold:", "", *(f"- {r['model']}, {r['mesh']}, {r['plan']}: {r['problem']}" for r in wrong)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def _kind(plan: str) -> str:
