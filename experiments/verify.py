@@ -75,8 +75,8 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
 NOTES = """
-The rows were made on one day, in parts: those of meshes (4) and (2,2) and part of (2,4) before the last changes of that day to rules and
-exports, the others (all of (2,2,2), ViT and Mixtral on (2,4)) after them.
+The rows were made on one day, in two parts: 278 (all of meshes (4) and (2,2), most of (2,4), and of (2,2,2) the MLP and five plans of
+GPT-2) before the last changes of that day to rules and exports, the others after them.
 
 ## A large plan, by its twin
 
