@@ -5,12 +5,13 @@
 Four gloo processes run a GPT of two layers. In the process of device 0, which has the fullest shards, every storage that any op makes is
 counted from when it is made until it is freed (a dispatch mode sees all ops, collectives and their padded buffers, and the scratch of our
 own steps); parameters, buffers and the states of the optimizer are counted from the start. The peak is over the second step: forward,
-backward and update.
+backward and update. The last plans are random points of the choice graph, which move whole activations about as no planner would.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
@@ -18,6 +19,7 @@ import multiprocessing
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from export_speed import GPT
 
+from solver_shard import Mesh, apply, load_plan, optimize
+from solver_shard.choice.lower import lower
+from solver_shard.costs.model import CostModel
+from solver_shard.export.dtensor import runtime_of
+from solver_shard.export.optimizer import ShardedOptimizer
+from solver_shard.export.points import plan_of, random_point
+from solver_shard.export.runtime import Compiled
+from solver_shard.export.schedule import Run
+from solver_shard.frontends.torch import trace
+from solver_shard.plan.plan import Options, Plan
+
 SIZES = (256, 64, 4, 32, 8)
 """Vocabulary, width, heads, tokens and sequences."""
 PLANS = {
@@ -37,24 +50,38 @@ PLANS = {
     "zero1": {"mesh": "dp=4", "template": "zero1"},
     "zero3": {"mesh": "dp=4", "template": "zero3"},
     "zero1 over megatron": {"mesh": "dp=2,tp=2", "template": "dp=zero1,tp=megatron"},
+    "zero3 over megatron-sp": {"mesh": "dp=2,tp=2", "template": "dp=zero3,tp=megatron-sp"},
+    "solver": {"mesh": "dp=2,tp=2"},
     "solver, least memory": {"mesh": "dp=2,tp=2", "objective": "memory"},
+    "random 0 on 4": {"mesh": "dp=4", "seed": 0},
+    "random 1 on 4": {"mesh": "dp=4", "seed": 1},
+    "random 0 on 2,2": {"mesh": "dp=2,tp=2", "seed": 0},
+    "random 1 on 2,2": {"mesh": "dp=2,tp=2", "seed": 1},
 }
 
 
 NOTES = """
-What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. Of the rest, a run holds what a plan
-does not count: the buffers that collectives are called with, and the copy that puts gathered columns in place. Where least is kept that is
-more than 5% (the last row).
+What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. All but states is what is left of a
+peak without parameters and states. A run holds a little that no plan counts: labels and masks of a step, and the buffers that
+collectives are called with. These are large in one case: what a gather brings lies piece after piece, and where pieces are
+columns (a cut in any dim but the first), a copy puts them in place while the buffer is still there, so that the gathered tensor is there
+twice. Where a plan gathers its largest activations so while memory is fullest, as random ones do, this is more than 5%.
 """
 
 
 class Storages(TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
-    """Counts the bytes of storages."""
+    """Counts the bytes of storages.
+
+    Attributes:
+        running: what the step runs now, in words.
+        at: what it ran at the peak.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.known: set[int] = set()
         self.live = self.peak = 0
+        self.running = self.at = "start"
 
     def add(self, tensor: torch.Tensor) -> None:
         storage = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
@@ -62,7 +89,8 @@ class Storages(TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
             self.known.add(storage._cdata)
             self.live += storage.nbytes()
             weakref.finalize(storage, functools.partial(self._gone, storage._cdata, storage.nbytes()))
-            self.peak = max(self.peak, self.live)
+            if self.live > self.peak:
+                self.peak, self.at = self.live, self.running
 
     def _gone(self, key: int, nbytes: int) -> None:
         self.known.discard(key)
@@ -83,12 +111,31 @@ def built() -> tuple[GPT, dict[str, torch.Tensor]]:
     return GPT(vocab, width, heads, seq), {"ids": ids, "labels": ids.clone()}
 
 
+def watched(step: Compiled, plan: Plan, meter: Storages) -> Compiled:
+    """A step that tells what it runs."""
+
+    def said(k: int) -> str:
+        one = step.order.instructions[k]
+        if isinstance(one, Run):
+            return plan.ops[one.op].name.removesuffix(".default")
+        reshard = plan.reshards[one.reshard]
+        moves = ", ".join(f"{move.kind} {move.before} to {move.after}" for move in reshard.steps)
+        return f"{plan.tensors[reshard.tensor].name}: {moves or 'kept'}"
+
+    def telling(k: int, run: Callable[[Any], None]) -> Callable[[Any], None]:
+        def told(values: Any) -> None:
+            meter.running = said(k)
+            run(values)
+
+        return told
+
+    parts = {"ahead": step.ahead, "back": step.back}
+    made = {name: tuple(telling(k + len(step.ahead) * (name == "back"), run) for k, run in enumerate(part)) for name, part in parts.items()}
+    return dataclasses.replace(step, **made)
+
+
 def run(rank: int, folder: str) -> None:
     """One process; that of device 0 writes what it has measured."""
-    from solver_shard import apply, load_plan
-    from solver_shard.export.dtensor import runtime_of
-    from solver_shard.export.optimizer import ShardedOptimizer
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 4), rank=rank, world_size=4)
     found = {}
@@ -100,9 +147,11 @@ def run(rank: int, folder: str) -> None:
         model, inputs = built()
         sharded = apply(model, plan, dist.device_mesh.init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.names))
         optimizer = ShardedOptimizer(sharded, torch.optim.AdamW, lr=1e-3)
+        compiled = runtime_of(sharded).step
         for step in range(2):
             optimizer.zero_grad()
             meter = Storages()
+            runtime_of(sharded).step = watched(compiled, plan, meter)
             stored = [t.to_local() for t in runtime_of(sharded).stored.values()]
             states = [s.to_local() for group in optimizer.state.values() for s in group.values() if isinstance(s, DTensor) and s.ndim]
             for tensor in (*stored, *states):
@@ -113,9 +162,10 @@ def run(rank: int, folder: str) -> None:
             with meter:
                 sharded(**inputs).backward()
                 gradients = sum(p.grad.to_local().nbytes for p in sharded.parameters())
+                meter.running = "update"
                 optimizer.step()
             del step
-        planned = {
+        said = {
             "parameters": plan.memory.series["parameters"][0],
             "optimizer": plan.memory.series["optimizer"][0],
             "gradients": sum(
@@ -129,7 +179,7 @@ def run(rank: int, folder: str) -> None:
             "gradients": gradients,
             "peak": meter.peak,
         }
-        found[name] = {"planned": planned, "measured": measured}
+        found[name] = {"planned": said, "measured": measured, "at": meter.at}
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -137,29 +187,39 @@ def run(rank: int, folder: str) -> None:
 
 def table(found: dict[str, Any]) -> str:
     lines = [
-        "| plan | parameters | optimizer | gradients | planned peak | measured peak | all but states, planned to measured |",
-        "|---|---|---|---|---|---|---|",
+        "| plan | parameters | optimizer | gradients | planned peak | measured peak | all but states, planned to measured | running then |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
-        planned, measured = row["planned"], row["measured"]
-        cells = [f"{planned[k]:,}" + (" exact" if planned[k] == measured[k] else f" ({measured[k]:,})") for k in list(planned)[:3]]
-        rest = [side["peak"] - side["parameters"] - side["optimizer"] for side in (planned, measured)]
-        lines.append(f"| {name} | {' | '.join(cells)} | {planned['peak']:,} | {measured['peak']:,} | {rest[0] / rest[1] - 1:+.2%} |")
+        said, measured = row["planned"], row["measured"]
+        cells = [f"{said[k]:,}" + (" exact" if said[k] == measured[k] else f" ({measured[k]:,})") for k in list(said)[:3]]
+        rest = [side["peak"] - side["parameters"] - side["optimizer"] for side in (said, measured)]
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {said['peak']:,} | {measured['peak']:,} | {rest[0] / rest[1] - 1:+.2%} | {row['at']} |"
+        )
     return "\n".join(lines)
 
 
-def main() -> None:
+def planned(asked: Mapping[str, Any]) -> Plan:
+    """One of the plans."""
     from memory import near
 
-    from solver_shard import optimize
+    model, inputs = built()
+    if "seed" not in asked:
+        return optimize(model, inputs, cluster=near(), gap=0.05, work_limit=5, **asked)
+    program, options = trace(model, inputs, name="gpt"), Options(memory_limit=2**50, tied=False)
+    costs = CostModel(Mesh.parse(asked["mesh"]), near())
+    lowering = lower(program, options.rulebook(), costs, optimizer_state=options.optimizer_state())
+    return plan_of(lowering, random_point(lowering.graph, asked["seed"]), costs, options)
 
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, inputs = built()
         for name, asked in PLANS.items():
-            optimize(model, inputs, cluster=near(), gap=0.05, time_limit=20, **asked).save(Path(folder, f"{name}.json"))
+            planned(asked).save(Path(folder, f"{name}.json"))
         context = multiprocessing.get_context("spawn")
         processes = [context.Process(target=run, args=(rank, folder)) for rank in range(4)]
         for process in processes:

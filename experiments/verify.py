@@ -36,6 +36,7 @@ from solver_shard.export.subject import Subject, subject_of, widened
 from solver_shard.export.transfer import transfer
 from solver_shard.export.verdict import Verdict
 from solver_shard.export.verify import check
+from solver_shard.frontends.clean import clean_with_values
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace_raw
 from solver_shard.layout import Layout
@@ -73,6 +74,17 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
+NOTES = """
+The rows were made on one day, in two parts: 278 (all of meshes (4) and (2,2), most of (2,4), and of (2,2,2) the MLP and five plans of
+GPT-2) before the last changes of that day to rules and exports, the others after them.
+
+## A large plan, by its twin
+
+`solver-shard solve llama3-8b --batch 64 --seq 8192 --mesh dp=32,tp=8 --cluster h100 --memory 70GiB -o llama3-8b.json`, then
+`solver-shard verify llama3-8b.json llama3-8b`: holds, exit code 0. Carried to 4 devices of dp=2,tp=2, two layers, 60 wide, in f64: 740 of
+799 decisions carried, 59 left to the solver. Loss, 21 gradients and 21 parameters differ from the graph by at most 7.1e-16 (tolerance
+1e-11) and from the model by at most 5.3e-7 (tolerance 2e-4); all 67 collectives are as planned in kind, axes, count and bytes.
+"""
 BATCH, SEQ = 8, 16
 
 
@@ -116,16 +128,16 @@ def near() -> Cluster:
     return dataclasses.replace(cluster, launch_ns=10, levels=levels)
 
 
-def pins(model: Model, mesh: Mesh) -> dict[str, Layout]:
-    """Inputs cut along the batch by the left axis, and along the sequence by the middle one of three; the rows of the matrices that
-    feed the residual stream by the right one. The rest is for propagation to find."""
+def pins(model: Model, mesh: Mesh, *, sequence: bool = True) -> dict[str, Layout]:
+    """Inputs cut along the batch by the left axis, and along the sequence by the middle one of three (or the batch by both); the rows of
+    the matrices that feed the residual stream by the right one. The rest is for propagation to find."""
     program, axes = model.wide.program, len(mesh.axes)
     found = {}
     cut = row_cut(program) if axes > 1 else {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.role is Role.INPUT:
-            middle = "S(1)" if len(tensor.shape) == 2 and axes == 3 else "R" * (axes == 3)
+            middle = ("S(1)" if sequence and len(tensor.shape) == 2 else "R" if sequence else "S(0)") * (axes == 3)
             found[tensor.name] = Layout.parse("S(0)" + middle + "R" * (axes > 1))
         elif cut.get(t) == len(tensor.shape) - 1 > 0 and tensor.shape[cut[t]] >= mesh.shape[-1]:
             found[tensor.name] = Layout.parse("R" * (axes - 1) + f"S({cut[t]})")
@@ -133,7 +145,7 @@ def pins(model: Model, mesh: Mesh) -> dict[str, Layout]:
 
 
 def options(**more: Any) -> Options:
-    return Options(memory_limit=NO_LIMIT, gap=0.05, time_limit=20, **more)
+    return Options(memory_limit=NO_LIMIT, gap=0.05, time_limit=120, **more)
 
 
 def solved(model: Model, mesh: Mesh) -> Plan:
@@ -150,11 +162,12 @@ def propagated(model: Model, mesh: Mesh, name: str) -> Plan:
 
 
 def walked(model: Model, mesh: Mesh) -> Plan:
-    """What DTensor does, op by op, carried to 64 bits."""
+    """What DTensor does, op by op, carried to 64 bits. Three axes that cut batch and sequence would keep it busy for minutes (torch 2.13
+    searches a graph of layouts for every strategy that reads a strided shard), so the batch is cut by two."""
     assert model.own.model is not None
     assert model.own.inputs is not None
-    raw = trace_raw(model.own.model, model.own.inputs, name=model.name)
-    plan, _ = dtensor_greedy_plan(raw, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh))
+    traced = clean_with_values(trace_raw(model.own.model, model.own.inputs, name=model.name))
+    plan, _ = dtensor_greedy_plan(traced, mesh=mesh, cluster=near(), options=options(), pins=pins(model, mesh, sequence=False))
     moved = transfer(plan, model.wide.program, mesh)
     if moved.left:
         raise SolverShardError(f"{len(moved.left)} decisions are not carried: {moved.left[0]}")
@@ -230,8 +243,8 @@ def record(model: Model, mesh: str, plan: str, file: Path, run: Callable[[], Ver
     start = time.monotonic()
     try:
         found = row(run())
-    except SolverShardError as error:
-        found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    except Exception as error:  # a bug is a row that does not hold, and the others are still made
+        found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
     entry = {"model": model.name, "mesh": mesh, "plan": plan, **found, "seconds": round(time.monotonic() - start, 1)}
     with file.open("a") as out:
         out.write(json.dumps(entry) + "\n")
@@ -273,7 +286,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         lines += ["", f"Not run: {'; '.join(missing)}."]
     if wrong:
         lines += ["", "What does not hold:", "", *(f"- {r['model']}, {r['mesh']}, {r['plan']}: {r['problem']}" for r in wrong)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def _kind(plan: str) -> str:

@@ -184,9 +184,12 @@ class _Carrier:
         if node is None:
             return None
         base, result = t, self.first.get(t)
-        if result is None:
-            base = self.program.ops[self.readers[t][0][0]].results[0]
-            result = self.first[base]
+        if result is None:  # the product of one with a bias is laid out as the total is; what nothing sees, nobody says
+            readers = self.readers.get(t, ())
+            base = self.program.ops[readers[0][0]].results[0] if readers else t
+            result = self.first.get(base)
+            if result is None or result.node != node:
+                return None
         seen = self.values[result.node][result.result]
         if seen is None or self.program.tensors[base].shape != self.program.tensors[t].shape:
             return None

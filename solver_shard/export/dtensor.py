@@ -44,7 +44,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.given import Given
 from solver_shard.export.interpret import DTYPES
-from solver_shard.export.loading import agree, check_mesh, check_torch, common_seed, retrace
+from solver_shard.export.loading import agree, check_cuts, check_mesh, check_torch, common_seed, retrace
 from solver_shard.export.processes import Processes, Recorded
 from solver_shard.export.random import numbers
 from solver_shard.export.runtime import Compiled, Move, State, compile_step, moves_of
@@ -77,6 +77,7 @@ def apply(
     if not isinstance(model, nn.Module):
         raise InputError(f"a model of type {type(model).__name__} was given; give the torch.nn.Module that the plan was made for")
     refined = check_mesh(plan, device_mesh)
+    check_cuts(plan, refined)
     traced = retrace(model, plan, inputs, loss_fn)
     agree(traced.values, refined, plan.mesh)
     processes = Processes(plan.mesh, refined)

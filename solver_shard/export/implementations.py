@@ -221,18 +221,19 @@ def _all_rows(own: torch.Tensor, ends: torch.Tensor) -> Generator[tuple[str, tor
 
 
 def _softmax(op: Op, a: dict[str, Any], _part: Part) -> Running:
+    """As few tensors of the scores' size at once as its kernel has: what was made here is written over."""
     x, dim = a["self"], a["dim"]
     made = torch.float32 if a.get("half_to_float") else DTYPES[a["dtype"]] if a.get("dtype") else x.dtype
     wide = x.to(_statistics(x))
     bottom = wide.new_full([1 if d == dim % x.ndim else n for d, n in enumerate(x.shape)], float("-inf"))
-    top = yield "max", torch.cat([wide, bottom], dim).amax(dim, keepdim=True)
+    top = yield "max", wide.amax(dim, keepdim=True) if x.shape[dim] else bottom
     top = top.masked_fill(top == float("-inf"), 0) if "safe" in op.name else top
-    shifted = wide - top
-    total = yield "sum", shifted.exp().sum(dim, keepdim=True)
+    wide = wide - top
+    total = yield "sum", wide.exp().sum(dim, keepdim=True)
     if "log" in op.name:
-        return ((shifted - total.log()).to(made),)
-    result = shifted.exp() / total
-    return ((torch.where(total == 0, 0, result) if "safe" in op.name else result).to(made),)
+        return (wide.sub_(total.log()).to(made),)
+    result = wide.exp_().div_(total)
+    return ((result.masked_fill_(total == 0, 0) if "safe" in op.name else result).to(made),)
 
 
 def _softmax_backward(op: Op, a: dict[str, Any], _part: Part) -> Running:
@@ -240,7 +241,11 @@ def _softmax_backward(op: Op, a: dict[str, Any], _part: Part) -> Running:
     wide, known = gradient.to(_statistics(gradient)), output.to(_statistics(gradient))
     log = "log" in op.name
     total = yield "sum", (wide if log else wide * known).sum(dim, keepdim=True)
-    result = wide - known.exp() * total if log else known * (wide - total)
+    if log:
+        scaled = known.exp().mul_(total)
+        result = torch.sub(wide, scaled, out=scaled)
+    else:
+        result = (wide - total).mul_(known)
     return (result.to(DTYPES[a["input_dtype"]]),)
 
 

@@ -230,7 +230,7 @@ def _nll_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
     weight = _row_weight(a, scores, target)
     scale = a["grad_output"] / a["total_weight"] if a["reduction"] == "mean" else a["grad_output"]
     index = target.clamp(0, scores.shape[-1] - 1).unsqueeze(-1)
-    return torch.zeros_like(scores).scatter(-1, index, (-weight * scale).to(scores.dtype).unsqueeze(-1))
+    return torch.zeros_like(scores).scatter_(-1, index, (-weight * scale).to(scores.dtype).unsqueeze(-1))
 
 
 def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ A plan holds no code, so the ops come from the model, and must be those that the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,6 +85,33 @@ def check_mesh(plan: Plan, device_mesh: DeviceMesh) -> DeviceMesh:
     if shape == plan.mesh.shape:
         return device_mesh
     return DeviceMesh(device_mesh.device_type, device_mesh.mesh.view(plan.mesh.shape), mesh_dim_names=plan.mesh.names)
+
+
+def check_cuts(plan: Plan, device_mesh: DeviceMesh) -> None:
+    """What is kept as DTensors must be what DTensor puts together rightly.
+
+    Once a mesh knows a flattened axis, DTensor (torch 2.13) gathers over it at once what several axes cut, as if it lay in even chunks:
+    steps of torch's optimizers, ``full_tensor`` and checkpoints would silently hold wrong rows where it does not.
+
+    Raises:
+        InputError: the device mesh has a flattened axis, and several axes of the plan cut a dim unevenly.
+    """
+    flattened = list(device_mesh._get_root_mesh()._flatten_mapping)
+    if not flattened:
+        return
+    stored = [t for t in plan.tensors if t.role in ("parameter", "buffer")]
+    held = [(t.name, t.shape, layout) for t in stored for layout in (t.layout, t.state) if layout is not None]
+    held += [(plan.tensors[r.tensor].name, plan.tensors[r.tensor].shape, r.layout) for r in plan.reshards if r.purpose == "optimizer"]
+    for name, shape, layout in held:
+        for dim, size in enumerate(shape):
+            axes = layout.order(dim)
+            parts = math.prod(plan.mesh.shape[axis] for axis in axes)
+            if len(axes) > 1 and size % parts:
+                raise InputError(
+                    f"the device mesh has the flattened axis {flattened[0]!r}, over which torch {torch.__version__} puts the {parts} "
+                    f"uneven parts of {name!r} {list(shape)}, {layout}, together wrongly; give a mesh of its own (init_device_mesh, "
+                    "nothing flattened), or plan with equal shards only (--conservative)"
+                )
 
 
 def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., Any] | None) -> Traced:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import pytest
+import torch
 from dtensor_models import MODELS, inputs_of, random_pins
 
 from solver_shard.api import plan_program
@@ -88,6 +89,33 @@ def test_only_strided_shards_are_left_to_the_solver(name: str, mesh: str) -> Non
         results = [kind for raw in traced.program.ops[i].raw if raw in walked for kinds in walked[raw].results for kind in kinds or ()]
         assert not results or any(isinstance(kind, Strided) for kind in results), traced.program.ops[i]
     assert all(mask.any() for mask in masks.values())
+
+
+class Dispatch(torch.nn.Module):
+    """Rows are sorted by expert and come back, as in a mixture of experts; each sequence sorts its own in the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        order = torch.argsort(experts.reshape(-1))
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(order.shape[0])
+        rows = (x @ self.weight).reshape(-1, 6)[order // experts.shape[2]]
+        return rows.relu()[inverse].sum()
+
+
+def test_of_results_that_the_trace_does_not_have_nothing_is_said() -> None:
+    inputs, mesh = {"x": torch.randn(4, 6, 6), "experts": torch.randint(4, (4, 6, 2))}, Mesh.parse("2,2")
+    traced, pins = clean_with_values(trace_raw(Dispatch(), inputs, name="dispatch")), {"x": Layout.parse("S(0)R")}
+    (values, order), *_ = [op.results for op in traced.program.ops if op.name == "aten.sort.default" and "index_put" in op.raw]
+    assert values not in traced.program.readers()
+    made = carry(traced.program, traced, walk(traced.raw, mesh, pins), pins).made
+    assert values not in made
+    assert order in made
+    plan, _ = dtensor_greedy_plan(traced, mesh=mesh, cluster=load_cluster("h100"), options=Options(memory_limit=2**30), pins=pins)
+    assert plan.layouts["x"] == pins["x"]
 
 
 def test_what_cannot_be_said_is_listed() -> None:

@@ -25,9 +25,11 @@ from solver_shard import apply
 from solver_shard.errors import InputError
 from solver_shard.export import loading
 from solver_shard.export.dtensor import recorded_collectives, reseed
+from solver_shard.export.loading import check_cuts
 from solver_shard.export.optimizer import ShardedOptimizer, clip_grad_norm_
 from solver_shard.export.random import Unsharded
 from solver_shard.frontends.torch import trace
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 
@@ -321,6 +323,27 @@ def test_another_mesh_is_refused(mesh: DeviceMesh) -> None:
         apply(model, mlp_plan(), init_device_mesh("cpu", (1,)), loss_fn=squares)
     with pytest.raises(InputError, match="a device mesh of type str was given"):
         apply(model, mlp_plan(), "cpu", loss_fn=squares)  # type: ignore[arg-type]
+
+
+def test_uneven_cuts_by_several_axes_are_refused_on_a_mesh_with_a_flattened_axis(mesh: DeviceMesh) -> None:
+    """DTensor would put them together wrongly, in a step of torch's optimizers as in full_tensor."""
+    plan, devices = mlp_plan(mesh="dp=2,tp=3"), init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    at = next(t for t, tensor in enumerate(plan.tensors) if tensor.name == "down.bias")
+    assert plan.tensors[at].shape == (8,)
+
+    def cut(layout: str) -> Plan:
+        changed = dataclasses.replace(plan.tensors[at], layout=Layout.parse(layout), state=None)
+        whole = Layout.parse("RR")
+        others = [dataclasses.replace(t, layout=whole, state=None) for t in plan.tensors]
+        return dataclasses.replace(plan, tensors=(*others[:at], changed, *others[at + 1 :]), reshards=())
+
+    check_cuts(cut("S(0)S(0)"), devices)
+    devices._flatten("all")
+    check_cuts(cut("S(0)R"), devices)
+    with pytest.raises(InputError, match=r"flattened axis 'all', .* puts the 6 uneven parts of 'down.bias' \[8\], S\(0\)S\(0\), together"):
+        check_cuts(cut("S(0)S(0)"), devices)
+    with pytest.raises(InputError, match=r"'down.bias' \[8\], _S\(0\)S\(0\)"):
+        check_cuts(cut("_S(0)S(0)"), devices)
 
 
 def test_wrong_things_are_refused(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:

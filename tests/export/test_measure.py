@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from lowered import agrees, lowered, random_assignment
 from programs import gated
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.choice.nodes import Kind
-from solver_shard.export.interpret import run
+from solver_shard.export.implementations import Part, perform
+from solver_shard.export.interpret import overload_of, run
 from solver_shard.export.measure import Meter, measure
 from solver_shard.export.simulate import simulate
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program
+from solver_shard.program import Op, Program, Ref
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,3 +118,38 @@ def test_more_than_the_plan_says_is_found() -> None:
     wrong = dataclasses.replace(plan, holds=tuple(dataclasses.replace(hold, nbytes=0, start=hold.stop) for hold in plan.holds))
     values = values_of(program)
     assert measure(wrong, program, values).totals == measure(plan, program, values).totals
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that were made and not freed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        storage = made.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known[storage._cdata] = storage.nbytes()
+            weakref.finalize(storage, self.known.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self.known.values()))
+        return made
+
+
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"])
+def test_statistics_of_classes_hold_little_more_than_the_result_of_the_op(name: str) -> None:
+    """As much as the plan counts: the scores of a large vocabulary are what fills memory where a loss is."""
+    scores = torch.randn(64, 1000)
+    arguments: dict[str, Any] = {"self": Ref(0), "dim": -1, "half_to_float": False}
+    if "backward" in name:
+        arguments = {"grad_output": Ref(0), "output": Ref(1), "dim": -1, "input_dtype": "f32"}
+    op = Op(name=f"aten.{name}.default", operands=(0, 1)[: 1 + ("backward" in name)], results=(2,), attributes=arguments)
+    operands = [scores, scores.softmax(-1)][: len(op.operands)]
+    whole = Part(start=0, length=1000, size=1000)
+    with Held() as held:
+        ((result,),) = perform("class-statistics", op, [operands], [whole], [[scores.shape]], [scores.dtype], lambda _, buffers: buffers)
+    spare = 0 if "backward" in name else scores.nbytes  # exponentials, on their way to a sum
+    assert held.peak <= scores.nbytes + spare + 4 * 64 * 4
+    torch.testing.assert_close(result, overload_of(op.name)(*operands, -1, torch.float32 if "backward" in name else False))

@@ -15,11 +15,13 @@ import torch
 from lowered import lowered
 from traced_models import MLP, squares
 
+from solver_shard.choice.nodes import Kind
 from solver_shard.errors import InputError, SolverShardError
 from solver_shard.export import gloo
 from solver_shard.export.points import random_point
 from solver_shard.export.subject import Subject, of_program, subject_of
 from solver_shard.export.verify import check
+from solver_shard.frontends.huggingface import load
 from solver_shard.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,6 +52,31 @@ def test_a_plan_holds_in_real_processes() -> None:
     assert {c.kind for c in real.collectives} >= {"all_gather", "all_reduce"}
     names = [(d.kind, d.name, d.reference) for d in real.differences]
     assert names == [(d.kind, d.name, d.reference) for d in simulated.differences]
+
+
+def test_experts_that_a_plan_cuts_compute_the_same_in_real_processes() -> None:
+    """Every product per expert is one of a device's own experts, whose rows are brought to it by collectives that no plan lists."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {
+        **sizes, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2, "num_local_experts": 3,
+        "num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "max_position_embeddings": 16,
+    }  # fmt: skip
+    model, inputs, _ = load(config, batch=2, seq=5, weights=True)
+    subject = subject_of(model, inputs, name="mixtral", labels=32, words=32)
+    made = lowered(subject.program, "2")
+    fixed = {}
+    for i, op in enumerate(subject.program.ops):
+        if op.name.startswith("shard.grouped_mm"):
+            column = made.lowering.strategies[i]
+            fixed[made.lowering.index[Kind.OP, i, 0]] = next(
+                k for k in range(len(column.axis_choice)) if column.implementation(k) == "own-experts"
+            )
+    plan = made.plan(random_point(made.graph, 0, fixed))
+    assert sum(op.implementation == "own-experts" for op in plan.ops) == len(fixed) == 6
+    verdict = check(plan, subject, processes=True, timeout=240)
+    assert verdict.holds, str(verdict)
+    assert {d.name for d in verdict.differences if d.kind == "gradient"} == set(plan.gradients)
 
 
 def test_what_one_process_refuses_is_told_and_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
