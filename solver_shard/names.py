@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -54,16 +55,25 @@ def fold_names(names: Iterable[str]) -> list[str]:
 
 def fold_items(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, int]]:
     """Fold (name, value) pairs of equal value whose names differ only in numbers: (folded name, value, how many)."""
-    groups: dict[tuple[str, Value], dict[tuple[int, ...], None]] = {}
+    return [(name, value, len(members)) for name, value, members in fold_members(items)]
+
+
+def fold_members(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, tuple[str, ...]]]:
+    """The same with the names that each folded one stands for, in the order of their numbers.
+
+    >>> fold_members([("l.1.w", "a"), ("l.0.w", "a")])
+    [('l.{0,1}.w', 'a', ('l.0.w', 'l.1.w'))]
+    """
+    groups: dict[tuple[str, Value], dict[tuple[int, ...], str]] = {}
     for name, value in items:
         numbers = tuple(int(found) for found in _NUMBER.findall(name))
-        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = None
+        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = name
     folded = []
     for (form, value), found in groups.items():
         for block in _blocks(list(found)):
             ranges = iter([_range(values) for values in block])
             name = re.sub(_HOLE, lambda _, ranges=ranges: next(ranges), form)  # type: ignore[misc]  # a default binds the loop variable
-            folded.append((name, value, math.prod(len(values) for values in block)))
+            folded.append((name, value, tuple(found[numbers] for numbers in itertools.product(*block))))
     return folded
 
 
