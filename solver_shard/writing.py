@@ -16,10 +16,13 @@ from solver_shard.choice.transients import Transients
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.plan.decode import Decoded, decode
-from solver_shard.plan.plan import Certificate, Options, Plan, Provenance
+from solver_shard.plan.plan import Certificate, Moment, Options, Plan, Provenance
 from solver_shard.program import Program
 from solver_shard.solve.solution import Solution
 from solver_shard.stages import StageClock
+
+MAX_MOMENTS = 200
+"""Of the course of a solve, what a plan keeps at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +96,33 @@ def certificate(solution: Solution, problem: Transients, clock: StageClock, base
         work=solution.work,
         stages=stages,
         versions=_versions("ortools", "numpy"),
+        history=history(solution, clock.seconds.get("solve", 0.0) + clock.seconds.get("baselines", 0.0), baseline),
     )
+
+
+def history(solution: Solution, seconds: float, baseline: str | None = None) -> tuple[Moment, ...]:
+    """The course of a solve that took so many seconds: only moments at which something became better, thinned evenly by their number.
+
+    Which moments are kept depends on what was found, never on when, so that runs that find the same keep the same. Prices below that of
+    the solution are left out: they were of assignments that turned out not to keep the limit.
+    """
+    moments: list[Moment] = []
+    best, bound = None, None
+    for event in solution.history:
+        value, proven = event.objective, event.bound
+        if value is not None and solution.objective is not None and value >= solution.objective:
+            best = value if best is None else min(best, value)
+        if proven is not None and solution.bound is not None:
+            bound = max(bound or 0, min(proven, solution.bound))
+        if (best, bound) != ((moments[-1].objective, moments[-1].bound) if moments else (None, None)):
+            moments.append(Moment(seconds=round(event.seconds, 3), objective=best, bound=bound, source=event.source))
+    if not moments or (best, bound) != (solution.objective, solution.bound):
+        end = max([seconds, *(moment.seconds for moment in moments)])
+        source = f"baseline {baseline}" if baseline else "the end of the search"
+        moments.append(Moment(seconds=round(end, 3), objective=solution.objective, bound=solution.bound, source=source))
+    last = len(moments) - 1
+    kept = range(last + 1) if last < MAX_MOMENTS else [k * last // (MAX_MOMENTS - 1) for k in range(MAX_MOMENTS)]
+    return tuple(moments[k] for k in kept)
 
 
 def provenance(source: str, command: str) -> Provenance:

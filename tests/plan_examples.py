@@ -13,6 +13,7 @@ from solver_shard.plan.plan import (
     Hold,
     Holder,
     MemoryTimeline,
+    Moment,
     Options,
     Plan,
     PlannedOp,
@@ -158,6 +159,10 @@ def example(layers: int = 3, source: str = "table") -> Plan:
             work=1.5,
             stages={"trace": 0.1, "solve": 0.3, "solve: presolve": 0.2},
             versions={"ortools": "9.15"},
+            history=(
+                Moment(seconds=0.1, objective=None, bound=0, source="presolve"),
+                Moment(seconds=0.2, objective=compute + communication, bound=compute + communication, source="kernel"),
+            ),
         ),
         provenance=Provenance(
             tool="solver-shard 0.1.0",

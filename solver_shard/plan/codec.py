@@ -182,6 +182,7 @@ def _decode_mapping(item: Decoder, data: Any, where: str) -> Any:
 def _dataclass_decoder(kind: type) -> Decoder:
     hints = typing.get_type_hints(kind)
     fields = {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(kind)}
+    optional = _may_lack(kind)
 
     def read(data: Any, where: str) -> Any:
         if type(data) is not dict:
@@ -189,10 +190,11 @@ def _dataclass_decoder(kind: type) -> Decoder:
         prefix = f"{where}." if where else ""
         values = {}
         for name, decoder in fields.items():
-            if name not in data:
+            if name in data:
+                values[name] = decoder(data[name], f"{prefix}{name}")
+            elif name not in optional:
                 raise InputError(f"{prefix}{name} is missing")
-            values[name] = decoder(data[name], f"{prefix}{name}")
-        if len(data) != len(fields):
+        if len(data) != len(values):
             unknown = sorted(set(data) - set(fields))
             raise InputError(f"{prefix}{_short(unknown[0])[1:-1]} is not known; {where or kind.__name__} has {', '.join(fields)}")
         try:
@@ -201,6 +203,11 @@ def _dataclass_decoder(kind: type) -> Decoder:
             raise InputError(f"{where or kind.__name__}: {error}") from None
 
     return read
+
+
+def _may_lack(kind: Any) -> frozenset[str]:
+    """Fields that a file may be without: those with ``may_lack`` in their metadata, which came after files of the same version."""
+    return frozenset(f.name for f in dataclasses.fields(kind) if f.metadata.get("may_lack"))
 
 
 def _name(kind: type) -> str:
@@ -222,13 +229,13 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         if name not in definitions:
             definitions[name] = {}
             hints = typing.get_type_hints(kind)
-            names = [f.name for f in dataclasses.fields(kind)]
+            names, optional = [f.name for f in dataclasses.fields(kind)], _may_lack(kind)
             summary = (inspect.getdoc(kind) or name).split("\n\n")[0].replace("\n", " ")
             definitions[name].update(
                 description=summary,
                 type="object",
                 properties={n: _schema(hints[n], definitions) for n in names},
-                required=names,
+                required=[n for n in names if n not in optional],
                 additionalProperties=False,
             )
         return {"$ref": f"#/$defs/{name}"}

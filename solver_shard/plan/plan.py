@@ -24,6 +24,9 @@ from solver_shard.rulebook.table import RulesFile, load_table
 
 SCHEMA_VERSION = 1
 
+MAY_LACK: Mapping[str, bool] = {"may_lack": True}
+"""Metadata of a field that files of this schema version may be without, because it came later; its default is then its value."""
+
 CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies", "intermediates")
 """What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
 results of ops; copies of tensors in another layout; and what transitions of several steps hold in between, at each time of the one
@@ -367,6 +370,23 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment of the solve at which the best plan or the bound became better.
+
+    Attributes:
+        seconds: wall time since the solver started.
+        objective: of the best plan so far, or None. By the memory that the search counted then; it may have found more to count later.
+        bound: what was proven so far, or None.
+        source: what found it: a stage of the solver, a warm start or a baseline.
+    """
+
+    seconds: float
+    objective: int | None
+    bound: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What is proven about the plan, and how it was found.
 
@@ -382,6 +402,8 @@ class Certificate:
         seed, work: with the same work limit they reproduce the plan.
         stages: stage to wall seconds.
         versions: package to version.
+        history: how objective and bound came nearer, oldest first, thinned to at most 200 moments; the last one has the two of this
+            certificate. Its seconds differ from run to run, as those of ``stages`` do. Files of earlier releases have none.
     """
 
     objective: int
@@ -394,6 +416,7 @@ class Certificate:
     work: float
     stages: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    history: tuple[Moment, ...] = field(default=(), metadata=MAY_LACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

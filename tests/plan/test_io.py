@@ -53,6 +53,14 @@ def test_the_published_schema_is_the_one_of_the_dataclasses() -> None:
     assert plan_schema() == SCHEMA, "run python -m solver_shard.plan.io"
 
 
+def test_files_written_before_plans_kept_their_history_load_without_one() -> None:
+    data = json.loads(plan_to_json(example()))
+    del data["certificate"]["history"]
+    jsonschema.Draft202012Validator(SCHEMA).validate(data)
+    certificate = dataclasses.replace(example().certificate, history=())
+    assert plan_from_json(json.dumps(data)) == dataclasses.replace(example(), certificate=certificate)
+
+
 def test_a_deep_plan_stays_small() -> None:
     """5,000 ops; the promise is below 10 MB."""
     assert len(plan_to_json(example(layers=2500))) < 10_000_000
@@ -164,6 +172,9 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_drop("options.master_weights"), "options.master_weights is missing"),
         (_set("options.overlap", "half"), "options.overlap: expected a number"),
         (_set("certificate.gap", None), "certificate.gap: expected a number"),
+        (_set("certificate.history.0.bound", "low"), r"certificate.history\[0\].bound: expected a whole number"),
+        (_drop("certificate.stages"), "certificate.stages is missing"),
+        (_set("certificate.proof", 1), "certificate.proof is not known"),
         (_set("cluster.device", None), "cluster.device: expected an object"),
     ],
 )
