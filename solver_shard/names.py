@@ -16,7 +16,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value", bound=Hashable)
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9_])")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]{0,17})(?![A-Za-z0-9_])")  # not 007, which is not the name with 7
 
 _HOLE = "\0"
 
@@ -46,6 +46,15 @@ def printable(text: str) -> str:
 def template(name: str) -> str:
     """The name with its number components replaced by ``#``: copies of a repeated layer share it."""
     return _NUMBER.sub("#", name)
+
+
+def number_parts(name: str) -> tuple[list[str], list[str]]:
+    """The text around the number components of a name, and the numbers.
+
+    >>> number_parts("layers.0.w")
+    (['layers.', '.w'], ['0'])
+    """
+    return _NUMBER.split(name), _NUMBER.findall(name)
 
 
 def fold_names(names: Iterable[str]) -> list[str]:

@@ -91,6 +91,12 @@ def _unpinned(options: Options) -> str:
 
 
 def _headline(plan: Plan) -> list[str]:
+    title, rows = headline(plan)
+    return [title, "", *table(rows)]
+
+
+def headline(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
+    """What the plan is of, and its figures, limits and options as (word, text) rows."""
     options, memory, costs = plan.options, plan.memory, plan.costs
     step = format_ns(costs.total_ns)
     tokens = options.batch * options.seq if options.batch and options.seq else None
@@ -119,7 +125,7 @@ def _headline(plan: Plan) -> list[str]:
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
     title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh.whole} ({devices}), {plan.cluster.title}"
-    return [title, "", *table(rows)]
+    return title, rows
 
 
 def _rules(plan: Plan) -> str:
@@ -408,12 +414,16 @@ def kept_for_backward(plan: Plan) -> list[str]:
 
 def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:
     """What fills the memory at the peak, copies of a layer together, the largest first."""
+    return [f"{name} ({category}) {format_bytes(size)}" for name, category, size, _ in holders(memory)[:count]]
+
+
+def holders(memory: MemoryTimeline) -> list[tuple[str, str, int, int]]:
+    """Name, category, bytes and number of copies of all that is held at the peak, copies of a layer together, the largest first."""
     sizes: dict[tuple[str, str], int] = {}
     for holder in memory.holders:
         sizes[holder.name, holder.category] = sizes.get((holder.name, holder.category), 0) + holder.nbytes
     items = fold_items((name, (category, size)) for (name, category), size in sizes.items())
-    folded = [(copies * size, f"{name} ({category}) {format_bytes(copies * size)}") for name, (category, size), copies in items]
-    return [text for _, text in sorted(folded, key=lambda item: -item[0])[:count]]
+    return sorted(((name, category, copies * size, copies) for name, (category, size), copies in items), key=lambda row: -row[2])
 
 
 def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
