@@ -26,6 +26,7 @@ from solver_shard.report.tree import module_tree
 from solver_shard.units import format_bytes, format_ns
 
 MAX_HOLDERS = 12
+MAX_DEAREST = 8
 MAX_PICTURES = 6
 """Ways to be cut that are drawn, of each kind of tensor; those of most bytes."""
 
@@ -47,6 +48,7 @@ def page_data(plan: Plan) -> dict[str, Any]:
         "memory": _memory(plan, entry_of),
         "cuts": _cuts(plan, entries),
         "entries": entries,
+        "dearest": _dearest(entries),
         "history": history_chart(plan),
         "fallbacks": [(name, count) for name, count in sorted(Counter(op.name for op in plan.ops if op.source == "fallback").items())],
         "origin": _origin(plan),
@@ -79,8 +81,19 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
             "value": f"{costs.communication_ns / max(costs.total_ns, 1):.0%}",
             "note": f"{format_ns(costs.communication_ns)} of the step, {format_ns(costs.compute_ns)} compute",
         },
-        {"label": "Proof", "value": proven, "note": problem_text(plan)},
+        {"label": "Proof", "value": proven, "note": problem_text(plan).partition(": ")[2]},
     ]
+
+
+def _dearest(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The moves that take most time, of all copies together: where to look first."""
+    found = [
+        {"entry": entry["id"], "name": entry["name"], "count": entry["count"], "steps": move["steps"], "title": move["title"], "ns": ns}
+        for entry in entries
+        for move in entry["moves"]
+        if (ns := entry["count"] * move["runs"] * move["ns"])
+    ]
+    return sorted(found, key=lambda move: -move["ns"])[:MAX_DEAREST]
 
 
 def _time(plan: Plan) -> dict[str, Any]:
@@ -168,8 +181,6 @@ def _cuts(plan: Plan, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             kinds.setdefault("Parameters", []).append((entry, tensor.layout))
             if tensor.state is not None:
                 kinds.setdefault("Optimizer states", []).append((entry, tensor.state))
-        elif tensor.role == "gradient":
-            kinds.setdefault("Gradients, as the update gets them", []).append((entry, tensor.layout))
         elif entry["tensor"] in forward:
             kinds.setdefault("Activations of the forward pass", []).append((entry, tensor.layout))
     return [{"kind": kind, "layouts": _drawn(plan, found)} for kind, found in kinds.items()]

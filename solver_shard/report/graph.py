@@ -32,7 +32,9 @@ MAX_OPS = 400
 MAX_MARKS = 4
 """Tensors told of in the box of an op that reads them from elsewhere."""
 
-_CHARACTER = 6.3
+_CHARACTER, _BOLD = 6.35, 6.9
+"""Widths of letters in the drawing's text of 10.5 and 11 units."""
+
 _HEAVY = ("einsum", "mm", "bmm", "addmm", "matmul", "convolution", "embedding", "attention")
 
 
@@ -242,7 +244,7 @@ def _op_box(plan: Plan, group: _Group, name: str, entry_of: Sequence[int], drawn
     spent = format_ns(plan.options.microbatches * sum(op.nanoseconds for op in ops))
     inside = [f"{title(c.kind)} {','.join(plan.mesh.joined(c.axes))} inside" for op in ops for c in op.collectives]
     own = group.module == name
-    lines = [summary(ops, 2), spent] if own else [_relative(group.module, name), f"{summary(ops, 2)}  {spent}"]
+    lines = [summary(ops, 2), spent] if own else [_relative(group.module, name), f"{summary(ops, 2)} · {spent}"]
     read = {
         t: layout for op in ops for t, layout in zip(op.operands, op.operand_layouts, strict=True) if t not in drawn and plan.tensors[t].shape
     }
@@ -321,7 +323,7 @@ def _arrange(box: dict[str, Any]) -> None:
         mark["x"], mark["y"] = round(pad + len(box["lines"][0]) * _CHARACTER + 5, 1), 3.0
         box["width"], box["height"] = round(_chip_places(mark, mark["x"]) + pad - 4, 1), 20
         return
-    widest = max(len(line) * _CHARACTER for line in box["lines"])
+    widest = max(len(line) * (_CHARACTER if k else _BOLD) for k, line in enumerate(box["lines"]))
     y = 15.0 * len(box["lines"]) + 6
     for mark in box["marks"]:
         mark["y"] = y

@@ -72,18 +72,21 @@ def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float =
     for node, level in enumerate(levels):
         rows[level].append(node)
     rows = _ordered(rows, above, below)
-    x = _placed(rows, above, below, sizes, gap)
+    x = _placed(rows, above, below, sizes, gap, [chain[1:-1] for chain in chains if len(chain) > 3])
     y = [0.0] * len(sizes)
+    spans = []
     top = 0.0
     for row in rows:
         tallest = max(sizes[node].height for node in row)
         for node in row:
             y[node] = top + tallest / 2
+        spans.append((round(top, 1), round(top + tallest, 1)))
         top += tallest + rise
     lines = []
     for chain in chains:
         first, last = chain[0], chain[-1]
-        points = [(x[first], y[first] + sizes[first].height / 2), *((x[n], y[n]) for n in chain[1:-1])]
+        # a line that passes a layer goes straight down beside its boxes
+        points = [(x[first], y[first] + sizes[first].height / 2), *((x[n], edge) for n in chain[1:-1] for edge in spans[levels[n]])]
         lines.append((*points, (x[last], y[last] - sizes[last].height / 2)))
     width = max((x[n] + sizes[n].width / 2 for n in range(len(sizes))), default=0.0)
     return Drawing(
@@ -144,9 +147,14 @@ def _crossings(rows: Sequence[Sequence[int]], below: Sequence[Sequence[int]]) ->
 
 
 def _placed(
-    rows: Sequence[Sequence[int]], above: Sequence[Sequence[int]], below: Sequence[Sequence[int]], sizes: Sequence[Box], gap: float
+    rows: Sequence[Sequence[int]],
+    above: Sequence[Sequence[int]],
+    below: Sequence[Sequence[int]],
+    sizes: Sequence[Box],
+    gap: float,
+    passing: Sequence[Sequence[int]],
 ) -> list[float]:
-    """Centres: each row as near to the mean of its neighbours as its order and the gaps allow."""
+    """Centres: each row as near to the mean of its neighbours as its order and the gaps allow; at last, lines that pass layers straight."""
     x = [0.0] * len(sizes)
     for row in rows:
         edge = 0.0
@@ -161,14 +169,28 @@ def _placed(
             for node in row:
                 near = [*above[node], *below[node]] if sweep >= SWEEPS else above[node] if sweep % 2 == 0 else below[node]
                 # lines that pass a layer weigh more, so that they run straight
-                wanted.append((sum(x[m] for m in near) / len(near) if near else x[node], 4.0 if not sizes[node].height else 1.0))
-            offsets = [0.0]
-            for a, b in zip(row, row[1:], strict=False):
-                offsets.append(offsets[-1] + (sizes[a].width + sizes[b].width) / 2 + gap)
-            for node, value, offset in zip(row, isotonic([(w - o, k) for (w, k), o in zip(wanted, offsets, strict=True)]), offsets, strict=True):
-                x[node] = value + offset
+                wanted.append((sum(x[m] for m in near) / len(near) if near else x[node], 16.0 if not sizes[node].height else 1.0))
+            _settle(row, wanted, x, sizes, gap)
+    first, last = {row[0] for row in rows}, {row[-1] for row in rows}
+    straight: dict[int, float] = {}
+    for chain in passing:
+        at = sorted(x[n] for n in chain)
+        aim = at[-1] if last.issuperset(chain) else at[0] if first.issuperset(chain) else at[len(at) // 2]
+        straight.update(dict.fromkeys(chain, aim))
+    for row in rows:
+        _settle(row, [(straight.get(n, x[n]), 100.0 if n in straight else 1.0) for n in row], x, sizes, gap)
     left = min((x[n] - sizes[n].width / 2 for n in range(len(sizes))), default=0.0)
     return [round(value - left, 1) for value in x]
+
+
+def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[Box], gap: float) -> None:
+    """Put a row's nodes as near to the wanted (centre, weight) pairs as their order and the gaps allow."""
+    offsets = [0.0]
+    for a, b in zip(row, row[1:], strict=False):
+        offsets.append(offsets[-1] + (sizes[a].width + sizes[b].width) / 2 + gap)
+    found = isotonic([(w - offset, weight) for (w, weight), offset in zip(wanted, offsets, strict=True)])
+    for node, value, offset in zip(row, found, offsets, strict=True):
+        x[node] = value + offset
 
 
 def isotonic(values: Sequence[tuple[float, float]]) -> list[float]:

@@ -18,7 +18,7 @@ from solver_shard.mesh import Mesh
 MAX_DRAWN = 12
 """Pieces of one dim that are drawn as they are; beyond, some of them with a gap."""
 
-WIDTH, HEIGHT = 168, 108
+WIDTH, HEIGHT = 172, 112
 """Of the largest face, in the picture's units."""
 
 
@@ -30,12 +30,12 @@ def picture(layout: Layout, shape: Sequence[int], mesh: Mesh) -> dict[str, Any]:
         shape: global.
 
     Returns:
-        width, height; rows and columns: per dim shown ``dim``, ``size``, ``label`` and ``lines`` ({at, major}; ``gap`` where some are
+        width, height; rows and columns: per dim shown ``dim``, ``label``, ``by`` (the axes that cut it) and ``lines`` ({at, major}; ``gap`` where some are
         left out); partial: names of the axes along which every device holds a part; caption; and the piece of device 0 as a rectangle.
     """
     cut = {dim: layout.order(dim) for dim in range(len(shape)) if layout.order(dim)}
     shown = sorted(sorted(cut, key=lambda dim: -_pieces(cut[dim], mesh))[:2])
-    for dim in (*reversed(range(len(shape))),):
+    for dim in reversed(range(len(shape))):
         if len(shown) < 2 and dim not in shown:
             shown = sorted([*shown, dim])
     rows, columns = (None, *shown) if len(shown) == 1 else tuple(shown) if shown else (None, None)
@@ -68,24 +68,24 @@ def _face(shape: Sequence[int], rows: int | None, columns: int | None) -> tuple[
         return (WIDTH, 28) if columns is not None else (44, 44)
     ratio = math.log2(max(shape[columns], 1) / max(shape[rows], 1))
     lean = max(-1.0, min(1.0, ratio / 6))
-    return round(WIDTH * (0.72 + 0.28 * lean)), round(HEIGHT * (0.82 - 0.18 * lean))
+    return round(WIDTH * (0.72 + 0.28 * lean)), round(HEIGHT * (0.9 - 0.1 * lean))
 
 
 def _cuts(dim: int | None, cut: dict[int, tuple[int, ...]], shape: Sequence[int], mesh: Mesh, extent: int) -> dict[str, Any]:
     """Lines across one side of the face."""
     if dim is None:
-        return {"dim": None, "label": "", "lines": [], "gap": None, "first": extent}
+        return {"dim": None, "label": "", "by": "", "lines": [], "gap": None, "first": extent}
     axes = cut.get(dim, ())
     total = _pieces(axes, mesh)
-    label = f"dim {dim} = {shape[dim]}" + (f", cut by {_by(axes, mesh)}" if axes else "")
+    told = {"dim": dim, "label": f"dim {dim} = {shape[dim]}", "by": f"by {_by(axes, mesh)}" if axes else ""}
     if total <= MAX_DRAWN:
         inner = _pieces(axes[1:], mesh)
         lines = [{"at": round(extent * k / total, 1), "major": k % inner == 0} for k in range(1, total)]
-        return {"dim": dim, "label": label, "lines": lines, "gap": None, "first": round(extent / total, 1)}
+        return {**told, "lines": lines, "gap": None, "first": round(extent / total, 1)}
     side = extent * 0.09
     lines = [{"at": round(side * k, 1), "major": True} for k in range(1, 4)]
     lines += [{"at": round(extent - side * k, 1), "major": True} for k in (3, 2, 1)]
-    return {"dim": dim, "label": label, "lines": lines, "gap": [round(side * 3, 1), round(extent - side * 3, 1)], "first": round(side, 1)}
+    return {**told, "lines": lines, "gap": [round(side * 3, 1), round(extent - side * 3, 1)], "first": round(side, 1)}
 
 
 def _caption(layout: Layout, shape: Sequence[int], mesh: Mesh, cut: dict[int, tuple[int, ...]], partial: Sequence[str]) -> str:
