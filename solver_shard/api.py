@@ -270,45 +270,22 @@ def plan_program(
     it there is no hint of what DTensor would do.
     """
     from solver_shard.baselines.fallback import or_baseline
-    from solver_shard.baselines.restrict import parse_template, restriction
-    from solver_shard.choice.lower import lower
-    from solver_shard.constraints import constrain
-    from solver_shard.costs.model import CostModel
     from solver_shard.infeasible import Unsolved, infeasible
-    from solver_shard.pins import parse_pin, pins_apart, resolve_pins
-    from solver_shard.rulebook.table import check_ops
+    from solver_shard.lowered import lower_program
     from solver_shard.solving import solve_lowered
     from solver_shard.writing import Writer, certificate, provenance
 
     clock = clock or StageClock()
-    rulebook = options.rulebook()
-    check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
-    mesh = _refined(program, rulebook, mesh, options)
-    pins, given = [parse_pin(text, mesh) for text in options.pins], program
-    program, pinned = constrain(given, resolve_pins(pins, given, mesh))
-    templates = parse_template(options.template, mesh) if options.template else None
-    narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
-    with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
-        costs = CostModel(mesh, cluster, overlap=options.overlap)
-        lowering = lower(
-            program,
-            rulebook,
-            costs,
-            optimizer_state=options.optimizer_state(),
-            pins={t: allowed.allows for t, allowed in pinned.items()},
-            restriction=narrowed,
-            limit=options.usable_memory,
-            fusion=options.fusion,
-            microbatches=options.microbatches,
-        )
+    made = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock)
+    program, mesh, rulebook, costs, pinned, lowering = made.program, made.mesh, made.rulebook, made.costs, made.pinned, made.lowering
     if propagation is not None:
         from solver_shard.baselines.propagated import narrow_to
         from solver_shard.propagation.program import propagate_program
 
         with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
-            made = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
-            lowering = narrow_to(lowering, made.layouts)
-            options = dataclasses.replace(options, propagation=propagation.record(program, made.lost))
+            spread = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
+            lowering = narrow_to(lowering, spread.layouts)
+            options = dataclasses.replace(options, propagation=propagation.record(program, spread.lost))
     if narrow is not None:
         with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
             lowering, said = narrow(lowering, costs, rulebook)
@@ -326,7 +303,7 @@ def plan_program(
         watch = None if incumbent is None else lambda found, problem: incumbent(writer.plan(found, problem, clock))
         solution, problem = solve_lowered(lowering, costs, options, clock, workers=workers, stop=stop, watch=watch)
     baseline = None
-    if propagation is None and narrow is None and templates is None and not solution.interrupted:
+    if propagation is None and narrow is None and not options.template and not solution.interrupted:
         solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
     if not solution.feasible:
         raise infeasible(
@@ -335,8 +312,8 @@ def plan_program(
                 options=options,
                 costs=costs,
                 rulebook=rulebook,
-                pins=constrain(given, pins_apart(pins, given, mesh))[1],
-                restriction=narrowed,
+                pins=made.pins_apart(),
+                restriction=made.restriction,
                 lowering=lowering,
                 problem=problem,
                 solution=solution,
@@ -358,17 +335,6 @@ def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple
         raise InputError(f"split {split!r} is not legal; write it as 'tp=8x2' or {{'tp': (8, 2)}}, or give False for none")
     sizes = parse_split(split) if isinstance(split, str) else {name: tuple(parts) for name, parts in split.items()}
     return mesh.split(sizes), ",".join(f"{name}={'x'.join(map(str, parts))}" for name, parts in sizes.items()) or "off"
-
-
-def _refined(program: Program, rulebook: Rulebook, mesh: Mesh, options: Options) -> Mesh:
-    """The mesh with an axis split where the model's heads ask for it, unless the user decides; of a template, its tensor parallel axes."""
-    from solver_shard.baselines.restrict import parse_template, tensor_axes
-    from solver_shard.choice.subaxes import split_where_needed
-
-    if options.split != "auto" or options.conservative or mesh.whole != mesh:
-        return mesh
-    axes = tensor_axes(parse_template(options.template, mesh)) if options.template else None
-    return split_where_needed(program, rulebook, mesh, axes)
 
 
 def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:

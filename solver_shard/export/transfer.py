@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 1 << 50
 _SECONDS = 60.0
-_ORDER = (Kind.SOURCE, Kind.OP, Kind.STATE, Kind.RESHARD, Kind.ACCUMULATE, Kind.HOLD, Kind.CLIP)
-"""What is decided first where decisions contradict each other."""
+ORDER = (Kind.SOURCE, Kind.OP, Kind.STATE, Kind.RESHARD, Kind.ACCUMULATE, Kind.HOLD, Kind.CLIP)
+"""Kinds of nodes of which a plan says something, and what is decided first where decisions contradict each other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def transfer(plan: Plan, program: Program, mesh: Mesh, options: Options | None =
 
     def narrow(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
         narrowing = Narrowing(lowering.graph)
-        carried, left = _Decisions(plan, lowering).apply(narrowing)
+        carried, left = Decisions(plan, lowering).apply(narrowing)
         counts.append(carried)
         said.extend(left)
         return dataclasses.replace(lowering, graph=narrowing.narrowed()), f"carried from a plan on {plan.mesh}"
@@ -86,8 +86,8 @@ def transfer(plan: Plan, program: Program, mesh: Mesh, options: Options | None =
     return Transfer(plan=made, carried=counts[0], left=tuple(said))
 
 
-class _Decisions:
-    """What the plan decides for each node of another program's choice graph."""
+class Decisions:
+    """What the plan decides for each node of a choice graph, of another program or of its own."""
 
     def __init__(self, plan: Plan, lowering: Lowering) -> None:
         self.plan, self.lowering, self.program = plan, lowering, lowering.program
@@ -108,11 +108,11 @@ class _Decisions:
         """Narrow; how many decisions are carried, and what those are about that are not."""
         wanted: list[tuple[int, NDArray[np.bool_]]] = []
         left = []
-        for kind in _ORDER:
+        for kind in ORDER:
             for v, node in enumerate(self.lowering.nodes):
                 if node.kind is not kind:
                     continue
-                mask = self._mask(v, node)
+                mask = self.mask(node)
                 if mask is None or not mask.any():
                     left.append(self._about(node))
                 else:
@@ -127,7 +127,7 @@ class _Decisions:
                 left.append(self._about(self.lowering.nodes[v]))
         return carried, left
 
-    def _mask(self, v: int, node: Node) -> NDArray[np.bool_] | None:
+    def mask(self, node: Node) -> NDArray[np.bool_] | None:
         """The strategies of a node that do what the plan does; None where the plan says nothing of it."""
         if node.kind is Kind.OP:
             return self._op(node.item)
