@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.costs.buckets import launch_of
@@ -65,6 +65,19 @@ def purpose_of(plan: Plan, reshard: Reshard) -> str:
     if plan.tensors[reshard.tensor].role == "parameter":
         return "parameter gathers"
     return f"activations, {reshard.purpose}"
+
+
+def places_of(plan: Plan) -> Callable[[Reshard], str]:
+    """Where a reshard is, for people: the parameter (of a gradient too), a source or an output by name, else the module that makes it."""
+    parameters = {gradient: name for name, gradient in plan.gradients.items()}
+    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
+
+    def place(reshard: Reshard) -> str:
+        tensor = plan.tensors[reshard.tensor]
+        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
+        return parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
+
+    return place
 
 
 def problem_text(plan: Plan) -> str:
@@ -273,10 +286,11 @@ class Collected:
 
 def collected(plan: Plan) -> list[Collected]:
     """All collectives of a step, by purpose in the order of ``PURPOSES`` and then by time, the longest first."""
-    places = owners(plan)
+    place = places_of(plan)
     found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int, int, str]]] = {}
     launches: dict[tuple[str, str, tuple[str, ...]], dict[Hashable, int]] = {}
-    for position, (reshard, where) in enumerate(zip(plan.reshards, places, strict=True)):
+    for position, reshard in enumerate(plan.reshards):
+        where = place(reshard)
         for k, step in enumerate(reshard.steps):
             if step.nbytes:
                 row = (purpose_of(plan, reshard), step.kind, tuple(plan.mesh.joined(step.axes)))
@@ -312,18 +326,6 @@ def collected(plan: Plan) -> list[Collected]:
         )
     order = {purpose: i for i, purpose in enumerate(PURPOSES)}
     return sorted(rows, key=lambda row: (order[row.purpose], -row.nanoseconds, row.kind, row.axes))
-
-
-def owners(plan: Plan) -> list[str]:
-    """Per reshard, what it is for, by name: a parameter or another stored tensor, or the module whose result it moves."""
-    parameters = {gradient: name for name, gradient in plan.gradients.items()}
-    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
-    found = []
-    for reshard in plan.reshards:
-        tensor = plan.tensors[reshard.tensor]
-        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
-        found.append(parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name)))
-    return found
 
 
 def _collectives(plan: Plan) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_members, template
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.report import owners
+from solver_shard.plan.report import places_of
 from solver_shard.report.chips import chips
 from solver_shard.report.entries import summary
 
@@ -105,7 +105,9 @@ def _fill(plan: Plan, root: _Module) -> None:
                 module.forward_ns += runs * op.nanoseconds
             else:
                 module.backward_ns += runs * op.nanoseconds
-    for reshard, owner in zip(plan.reshards, owners(plan), strict=True):
+    place = places_of(plan)
+    for reshard in plan.reshards:
+        owner = place(reshard)
         path = tensor_module.get(owner, owner)
         module = modules.get(path, root)
         module.communication_ns += plan.runs(reshard) * sum(step.nanoseconds for step in reshard.steps)
