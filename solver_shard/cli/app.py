@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, export, propagate, show, solve, solve_graph, trace, verify
+from solver_shard.cli import expand, export, propagate, report, show, solve, solve_graph, trace, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("show")(show.show)
 app.command("expand")(expand.expand)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
+app.command("report")(report.report)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")

@@ -53,9 +53,9 @@ def memory_chart(plan: Plan, height: int = 300) -> dict[str, Any]:
         above = [low + values[k] for low, (_, _, values) in zip(below, moments, strict=True)]
         areas.append({"category": name, "path": _band(edges, [y_of(v) for v in above], [y_of(v) for v in below])})
         below = above
-    limit = {"y": TOP if far else y_of(memory.limit), "label": f"limit {format_bytes(memory.limit)}", "far": far}
+    label = f"limit {format_bytes(memory.limit)}"
     if far:
-        limit["label"] += f", {memory.limit / max(memory.peak, 1):.1f} times the peak, above this scale"
+        label += f", {memory.limit / max(memory.peak, 1):.1f} times the peak, above this scale"
     first = next((i for i, op in enumerate(plan.ops) if op.phase == "backward"), None)
     spans = [("forward", 0, steps if first is None else first), *([("backward", first, steps)] if first is not None else [])]
     return {
@@ -64,8 +64,8 @@ def memory_chart(plan: Plan, height: int = 300) -> dict[str, Any]:
         "plot": {"left": LEFT, "top": TOP, "right": right, "bottom": bottom},
         "areas": areas,
         "names": names,
-        "ticks": [{"y": y_of(v), "label": format_bytes(v)} for v in _byte_ticks(top)],
-        "limit": limit,
+        "ticks": [{"y": y_of(v), "label": format_bytes(v)} for v in byte_ticks(top)],
+        "limit": {"y": TOP if far else y_of(memory.limit), "label": label},
         "peak": {"x": x_of(memory.peak_time + 0.5), "y": y_of(memory.peak), "label": f"peak {format_bytes(memory.peak)}"},
         "phases": [{"label": label, "x": x_of(a), "x1": x_of(b)} for label, a, b in spans],
         "columns": {"edges": edges, "at": [at for _, at, _ in moments], "values": [list(values) for _, _, values in moments]},
@@ -98,9 +98,16 @@ def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]
     return forth + back + "Z"
 
 
-def _byte_ticks(top: float) -> list[int]:
+def byte_ticks(top: float) -> list[int]:
     """Four or so round sizes."""
     step = 2 ** math.ceil(math.log2(max(top / 5, 1)))
+    return [k * step for k in range(int(top / step) + 1)]
+
+
+def round_ticks(top: float) -> list[float]:
+    """Four to ten multiples of 1, 2 or 5 times a power of ten, up to ``top``."""
+    power = 10.0 ** math.floor(math.log10(max(top, 1e-9) / 4))
+    step = next(power * k for k in (1, 2, 5, 10) if top / (power * k) <= 8)
     return [k * step for k in range(int(top / step) + 1)]
 
 

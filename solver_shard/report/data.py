@@ -155,7 +155,14 @@ def _memory(plan: Plan, entry_of: Sequence[int]) -> dict[str, Any]:
         "share": memory.peak / memory.limit,
         "at_peak": [{"name": name, "bytes": size, "share": size / memory.limit} for name, size in memory.at_peak.items() if size],
         "holders": [
-            {"name": name, "category": category, "bytes": size, "count": copies, "share": size / max(memory.peak, 1), "entry": entry.get(name)}
+            {
+                "name": name,
+                "category": category,
+                "bytes": size,
+                "count": copies,
+                "share": size / max(memory.peak, 1),
+                "entry": entry.get(name),
+            }
             for name, category, size, copies in found[:MAX_HOLDERS]
         ],
         "rest": {"count": sum(copies for _, _, _, copies in found[MAX_HOLDERS:]), "bytes": rest},

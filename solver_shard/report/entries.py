@@ -12,13 +12,12 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from solver_shard.names import fold_members, fold_names, template
-from solver_shard.plan.plan import Hold, Plan, PlannedOp, Reshard, Step
+from solver_shard.names import fold_members, template
+from solver_shard.plan.plan import Hold, Plan, PlannedOp, Reshard
 from solver_shard.plan.report import local_nbytes
-from solver_shard.report.chips import chips, step_text
+from solver_shard.report.chips import chips
 from solver_shard.report.pictures import picture
-
-MAX_READERS = 6
+from solver_shard.study.purposes import Show, readers_text, step_purpose
 
 _LAST = re.compile(r"\.([0-9]+)\Z")
 
@@ -93,7 +92,7 @@ def _key(plan: Plan, t: int, around: _Around) -> Hashable:
         op = plan.ops[around.producers[t][0]]
         made = (op.name, template(op.module), op.phase, op.strategy, op.nanoseconds, op.implementation, op.collectives, op.recompute)
     moves = tuple(
-        (r.purpose, r.family, r.source, r.layout, r.copy, r.steps, r.bucket, r.nanoseconds, r.traffic_ns, r.nbytes, _readers(plan, r, True))
+        (r.purpose, r.family, r.source, r.layout, r.copy, r.steps, r.bucket, r.nanoseconds, r.nbytes, readers_text(plan, r, template))
         for r in around.reshards.get(t, ())
     )
     kept = tuple((h.layout, h.nbytes, h.reshard is None) for h in around.holds.get(t, ()))
@@ -103,7 +102,7 @@ def _key(plan: Plan, t: int, around: _Around) -> Hashable:
 
 def _entry(plan: Plan, t: int, around: _Around, entry_of: Sequence[int], *, folds: bool) -> dict[str, Any]:
     tensor = plan.tensors[t]
-    show = template if folds else str
+    show: Show = template if folds else str
     made = None
     if t in around.producers:
         i, k = around.producers[t]
@@ -123,7 +122,13 @@ def _entry(plan: Plan, t: int, around: _Around, entry_of: Sequence[int], *, fold
             "source": op.source,
             "implementation": op.implementation,
             "inside": [
-                {"kind": c.kind, "title": title(c.kind), "axes": ", ".join(plan.mesh.joined(c.axes)), "bytes": c.nbytes, "ns": c.nanoseconds}
+                {
+                    "kind": c.kind,
+                    "title": title(c.kind),
+                    "axes": ", ".join(plan.mesh.joined(c.axes)),
+                    "bytes": c.nbytes,
+                    "ns": c.nanoseconds,
+                }
                 for c in op.collectives
             ],
         }
@@ -153,16 +158,8 @@ def _whole(plan: Plan, t: int) -> int:
     return math.prod(plan.tensors[t].shape) * DTYPE_BYTES[plan.tensors[t].dtype]
 
 
-def _readers(plan: Plan, reshard: Reshard, folds: bool) -> tuple[tuple[str, str, str], ...]:
-    """Op, module and phase of each reader, each once, in order."""
-    show = template if folds else str
-    ops = [plan.ops[i] for i, _ in reshard.readers]
-    return tuple(dict.fromkeys((op.name, show(op.module), op.phase) for op in ops))
-
-
-def _move(plan: Plan, reshard: Reshard, show: Any) -> dict[str, Any]:
+def _move(plan: Plan, reshard: Reshard, show: Show) -> dict[str, Any]:
     """A reshard as the page tells it."""
-    readers = _readers(plan, reshard, show is template)
     return {
         "purpose": reshard.purpose,
         "title": PURPOSE_TITLES[reshard.purpose],
@@ -171,49 +168,22 @@ def _move(plan: Plan, reshard: Reshard, show: Any) -> dict[str, Any]:
         "layout": chips(reshard.layout, plan.mesh),
         "copy": reshard.copy,
         "same": reshard.source == reshard.layout,
-        "steps": [_step(plan, step) for step in reshard.steps],
+        "steps": [
+            {
+                "kind": step.kind,
+                "title": title(step.kind),
+                "axes": ", ".join(plan.mesh.joined(step.axes)),
+                "bytes": step.nbytes,
+                "ns": step.nanoseconds,
+                "text": step_purpose(plan, reshard, step, show),
+            }
+            for step in reshard.steps
+        ],
         "runs": plan.runs(reshard),
         "ns": reshard.nanoseconds,
-        "traffic_ns": reshard.traffic_ns,
         "bytes": reshard.nbytes,
         "bucket": reshard.bucket,
-        "readers": [{"op": short_op(op), "module": module or "the model"} for op, module, _ in readers[:MAX_READERS]],
-        "more_readers": max(len(readers) - MAX_READERS, 0),
-        "why": why(plan, reshard, readers),
-    }
-
-
-def why(plan: Plan, reshard: Reshard, readers: Sequence[tuple[str, str, str]]) -> str:
-    """What a reshard is for, as a sentence."""
-    tensor = plan.tensors[reshard.tensor]
-    if reshard.purpose == "update":
-        return "The update makes new values where the optimizer's state lies; this brings them to the layout in which they are stored."
-    if reshard.purpose == "optimizer":
-        return "The optimizer steps each piece of its state once: this brings the gradient to the state's layout, sums added."
-    if reshard.purpose == "accumulate":
-        return "Each microbatch adds its gradient to the accumulator, which has this layout."
-    if reshard.purpose == "output":
-        return "The step hands the result over in this layout."
-    names = fold_names(f"{module or 'the model'}" for _, module, _ in readers[:MAX_READERS])
-    kinds = ", ".join(dict.fromkeys(short_op(op) for op, _, _ in readers[:MAX_READERS]))
-    told = f"{kinds} in {', '.join(names)}" if readers else "its readers"
-    if not reshard.copy:
-        return f"Read as it is by {told}."
-    if tensor.role == "parameter":
-        return f"{told} {'reads' if len(readers) == 1 else 'read'} the gathered parameter; the copy lives until the last of them."
-    return f"{told} {'needs' if len(readers) == 1 else 'need'} it in this layout{'; one move serves all of them' if len(readers) > 1 else ''}."
-
-
-def _step(plan: Plan, step: Step) -> dict[str, Any]:
-    return {
-        "kind": step.kind,
-        "title": title(step.kind),
-        "axes": ", ".join(plan.mesh.joined(step.axes)),
-        "bytes": step.nbytes,
-        "ns": step.nanoseconds,
-        "before": chips(step.before, plan.mesh),
-        "after": chips(step.after, plan.mesh),
-        "text": step_text(step, plan.mesh),
+        "readers": readers_text(plan, reshard, show),
     }
 
 

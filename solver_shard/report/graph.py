@@ -99,8 +99,8 @@ def representative(plan: Plan) -> tuple[str, int]:
         return "", 1
     # a layer inside a layer (an expert, a convolution) never has more compute than the one around it
     best = max(repeated, key=lambda form: (sum(repeated[form].values()), -len(form)))
-    paths = list(repeated[best])
-    return paths[len(paths) // 2], len(paths)
+    alike = list(repeated[best])
+    return alike[len(alike) // 2], len(alike)
 
 
 def _inside(module: str, name: str) -> bool:
@@ -117,11 +117,8 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
     Of what comes from outside, parameters, tensors kept from the forward pass and smaller side inputs stand in the boxes of the ops that
     read them; the largest that the same phase makes is drawn as the way in.
     """
-    reader = {}
-    for r, reshard in enumerate(plan.reshards):
-        for where in reshard.readers:
-            reader[where] = r
-    groups = _groups(plan, positions, reader)
+    moved = {where: r for r, reshard in enumerate(plan.reshards) if _moved(reshard) for where in reshard.readers}
+    groups = _groups(plan, positions, moved)
     group_of = {i: g for g, group in enumerate(groups) for i in group.ops}
     producer = {t: group_of[i] for i in positions for t in plan.ops[i].results}
     made = {t: layout for op in plan.ops for t, layout in zip(op.results, op.result_layouts, strict=True)}
@@ -151,11 +148,9 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
 
     for i in positions:
         for k, t in enumerate(plan.ops[i].operands):
-            r = reader.get((i, k))
-            moved = r is not None and _moved(plan.reshards[r])
-            drawn = t in producer or t in way_in
-            if moved and r is not None:
-                sketch.edge((collective_box(r, tensor_at(t) if drawn else None), None), ops[group_of[i]])
+            drawn, by = t in producer or t in way_in, moved.get((i, k))
+            if by is not None:
+                sketch.edge((collective_box(by, tensor_at(t) if drawn else None), None), ops[group_of[i]])
             elif drawn and producer.get(t) != group_of[i]:
                 sketch.edge(tensor_at(t), ops[group_of[i]])
     inside = set(positions)
@@ -186,15 +181,19 @@ def _ways_in(plan: Plan, positions: Sequence[int], producer: dict[int, int]) -> 
     return {t for t, size in sizes.items() if size == largest}
 
 
-def _groups(plan: Plan, positions: Sequence[int], reader: dict[tuple[int, int], int]) -> list[_Group]:
-    """Ops of one module that are connected without a collective, at most one matmul or so in each, and no cycle between groups."""
+def _groups(plan: Plan, positions: Sequence[int], moved: dict[tuple[int, int], int]) -> list[_Group]:
+    """Ops of one module that are connected without a collective, at most one matmul or so in each, and no cycle between groups.
+
+    Args:
+        moved: (op, operand index) to the reshard whose collectives bring it.
+    """
     producer = {t: i for i in positions for t in plan.ops[i].results}
     groups: dict[int, _Group] = {}
     group_of: dict[int, int] = {}
-    after: dict[int, set[int]] = {}  # groups that read a group
+    after: dict[int, set[int]] = {}  # what reads a group: other groups, and reshards as -1 - r, which in turn have readers
 
     def reaches(start: int, end: int) -> bool:
-        """Whether there is a way by way of a third group."""
+        """Whether there is a way by way of a third group or a collective."""
         seen = {start}
         stack = [following for following in after[start] if following != end]
         while stack:
@@ -212,12 +211,15 @@ def _groups(plan: Plan, positions: Sequence[int], reader: dict[tuple[int, int], 
     for i in positions:
         op = plan.ops[i]
         made = [(k, producer[t]) for k, t in enumerate(op.operands) if producer.get(t) in group_of]
-        sources = list(dict.fromkeys(group_of[j] for _, j in made))
-        direct = dict.fromkeys(group_of[j] for k, j in made if not ((i, k) in reader and _moved(plan.reshards[reader[i, k]])))
+        direct = dict.fromkeys(group_of[j] for k, j in made if (i, k) not in moved)
         groups[i] = _Group(module=op.module, ops=[i], heavy=_is_heavy(op))
         group_of[i], after[i] = i, set()
-        for g in sources:
+        for g in direct:
             after[g].add(i)
+        for k, j in made:
+            if (i, k) in moved:
+                after[group_of[j]].add(-1 - moved[i, k])
+                after.setdefault(-1 - moved[i, k], set()).add(i)
         for g in direct:  # a group that is merged with its reader must have no other way there
             if fits(g, op) and not (groups[g].heavy and groups[i].heavy) and not reaches(g, i):
                 groups[i].ops = sorted([*groups.pop(g).ops, *groups[i].ops])
@@ -246,7 +248,10 @@ def _op_box(plan: Plan, group: _Group, name: str, entry_of: Sequence[int], drawn
     own = group.module == name
     lines = [summary(ops, 2), spent] if own else [_relative(group.module, name), f"{summary(ops, 2)} · {spent}"]
     read = {
-        t: layout for op in ops for t, layout in zip(op.operands, op.operand_layouts, strict=True) if t not in drawn and plan.tensors[t].shape
+        t: layout
+        for op in ops
+        for t, layout in zip(op.operands, op.operand_layouts, strict=True)
+        if t not in drawn and plan.tensors[t].shape
     }
     marks = [(_short(plan.tensors[t].name, name), layout, t) for t, layout in read.items()]
     more = [f"+{len(marks) - MAX_MARKS} more read"] if len(marks) > MAX_MARKS else []

@@ -21,43 +21,48 @@ from markupsafe import Markup
 from solver_shard.names import number_parts, printable
 from solver_shard.plan.plan import Plan
 from solver_shard.report.data import page_data
-from solver_shard.report.studies import comparison_table, prices_by_entry, sweep_chart
+from solver_shard.report.studies import Compared, comparison_table, sweep_chart
 from solver_shard.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from solver_shard.study.sweep_result import Sweep
+
 
 def html(
     plan: Plan,
     *,
-    comparison: Mapping[str, Any] | None = None,
-    sweep: Mapping[str, Any] | None = None,
-    explained: Sequence[Mapping[str, Any]] = (),
+    comparison: Compared | None = None,
+    sweep: Sweep | None = None,
 ) -> str:
     """The page.
 
     Args:
-        comparison: what ``compare --json`` wrote, for the table of plans.
-        sweep: what ``sweep --json`` wrote, for the table and plot of step time against peak memory.
-        explained: what ``explain --json`` wrote, one per tensor or op asked about, for the prices of other layouts.
-
-    Raises:
-        InputError: one of them is not what its command writes.
+        comparison: for the table of plans; ``read_comparison`` reads it from a file.
+        sweep: for the table and plot of step time against peak memory; ``load_sweep`` reads it from a file.
     """
     page = page_data(plan)
-    page["comparison"] = None if comparison is None else comparison_table(comparison, plan)
+    page["comparison"] = None if comparison is None else comparison_table(comparison)
     page["sweep"] = None if sweep is None else sweep_chart(sweep)
-    page["prices"] = prices_by_entry(explained, page["entries"])
+    page["prices"] = {}
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    data = {"entries": _search_index(page["entries"]), "columns": page["memory"]["chart"]["columns"], "names": page["memory"]["chart"]["names"]}
-    return _environment().get_template("page.html.j2").render(
-        page=page,
-        style=Markup(_asset("page.css")),
-        script=Markup(script),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
-        data=Markup(embedded(data)),
+    data = {
+        "entries": _search_index(page["entries"]),
+        "columns": page["memory"]["chart"]["columns"],
+        "names": page["memory"]["chart"]["names"],
+    }
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            page=page,
+            style=Markup(_asset("page.css")),
+            script=Markup(script),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+            data=Markup(embedded(data)),
+        )
     )
 
 
@@ -74,7 +79,7 @@ def _search_index(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Names for the search, those of copies by the numbers in which they differ."""
     index = []
     for entry in entries:
-        pieces, first = number_parts(entry["members"][0])
+        pieces, _ = number_parts(entry["members"][0])
         found: dict[str, Any] = {"name": printable(entry["name"]), "layout": entry["layout"], "role": entry["role"]}
         if entry["count"] > 1:
             found |= {"pieces": [printable(piece) for piece in pieces], "numbers": [number_parts(name)[1] for name in entry["members"]]}

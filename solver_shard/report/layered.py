@@ -11,6 +11,7 @@ violators), which keeps lines straight where there is room. Deterministic: ties 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float =
     above: list[list[int]] = [[] for _ in sizes]
     below: list[list[int]] = [[] for _ in sizes]
     for chain in chains:
-        for a, b in zip(chain, chain[1:], strict=False):
+        for a, b in itertools.pairwise(chain):
             below[a].append(b)
             above[b].append(a)
     rows: list[list[int]] = [[] for _ in range(max(levels, default=-1) + 1)]
@@ -139,7 +140,7 @@ def _ordered(rows: list[list[int]], above: Sequence[Sequence[int]], below: Seque
 
 def _crossings(rows: Sequence[Sequence[int]], below: Sequence[Sequence[int]]) -> int:
     total = 0
-    for row, after in zip(rows, rows[1:], strict=False):
+    for row, after in itertools.pairwise(rows):
         at = {node: k for k, node in enumerate(after)}
         ends = [sorted(at[m] for m in below[n]) for n in row]
         total += sum(a > b for i, left in enumerate(ends) for right in ends[i + 1 :] for a in left for b in right)
@@ -186,7 +187,7 @@ def _placed(
 def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[Box], gap: float) -> None:
     """Put a row's nodes as near to the wanted (centre, weight) pairs as their order and the gaps allow."""
     offsets = [0.0]
-    for a, b in zip(row, row[1:], strict=False):
+    for a, b in itertools.pairwise(row):
         offsets.append(offsets[-1] + (sizes[a].width + sizes[b].width) / 2 + gap)
     found = isotonic([(w - offset, weight) for (w, weight), offset in zip(wanted, offsets, strict=True)])
     for node, value, offset in zip(row, found, offsets, strict=True):

@@ -30,8 +30,9 @@ def picture(layout: Layout, shape: Sequence[int], mesh: Mesh) -> dict[str, Any]:
         shape: global.
 
     Returns:
-        width, height; rows and columns: per dim shown ``dim``, ``label``, ``by`` (the axes that cut it) and ``lines`` ({at, major}; ``gap`` where some are
-        left out); partial: names of the axes along which every device holds a part; caption; and the piece of device 0 as a rectangle.
+        width, height; rows and columns: of the dim on that side ``dim``, ``label``, ``by`` (the axes that cut it), ``lines``
+        ({at, major}), ``gap`` where some are left out, and ``first``, how much the piece of device 0 takes; partial: names of the
+        axes along which every device holds a part; first: that piece; caption; others: what is said of further dims.
     """
     cut = {dim: layout.order(dim) for dim in range(len(shape)) if layout.order(dim)}
     shown = sorted(sorted(cut, key=lambda dim: -_pieces(cut[dim], mesh))[:2])

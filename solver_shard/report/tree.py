@@ -124,9 +124,7 @@ def _fill(plan: Plan, root: _Module) -> None:
 def _sign(plan: Plan, module: _Module, signatures: dict[str, Hashable]) -> Hashable:
     """What copies of a layer have in common: not the module's own name, and no ops that take no time."""
     below = tuple((template(name), _sign(plan, child, signatures)) for name, child in module.children.items())
-    held = tuple(
-        (t.name.rpartition(".")[2], t.shape, t.dtype, t.layout, t.state) for t in (plan.tensors[i] for i in module.parameters)
-    )
+    held = tuple((t.name.rpartition(".")[2], t.shape, t.dtype, t.layout, t.state) for t in (plan.tensors[i] for i in module.parameters))
     ops = tuple(
         (op.name, op.phase, op.strategy, op.result_layouts, op.nanoseconds) for op in (plan.ops[i] for i in module.ops) if op.nanoseconds
     )
@@ -151,7 +149,9 @@ def _node(plan: Plan, copies: Sequence[_Module], name: str, context: _Context) -
         children.append(_leaf(OWN, shown.path, own, len(ops), described, _tensors(plan, shown.parameters, context), []))
     total = {key: own[key] + sum(child[key] for child in children if child["name"] != OWN) for key in own}
     outputs = _tensors(plan, context.outputs.get(shown.path, ()), context, relative=shown.path)
-    node = _leaf(name, shown.path, total, len(ops), summary(ops), [] if children and timed else _tensors(plan, shown.parameters, context), outputs)
+    node = _leaf(
+        name, shown.path, total, len(ops), summary(ops), [] if children and timed else _tensors(plan, shown.parameters, context), outputs
+    )
     node["children"], node["count"] = children, len(copies)
     return node
 
