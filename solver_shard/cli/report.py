@@ -22,6 +22,10 @@ def report(
         Path | None,
         typer.Option("--sweep", metavar="FOLDER", help="Show this sweep's plot of step time against peak memory.", show_default=False),
     ] = None,
+    explained: Annotated[
+        list[Path] | None,
+        typer.Option("--explain", metavar="FILE", help="Show prices that explain wrote with --json; repeatable.", show_default=False),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what was written.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
@@ -34,6 +38,7 @@ def report(
     from solver_shard.names import printable
     from solver_shard.plan.io import load_plan
     from solver_shard.report.html import html
+    from solver_shard.report.prices import read_prices
     from solver_shard.report.studies import read_comparison
     from solver_shard.units import format_bytes
 
@@ -44,7 +49,7 @@ def report(
         from solver_shard.study.sweep_result import load_sweep
 
         sweep = load_sweep(swept)
-    page = html(loaded, comparison=comparison, sweep=sweep)
+    page = html(loaded, comparison=comparison, sweep=sweep, asked=[read_prices(path) for path in explained or ()])
     write_whole(output, page)
     if not quiet:
         size = format_bytes(len(page.encode()))

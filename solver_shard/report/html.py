@@ -21,6 +21,7 @@ from markupsafe import Markup
 from solver_shard.names import number_parts, printable
 from solver_shard.plan.plan import Plan
 from solver_shard.report.data import page_data
+from solver_shard.report.prices import Asked, prices_by_entry
 from solver_shard.report.studies import Compared, comparison_table, sweep_chart
 from solver_shard.units import format_bytes, format_ns
 
@@ -35,17 +36,19 @@ def html(
     *,
     comparison: Compared | None = None,
     sweep: Sweep | None = None,
+    asked: Sequence[Asked] = (),
 ) -> str:
     """The page.
 
     Args:
         comparison: for the table of plans; ``read_comparison`` reads it from a file.
         sweep: for the table and plot of step time against peak memory; ``load_sweep`` reads it from a file.
+        asked: prices of other layouts, which stand with the tensors they are about; ``read_prices`` reads them from files.
     """
     page = page_data(plan)
     page["comparison"] = None if comparison is None else comparison_table(comparison)
     page["sweep"] = None if sweep is None else sweep_chart(sweep)
-    page["prices"] = {}
+    page["prices"] = prices_by_entry(asked, page["entries"])
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = {
