@@ -98,17 +98,19 @@ def _band(edges: Sequence[float], above: Sequence[float], below: Sequence[float]
     return forth + back + "Z"
 
 
-def byte_ticks(top: float) -> list[int]:
+def byte_ticks(top: float, low: float = 0.0) -> list[int]:
     """Four or so round sizes."""
-    step = 2 ** math.ceil(math.log2(max(top / 5, 1)))
-    return [k * step for k in range(int(top / step) + 1)]
+    step = 2 ** math.ceil(math.log2(max((top - low) / 5, 1)))
+    return [k * step for k in range(math.ceil(low / step), int(top / step) + 1)]
 
 
-def round_ticks(top: float) -> list[float]:
-    """Four to ten multiples of 1, 2 or 5 times a power of ten, up to ``top``."""
-    power = 10.0 ** math.floor(math.log10(max(top, 1e-9) / 4))
-    step = next(power * k for k in (1, 2, 5, 10) if top / (power * k) <= 8)
-    return [k * step for k in range(int(top / step) + 1)]
+def round_ticks(top: float, low: float = 0.0) -> list[float]:
+    """Four to ten multiples of 1, 2 or 5 times a power of ten, from ``low`` to ``top``."""
+    span = max(top - low, 1e-9)
+    power = math.floor(math.log10(span / 4))
+    step = next(k for k in (1, 2, 5, 10) if span / (k * 10.0**power) <= 8)
+    first = math.ceil(round(low / (step * 10.0**power), 9))
+    return [round(k * step * 10.0**power, max(-power, 0)) for k in range(first, int(top / (step * 10.0**power)) + 1)]
 
 
 def history_chart(plan: Plan, height: int = 240) -> dict[str, Any] | None:
@@ -152,7 +154,7 @@ def history_chart(plan: Plan, height: int = 240) -> dict[str, Any] | None:
         "lines": lines,
         "logarithmic": logarithmic,
         "ticks": [{"y": y_of(v), "label": show(round(v))} for v in ticks] if high > low else [{"y": y_of(low), "label": show(low)}],
-        "times": [{"x": x_of(end * k / 4), "label": f"{end * k / 4:.2f} s" if end < 10 else f"{end * k / 4:.0f} s"} for k in range(5)],
+        "times": [{"x": x_of(seconds), "label": f"{seconds:g} s"} for seconds in round_ticks(end)],
         "rows": [
             {
                 "seconds": f"{m.seconds:.2f} s",

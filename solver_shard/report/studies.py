@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from solver_shard.study.sweep_result import Row, Sweep
 
 MAX_BYTES = 16 * 2**20
+
+SHARED = ("seq", "dtype", "optimizer", "template")
+"""What all points of a sweep share that the page tells."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -158,18 +161,28 @@ def sweep_chart(sweep: Sweep, height: int = 340) -> dict[str, Any]:
     times = [float(time_of(row)) if several else float(row.step_ns or 0) for row in rows]
     peaks = [row.peak or 0 for row in rows]
     right, bottom = WIDTH - RIGHT - 8, height - BOTTOM - 14
-    high, tall = max(times, default=1.0) * 1.06 or 1.0, max(peaks, default=1) * 1.1 or 1.0
+    (near, far), (small, large) = _range(times), _range(peaks)
 
     def x_of(time: float) -> float:
-        return round(LEFT + (right - LEFT) * time / high, 1)
+        return round(LEFT + (right - LEFT) * (time - near) / (far - near), 1)
 
     def y_of(size: float) -> float:
-        return round(bottom - (bottom - TOP) * size / tall, 1)
+        return round(bottom - (bottom - TOP) * (size - small) / (large - small), 1)
 
+    places: dict[tuple[float, float], list[Row]] = {}
+    for row, time, size in zip(rows, times, peaks, strict=True):
+        places.setdefault((x_of(time), y_of(size)), []).append(row)
     points = [
-        {"x": x_of(time), "y": y_of(size), "name": row.name, "label": row.mesh, "front": row.name in best, "row": k}
-        for k, (row, time, size) in enumerate(zip(rows, times, peaks, strict=True))
+        {
+            "x": x,
+            "y": y,
+            "name": ", ".join(row.name for row in found),
+            "label": found[0].mesh + (f" +{len(found) - 1}" if len(found) > 1 else ""),
+            "front": any(row.name in best for row in found),
+        }
+        for (x, y), found in places.items()
     ]
+    _place_labels(points, right)
     stairs = [(p["x"], p["y"]) for p in points if p["front"]]
     path = "".join(f"M{x:g} {TOP}V{y:g}" if not k else f"H{x:g}V{y:g}" for k, (x, y) in enumerate(stairs)) + (
         f"H{right:g}" if stairs else ""
@@ -181,15 +194,41 @@ def sweep_chart(sweep: Sweep, height: int = 340) -> dict[str, Any]:
         "points": points,
         "front": path,
         "x_label": "time of one sequence" if several else "step time",
-        "x_ticks": [{"x": x_of(v), "label": format_ns(round(v))} for v in round_ticks(high)],
-        "y_ticks": [{"y": y_of(v), "label": format_bytes(v)} for v in byte_ticks(tall)],
+        "x_ticks": [{"x": x_of(v), "label": format_ns(round(v))} for v in round_ticks(far, near)],
+        "y_ticks": [{"y": y_of(v), "label": format_bytes(v)} for v in byte_ticks(large, small)],
         "rows": [_sweep_row(row, row.name in best) for row in rows],
         "without": [_without(row) for row in sweep.rows if not row.fits],
         "batches": several,
         "limits": len({row.memory_limit for row in sweep.rows}) > 1,
         "clusters": len({row.cluster for row in sweep.rows}) > 1,
-        "of": f"{sweep.model}, {', '.join(f'{key} {value}' for key, value in sweep.asked.items() if key in ('seq', 'dtype', 'optimizer'))}",
+        "of": f"{sweep.model}, {', '.join(f'{key} {value}' for key, value in sweep.asked.items() if key in SHARED and value != 'none')}",
     }
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis: with room at both, from zero where the smallest value is not far from it."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = 0.12 * (high - low) or 0.1 * max(high, 1.0)
+    return (0.0 if low < 0.35 * high else low - room), high + room
+
+
+def _place_labels(points: list[dict[str, Any]], right: float) -> None:
+    """Give each point on the front, and each of few points, a label beside it that covers no other; none where there is no room."""
+    taken = [(p["x"] - 6, p["y"] - 6, p["x"] + 6, p["y"] + 6) for p in points]
+    for k, point in enumerate(points):
+        point["text"] = None
+        if not point["front"] and len(points) > 8:
+            continue
+        width = 6.6 * len(point["label"])
+        for side, above in ((1, True), (1, False), (-1, True), (-1, False)):
+            x = point["x"] + 8 * side
+            y = point["y"] - 7 if above else point["y"] + 15
+            box = (min(x, x + side * width), y - 11, max(x, x + side * width), y + 2)
+            free = not any(a < box[2] and box[0] < c and b < box[3] and box[1] < d for i, (a, b, c, d) in enumerate(taken) if i != k)
+            if free and box[0] > LEFT and box[2] < right:
+                point["text"] = {"x": round(x, 1), "y": round(y, 1), "anchor": "start" if side > 0 else "end"}
+                taken.append(box)
+                break
 
 
 def _sweep_row(row: Row, best: bool) -> dict[str, Any]:

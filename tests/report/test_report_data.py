@@ -208,4 +208,5 @@ def test_the_headline_is_the_plans() -> None:
 
 def test_ticks_are_round() -> None:
     assert round_ticks(7.3) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert round_ticks(11.3, 10.1) == [10.2, 10.4, 10.6, 10.8, 11.0, 11.2]
     assert round_ticks(1.6e9) == pytest.approx([0, 2e8, 4e8, 6e8, 8e8, 1e9, 1.2e9, 1.4e9, 1.6e9])
