@@ -87,7 +87,7 @@ def infeasible(unsolved: Unsolved) -> SolverShardError:
     options, solution, name = unsolved.options, unsolved.solution, unsolved.program.name
     given, longer = _limits(unsolved)
     if solution.assignment is None and solution.status is Status.UNKNOWN:
-        return SolverShardError(f"no plan of {name} was found within {given}, which does not prove that there is none; give more {longer}")
+        return SolverShardError(f"no plan of {name} was found within {given}, which does not prove that there is none; give {longer}")
     conflict = None
     wanted = solution.status is Status.INFEASIBLE and options.propagation is None and not solution.interrupted
     if wanted:
@@ -97,7 +97,7 @@ def infeasible(unsolved: Unsolved) -> SolverShardError:
     if conflict is not None:
         lines = tuple(conflict_lines(conflict, unsolved))
     elif wanted:
-        lines = (f"which times{' and pins' if options.pins else ''} conflict was not found in the time for it; give more {longer}",)
+        lines = (f"which times{' and pins' if options.pins else ''} conflict was not found in the time for it; give {longer}",)
     limit = f"{format_bytes(options.usable_memory)} per device"
     if options.reserve:
         limit += f" ({format_bytes(options.memory_limit)} less the reserve of {format_bytes(options.reserve)})"
@@ -122,16 +122,18 @@ def infeasible(unsolved: Unsolved) -> SolverShardError:
 
 
 def _limits(unsolved: Unsolved) -> tuple[str, str]:
-    """What the search was given, and what to give more of."""
+    """What the search was given, and what to give it."""
     options, clock = unsolved.options, unsolved.clock
     if unsolved.solution.interrupted:
-        return f"the {clock.seconds['solve']:.1f} s until it was interrupted", "time"
-    given, longer = f"{options.time_limit:g} s", "--time-limit"
+        return f"the {clock.seconds['solve']:.1f} s until it was interrupted", "more time"
+    if unsolved.solution.ended == "search":
+        return "all that the solver would try", "another --seed"
+    given, longer = f"{options.time_limit:g} s", "more --time-limit"
     if options.total_time_limit is not None and clock.solver_seconds < options.time_limit:
         given = f"the {clock.solver_seconds:.1f} s that tracing and pricing left of {options.total_time_limit:g} s"
-        longer = "--total-time-limit"
+        longer = "more --total-time-limit"
     if options.work_limit is not None:
-        given, longer = f"{given} and {options.work_limit:g} work units", f"--work-limit and {longer}"
+        given, longer = f"{given} and {options.work_limit:g} work units", f"more --work-limit and {longer.removeprefix('more ')}"
     return given, longer
 
 
@@ -164,7 +166,7 @@ def _too_large(
         hint += f"; or drop or loosen a pin ({pins})"
     what = f"no plan of {unsolved.program.name} fits" if proven else f"no plan of {unsolved.program.name} was found that fits"
     return InfeasibleError(
-        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or more {longer}"),
+        f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or {longer}"),
         achieved_peak=solution.peak,
         peak_bound=solution.peak_bound or None,
         details=(*details, *lines),

@@ -96,6 +96,7 @@ def certificate(solution: Solution, problem: Transients, clock: StageClock, base
         work=solution.work,
         stages=stages,
         versions=_versions("ortools", "numpy"),
+        ended=solution.ended if status == "feasible" else None,
         history=history(solution, clock.seconds.get("solve", 0.0) + clock.seconds.get("baselines", 0.0), baseline),
     )
 

@@ -39,7 +39,9 @@ def report(task: Task, solution: Solution, seconds: float, *, stages: bool) -> l
     said = {
         "optimal": f"optimal: no solution has a smaller {what}",
         "gap": "optimal within the gap asked for",
-        "feasible": "feasible: a limit struck before the gap asked for was proven",
+        "feasible": "feasible: a limit struck before the gap asked for was proven"
+        if solution.ended != "search"
+        else "feasible: the gap asked for is not proven, and the solver has nothing left to try; another --seed may do better",
         "interrupted": "interrupted: the best until then",
     }
     rows = [
@@ -71,6 +73,7 @@ def as_json(task: Task, solution: Solution, seconds: float) -> str:
         "file": task.file,
         "objective": task.objective,
         "status": status_of(solution),
+        "ended": solution.ended,
         "cost": solution.cost,
         "peak": solution.peak,
         "limit": task.graph.limit,
@@ -92,6 +95,9 @@ def failure(task: Task, solution: Solution) -> SolverShardError:
 
     given = f"{task.time_limit:g} s" + ("" if task.work_limit is None else f" and {task.work_limit:g} units of work")
     given = "the time until it was interrupted" if solution.interrupted else given
+    more = "give more time"
+    if solution.ended == "search":
+        given, more = "all that the solver would try", "another --seed may do better"
     limit = "" if task.graph.limit is None else f" within the limit of {task.graph.limit:,}"
     proven = solution.status is Status.INFEASIBLE
     if solution.peak is None:
@@ -99,12 +105,12 @@ def failure(task: Task, solution: Solution) -> SolverShardError:
             return InfeasibleError(
                 f"{task.file} has no solution{limit}: the costs of 10^18 leave none", peak_bound=solution.peak_bound or None
             )
-        return SolverShardError(f"no solution of {task.file} was found in {given}, which does not prove that there is none; give more time")
+        return SolverShardError(f"no solution of {task.file} was found in {given}, which does not prove that there is none; {more}")
     found = f"the smallest peak found is {solution.peak:,}, and none is below {solution.peak_bound:,}"
     return InfeasibleError(
         f"{task.file} has no solution{limit}: {found}"
         if proven
-        else f"no solution of {task.file}{limit} was found in {given}: {found}; give more time",
+        else f"no solution of {task.file}{limit} was found in {given}: {found}; {more}",
         achieved_peak=solution.peak,
         peak_bound=solution.peak_bound or None,
     )

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from solver_shard.propagation.graph import Graph
     from solver_shard.propagation.passes import Options, PassName
 
+PASSES, LEVELS = "Passes", "Levels of op-priority"
+OF_MODULE, OF_MODEL, OUTPUT = "Of a StableHLO module", "Of a model", "Output"
+"""Under which headings --help lists the options."""
+
 _MODULE = (".mlir", ".stablehlo")
 _OF_MODELS = {name: f"--{name.replace('_', '-')}" for name in ("mesh", "pin", "batch", "seq", "dtype", "forward_only", "cluster")}
 _OF_MODULES = {"keep_rules": "--keep-sharding-rules", "dump": "--module-dump-directory"}
@@ -53,49 +57,95 @@ def propagate(
         Pass,
         typer.Option(
             "--pass",
-            help="The first four: each runs the ones before. The next two decide a model op by op, as DTensor does and by our costs. "
-            "The last only attaches rules to the ops of a module.",
+            metavar="PASS",
+            help="basic, aggressive, op-priority or user-priority: each runs the ones before. dtensor-greedy and dijkstra-greedy decide a "
+            "model op by op, as DTensor does and by our costs. populate-op-sharding-rules only attaches rules to the ops of a module.",
+            rich_help_panel=PASSES,
         ),
     ] = Pass.USER_PRIORITY,
     conservative: Annotated[
-        bool, typer.Option("--conservative-propagation", help="Propagate no part of an axis, nor what could yield uneven shards.")
+        bool,
+        typer.Option(
+            "--conservative-propagation", help="Propagate no part of an axis, nor what could yield uneven shards.", rich_help_panel=PASSES
+        ),
     ] = False,
-    strategy: Annotated[Strategy, typer.Option("--propagation-strategy", help="Of aggressive and up.")] = Strategy.AGGRESSIVE,
+    strategy: Annotated[
+        Strategy,
+        typer.Option(
+            "--propagation-strategy",
+            metavar="NAME",
+            help="Of aggressive and up: basic, aggressive or basic-then-aggressive.",
+            rich_help_panel=PASSES,
+        ),
+    ] = Strategy.AGGRESSIVE,
     levels: Annotated[
         bool,
         typer.Option(
             "--run-op-priority-propagation/--no-run-op-priority-propagation",
-            help="Of op-priority and up: five levels of ops, or all ops at once.",
+            help="Five levels of ops, or all ops at once: see above.",
+            show_default=False,
+            rich_help_panel=LEVELS,
         ),
     ] = True,
     keep_rules: Annotated[
-        bool, typer.Option("--keep-sharding-rules", help="Of a module: leave the rules that were made on its ops.")
+        bool, typer.Option("--keep-sharding-rules", help="Leave the rules that were made on its ops.", rich_help_panel=OF_MODULE)
     ] = False,
     dump: Annotated[
         Path | None,
         typer.Option(
-            "--module-dump-directory", metavar="DIR", help="Write the module after every user priority but the last.", show_default=False
+            "--module-dump-directory",
+            metavar="DIR",
+            help="Write the module after every user priority but the last.",
+            show_default=False,
+            rich_help_panel=OF_MODULE,
         ),
     ] = None,
-    mesh: Annotated[str | None, typer.Option(help="Of a model: axes as in solve, dp=4,tp=2.", show_default=False)] = None,
-    pin: Annotated[list[str] | None, typer.Option(help="Of a model: PATTERN=LAYOUT as in solve, repeatable.", show_default=False)] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Of a preset: global batch of one step.", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="Of a language model: tokens per sequence.", show_default=False)] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of a model: bf16, f32, ... (default: bf16).", show_default=False)] = None,
-    forward_only: Annotated[bool, typer.Option("--forward-only", help="Of a model: no backward pass, no update.")] = False,
-    cluster: Annotated[str, typer.Option(help="Of a model: what prices the plan, as in solve.")] = "h100",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the module, or a model's plan as JSON, to this file.", show_default=False)
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Axes as in solve, dp=4,tp=2.", show_default=False, rich_help_panel=OF_MODEL)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every value's sharding, or a model's plan, as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PIN", help="PATTERN=LAYOUT as in solve, repeatable.", show_default=False, rich_help_panel=OF_MODEL),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a preset: global batch of one step.", show_default=False, rich_help_panel=OF_MODEL),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a language model: tokens per sequence.", show_default=False, rich_help_panel=OF_MODEL),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="bf16, f32, ... (default: bf16).", show_default=False, rich_help_panel=OF_MODEL)
+    ] = None,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="No backward pass, no update.", rich_help_panel=OF_MODEL)] = False,
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="What prices the plan, as in solve.", rich_help_panel=OF_MODEL)
+    ] = "h100",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the module, or a model's plan as JSON, to this file.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every value's sharding, or a model's plan, as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Spread the shardings that are given over all other values, greedily, as Shardy does; or op by op, as DTensor does.
 
     A module without sdy.data_flow_edge ops gets edges on what its control flow hands on, and loses them after the pass; one that has
     edges is taken as it is. A model is traced; its pins are propagated, and the plan that follows is priced. With --pass dtensor-greedy
     the collectives that DTensor itself would run are listed as well, and the ops at which it raises.
+
+    Op-priority and the passes after it take five levels of ops one after the other; --no-run-op-priority-propagation takes all at once.
 
     Exit codes: 0 done, 1 bad input, 2 usage.
     """

@@ -14,6 +14,10 @@ from solver_shard.cli.interrupt import catch_interrupts, time_out
 from solver_shard.cli.output import check_output, written_if_possible
 from solver_shard.cli.progress import progress_lines
 
+MODEL, MESH, MEMORY, OPTIMIZER = "Model", "Mesh and cluster", "Memory", "Optimizer and gradients"
+LAYOUTS, SEARCH, OUTPUT = "Layouts", "Search", "Output"
+"""Under which headings --help lists the options."""
+
 
 class Objective(enum.StrEnum):
     """What to minimise."""
@@ -47,16 +51,38 @@ def solve(
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False, rich_help_panel=MODEL
+        ),
     ] = None,
     mesh: Annotated[
-        str, typer.Option(help="Axes, outermost first, the rightmost with the fastest links: dp=32,tp=8; a bare 8 is d0=8.")
+        str,
+        typer.Option(
+            help="Axes, outermost first, the rightmost with the fastest links: dp=32,tp=8; a bare 8 is d0=8.",
+            metavar="AXES",
+            rich_help_panel=MESH,
+        ),
     ] = ...,  # type: ignore[assignment]  # typer's mark for a required option
-    batch: Annotated[int | None, typer.Option(min=1, help="Global batch of one step (presets and configs).", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False)] = None,
-    cluster: Annotated[str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.")] = "h100",
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Global batch of one step (presets and configs).", show_default=False, metavar="N", rich_help_panel=MODEL),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False, metavar="N", rich_help_panel=MODEL),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.", metavar="NAME|FILE", rich_help_panel=MESH)
+    ] = "h100",
     memory: Annotated[
-        str | None, typer.Option(help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).", show_default=False)
+        str | None,
+        typer.Option(
+            help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).",
+            show_default=False,
+            metavar="SIZE",
+            rich_help_panel=MEMORY,
+        ),
     ] = None,
     reserve: Annotated[
         str | None,
@@ -64,10 +90,15 @@ def solve(
             help="Part of that limit that no tensor may have: context, collective buffers, fragmentation "
             "(default: the cluster's; none beside the default limit).",
             show_default=False,
+            metavar="SIZE",
+            rich_help_panel=MEMORY,
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False)
+        str | None,
+        typer.Option(
+            help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False, metavar="DTYPE", rich_help_panel=MODEL
+        ),
     ] = None,
     microbatches: Annotated[
         int,
@@ -75,26 +106,50 @@ def solve(
             min=1,
             help="Run the batch in this many parts, one after the other, and accumulate their gradients; the inputs of an entry "
             "point are those of one part.",
+            metavar="N",
+            rich_help_panel=MODEL,
         ),
     ] = 1,
-    optimizer: Annotated[Optimizer, typer.Option(help="Optimizer state to count.")] = Optimizer.ADAMW,
+    optimizer: Annotated[
+        Optimizer, typer.Option(metavar="NAME", help="Whose state to count: adamw, sgd or none.", rich_help_panel=OPTIMIZER)
+    ] = Optimizer.ADAMW,
     master_weights: Annotated[
         bool,
-        typer.Option("--master-weights/--no-master-weights", help="Whether parameters of 16 bits or less have an f32 copy to step."),
+        typer.Option(
+            "--master-weights/--no-master-weights",
+            help="Parameters of 16 bits or less have an f32 copy to step, or none.",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = True,
     state_bytes: Annotated[
         int | None,
-        typer.Option(help="Optimizer state per parameter element, where it is not the optimizer's own.", show_default=False),
+        typer.Option(
+            help="Optimizer state per parameter element, where it is not the optimizer's own.",
+            show_default=False,
+            metavar="N",
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
     reduce_dtype: Annotated[
         ReduceDtype | None,
-        typer.Option(help="Reduce, accumulate and hold gradients in this dtype (default: each in its own).", show_default=False),
+        typer.Option(
+            metavar="DTYPE",
+            help="Reduce, accumulate and hold gradients in f32, bf16 or f16 (default: each in its own dtype).",
+            show_default=False,
+            rich_help_panel=OPTIMIZER,
+        ),
     ] = None,
-    clip: Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.")] = False,
-    forward_only: Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.")] = False,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.", rich_help_panel=OPTIMIZER)] = False,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.", rich_help_panel=MODEL)
+    ] = False,
     checkpoint: Annotated[
         bool,
-        typer.Option("--checkpoint", help="Checkpoint every layer: its activations are computed again in backward (presets and configs)."),
+        typer.Option(
+            "--checkpoint",
+            help="Checkpoint every layer: its activations are computed again in backward (presets and configs).",
+            rich_help_panel=MODEL,
+        ),
     ] = False,
     pin: Annotated[
         list[str] | None,
@@ -102,6 +157,8 @@ def solve(
             help="PATTERN=LAYOUT, repeatable: 'w=R,S(0)' is one placement per mesh axis, 'x=dp=S(0)' those of named axes, "
             "'w=S(*),*' any cut and any placement, 'w=_S(0),S(0)' dim 0 cut by the right axis first; w may be a glob.",
             show_default=False,
+            metavar="PIN",
+            rich_help_panel=LAYOUTS,
         ),
     ] = None,
     split: Annotated[
@@ -110,9 +167,10 @@ def solve(
             metavar="AXIS=AxB",
             help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: where an axis has more devices than heads).",
             show_default=False,
+            rich_help_panel=MESH,
         ),
     ] = None,
-    no_split: Annotated[bool, typer.Option("--no-split", help="Split no mesh axis.")] = False,
+    no_split: Annotated[bool, typer.Option("--no-split", help="Split no mesh axis.", rich_help_panel=MESH)] = False,
     template: Annotated[
         str | None,
         typer.Option(
@@ -120,6 +178,8 @@ def solve(
             "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
             "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
             show_default=False,
+            metavar="TEMPLATE",
+            rich_help_panel=LAYOUTS,
         ),
     ] = None,
     rules: Annotated[
@@ -127,40 +187,78 @@ def solve(
         typer.Option(
             help="A TOML file with sharding rules of your own, one row per op, repeatable; its rows replace shipped ones.",
             show_default=False,
+            metavar="FILE",
+            rich_help_panel=LAYOUTS,
         ),
     ] = None,
     conservative: Annotated[
-        bool, typer.Option("--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.")
+        bool,
+        typer.Option(
+            "--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.", rich_help_panel=LAYOUTS
+        ),
     ] = False,
-    free: Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).")] = False,
-    objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.")] = Objective.TIME,
-    memory_weight: Annotated[int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.")] = 0,
-    overlap: Annotated[float, typer.Option(help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.")] = 0.0,
-    fusion: Annotated[bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).")] = False,
-    gap: Annotated[float, typer.Option(help="Stop when (objective - bound) / objective is at most this.")] = 1e-4,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 60.0,
+    free: Annotated[
+        bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).", rich_help_panel=LAYOUTS)
+    ] = False,
+    objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.", rich_help_panel=SEARCH)] = Objective.TIME,
+    memory_weight: Annotated[
+        int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.", metavar="NS", rich_help_panel=SEARCH)
+    ] = 0,
+    overlap: Annotated[
+        float,
+        typer.Option(
+            help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.", metavar="PART", rich_help_panel=MESH
+        ),
+    ] = 0.0,
+    fusion: Annotated[
+        bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).", rich_help_panel=MESH)
+    ] = False,
+    gap: Annotated[
+        float, typer.Option(help="Stop when (objective - bound) / objective is at most this.", metavar="PART", rich_help_panel=SEARCH)
+    ] = 1e-4,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.", metavar="SECONDS", rich_help_panel=SEARCH)] = 60.0,
     total_time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Seconds for tracing, pricing and solving together; what is left of them bounds the solver, too.", show_default=False
+            help="Seconds for tracing, pricing and solving together; what is left of them bounds the solver, too.",
+            show_default=False,
+            metavar="SECONDS",
+            rich_help_panel=SEARCH,
         ),
     ] = None,
     work_limit: Annotated[
-        float | None, typer.Option(help="Units of solver work; the same limit and seed give the same plan.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Units of solver work; the same limit and seed give the same plan.",
+            show_default=False,
+            metavar="UNITS",
+            rich_help_panel=SEARCH,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="For the solver's random choices.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the solver's random choices.", metavar="N", rich_help_panel=SEARCH)] = 0,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processor cores for the solver; with a work limit the plan does not depend on it.")
+        int,
+        typer.Option(
+            min=1,
+            help="Processor cores for the solver; with a work limit the plan does not depend on it.",
+            metavar="N",
+            rich_help_panel=SEARCH,
+        ),
     ] = 2,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Write the plan to this JSON file, and the best so far while the solver runs.", show_default=False
+            "--output",
+            "-o",
+            help="Write the plan to this JSON file, and the best so far while the solver runs.",
+            show_default=False,
+            metavar="FILE",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.", rich_help_panel=OUTPUT)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Find the fastest sharding of a model on a mesh within a memory limit, and prove how far from optimal it can be.
 
@@ -174,7 +272,9 @@ def solve(
         raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
     check_output(output)
     from solver_shard.api import optimize
+    from solver_shard.names import printable
     from solver_shard.plan.io import plan_to_json, save_plan
+    from solver_shard.plan.report import baked_in
 
     with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt, time_out(total_time_limit, interrupt):
         plan = optimize(
@@ -217,4 +317,6 @@ def solve(
         )
         if output is not None:
             save_plan(plan, output)
+    if not quiet:
+        sys.stderr.writelines(f"note: {printable(line)}\n" for line in baked_in(plan))
     sys.stdout.write(plan_to_json(plan) if as_json else f"{plan}\n")

@@ -399,6 +399,8 @@ class Certificate:
         problem: tied (copies of a repeated layer decide alike) or free; the bound is for this problem.
         baseline: the baseline whose plan this is (a template, or a greedy one by name), where the solver stopped before it found a
             better one or proved that there is none; else None.
+        ended: of a plan that is feasible and no more, what ended the search: a limit on time or work, or the search itself, which had
+            nothing left to try. Files of earlier releases have none.
         seed, work: with the same work limit they reproduce the plan.
         stages: stage to wall seconds.
         versions: package to version.
@@ -417,6 +419,7 @@ class Certificate:
     stages: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     history: tuple[Moment, ...] = field(default=(), metadata=MAY_LACK)
+    ended: Literal["limit", "search"] | None = field(default=None, metadata=MAY_LACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,10 +90,18 @@ def problem_text(plan: Plan) -> str:
     unit = "peak" if plan.options.objective == "memory" else "time" if not plan.options.memory_weight else "time + weight x peak"
     if certificate.status == "optimal" and certificate.gap == 0:
         return f"optimal: no {kind} has less {unit} than {show(certificate.bound)}"
-    status = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
+    status: str = "optimal within the gap asked for" if certificate.status == "gap" else certificate.status
+    if certificate.ended:
+        status += ", when time or work ran out" if certificate.ended == "limit" else ", with nothing left that the solver would try"
     text = f"{status}: no {kind} has less {unit} than {show(certificate.bound)}, gap {100 * certificate.gap:.2g}%"
     stopped = "the solver stopped before it found a better one"
-    return text + (f"; this is the plan of the baseline {certificate.baseline}: {stopped}" if certificate.baseline else "")
+    return text + (f"; this is the plan of {_baselines(certificate.baseline)}: {stopped}" if certificate.baseline else "")
+
+
+def _baselines(names: str) -> str:
+    """Whose plan it is; ``names`` with commas are of baselines that decide alike."""
+    *others, last = names.split(", ")
+    return f"the baselines {', '.join(others)} and {last}, which agree" if others else f"the baseline {last}"
 
 
 def _unpinned(options: Options) -> str:
@@ -222,6 +230,19 @@ def _sources(plan: Plan) -> list[str]:
         "Inputs, buffers and outputs",
         *table(rows[:MAX_PARAMETERS], right=(3,)),
         *_more(rows, MAX_PARAMETERS, "show PLAN PATTERN shows them"),
+        *(f"  {line}" for line in baked_in(plan)),
+    ]
+
+
+def baked_in(plan: Plan) -> list[str]:
+    """A line about the tensors that the model, its loss or entry point closes over or makes, whose values are part of the plan; if any."""
+    found = [tensor for tensor in plan.tensors if tensor.role == "buffer" and tensor.name.startswith("constant.")]
+    if not found:
+        return []
+    named = [f"{tensor.name} {tensor.dtype}[{', '.join(map(str, tensor.shape))}]" for tensor in found]
+    return [
+        f"baked in: {shorten(named, PLACE_WIDTH)}: made or closed over by the model, its loss or entry point, with the values of when it "
+        "was traced; make inputs of those that change from step to step"
     ]
 
 

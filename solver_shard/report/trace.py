@@ -5,7 +5,8 @@
 The form is the Trace Event Format's JSON object
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): slices are complete events (``X``), memory is counters
 (``C``), names of rows are metadata (``M``), a collective with more hidden than there is compute for has an instant (``i``). Times are
-microseconds with three digits, so exact nanoseconds. There are four processes, one for each kind of row:
+microseconds in whole 2048ths, which floats add and subtract without an error: viewers do, and would draw a slice that ends a rounding
+error late around what follows it. Rounded they are the nanoseconds of the timeline. There are four processes, one for each kind of row:
 
 - ``step``: phases, inside microbatches where there are several;
 - ``compute``: modules, inner ones inside outer ones, and ops;
@@ -28,6 +29,9 @@ PROCESSES = ("step", "compute", COLLECTIVES, "memory")
 """By kind of row; the first one's pid is 1."""
 
 MEMORY = PROCESSES.index("memory") + 1
+
+PARTS = 2048
+"""Of a microsecond, of which all times are multiples: fine enough that times and durations, rounded, are the right nanoseconds."""
 
 Event = Mapping[str, object]
 
@@ -68,17 +72,17 @@ def trace_events(line: Timeline) -> Iterator[Event]:
         yield {"ph": "M", "name": "thread_sort_index", "pid": _process(row), "tid": tid, "args": {"sort_index": tid}}
     for piece in line.slices:
         where = {"pid": _process(piece.row), "tid": threads[piece.row]}
-        times = {"ts": piece.start / 1000, "dur": (piece.stop - piece.start) / 1000}
+        times = {"ts": _microseconds(piece.start), "dur": _microseconds(piece.stop) - _microseconds(piece.start)}
         yield {"ph": "X", "name": piece.name, "cat": piece.kind, **where, **times, "args": piece.args}
     for mark in line.marks:
         where = {"pid": _process(mark.row), "tid": threads[mark.row]}
-        yield {"ph": "i", "s": "t", "name": mark.name, "cat": "unplaced", **where, "ts": mark.at / 1000}
+        yield {"ph": "i", "s": "t", "name": mark.name, "cat": "unplaced", **where, "ts": _microseconds(mark.at)}
     for moment, categories in line.memory:
-        common = {"ph": "C", "pid": MEMORY, "ts": moment / 1000}
+        common = {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment)}
         yield {**common, "name": "bytes by category", "args": categories}
         yield {**common, "name": "bytes in all", "args": {"bytes": sum(categories.values())}}
     for moment in (0, line.stop):
-        yield {"ph": "C", "pid": MEMORY, "ts": moment / 1000, "name": "limit", "args": {"bytes": line.limit}}
+        yield {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment), "name": "limit", "args": {"bytes": line.limit}}
 
 
 def write_trace(text: str, path: str | os.PathLike[str]) -> int:
@@ -98,6 +102,15 @@ def _rows(line: Timeline) -> list[Row]:
     found = dict.fromkeys([piece.row for piece in line.slices] + [mark.row for mark in line.marks])
     fixed = [row for row in (PHASES, MODULES, OPS) if row in found]
     return [*fixed, *sorted(row for row in found if row not in fixed)]
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """In parts of ``PARTS``, rounded up: below the next nanosecond, whether a reader rounds or cuts off.
+
+    >>> _microseconds(300), round(1000 * _microseconds(300)), int(1000 * _microseconds(300))
+    (0.30029296875, 300, 300)
+    """
+    return -(-nanoseconds * PARTS // 1000) / PARTS
 
 
 def _process(row: Row) -> int:

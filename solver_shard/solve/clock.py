@@ -66,5 +66,9 @@ class Clock:
         """Whether something else than a limit asks to stop, here or in the whole."""
         return (self.halt is not None and self.halt()) or (self.whole is not None and self.whole.halted())
 
+    def spent(self) -> bool:
+        """Whether a limit on time or work is reached."""
+        return self.time_left() <= 0.0 or self.work_left() <= 0.0
+
     def over(self) -> bool:
-        return self.time_left() <= 0.0 or self.work_left() <= 0.0 or self.halted()
+        return self.spent() or self.halted()

@@ -17,7 +17,7 @@ from solver_shard.solve.clock import Clock
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem, from_graph
 from solver_shard.solve.search import Search
-from solver_shard.solve.solution import MIB, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
+from solver_shard.solve.solution import MIB, Ended, Event, Solution, Stage, Status, WarmStart, objective_value, relative_gap
 from solver_shard.solve.undo import Undo
 
 Progress = Callable[[Event], None]
@@ -366,6 +366,7 @@ class _Run:
                 seed=self.seed,
                 work=self.clock.work,
                 interrupted=self.clock.halted(),
+                ended=self._ended(status),
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
         value = objective_value(self.objective, self.memory_weight, cost, peak)
@@ -384,7 +385,14 @@ class _Run:
             seed=self.seed,
             work=self.clock.work,
             interrupted=self.clock.halted(),
+            ended=self._ended(status),
         )
+
+    def _ended(self, status: Status) -> Ended | None:
+        """What ended the search, where it was no proof and nobody who asked."""
+        if status not in (Status.FEASIBLE, Status.UNKNOWN) or self.clock.halted():
+            return None
+        return "limit" if self.clock.spent() else "search"
 
 
 def _complete(start: WarmStart, graph: ChoiceGraph) -> bool:

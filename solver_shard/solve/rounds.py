@@ -226,8 +226,12 @@ class _Rounds:
     def _final(self, last: Solution) -> Solution:
         """The best of all rounds; without one, the plan of the smallest true peak."""
         if self.best is not None:
-            return self._solution(self.best, last.status, self.bound or 0)
-        return self._solution(self.least, last.status if last.status is Status.INFEASIBLE else Status.UNKNOWN, None)
+            found = self._solution(self.best, last.status, self.bound or 0)
+        else:
+            found = self._solution(self.least, last.status if last.status is Status.INFEASIBLE else Status.UNKNOWN, None)
+        if found.status not in (Status.FEASIBLE, Status.UNKNOWN) or found.interrupted:
+            return found
+        return dataclasses.replace(found, ended="limit" if self.clock.spent() else "search")
 
     def _solution(self, plan: _Plan | None, status: Status, bound: int | None) -> Solution:
         """What is known so far. ``bound`` is for a plan that keeps the limit, whose status follows from it."""

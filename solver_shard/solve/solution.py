@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 MIB = 2**20
+
+Ended = Literal["limit", "search"]
 
 
 class Status(Enum):
@@ -98,6 +101,8 @@ class Solution:
         seed: the seed that was given.
         work: work spent: one unit is about one second of one core on the machine it was calibrated on, but counted, not timed.
         interrupted: whether the caller asked to stop before a limit or a proof did; what is said here is true all the same.
+        ended: what ended a search without a proof: a "limit" on time or work, or the "search" itself, which had nothing left to try; None
+            where a proof or the caller did, and while it runs.
     """
 
     status: Status
@@ -113,6 +118,7 @@ class Solution:
     seed: int = 0
     work: float = 0.0
     interrupted: bool = False
+    ended: Ended | None = None
 
     @property
     def feasible(self) -> bool:

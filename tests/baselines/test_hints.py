@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_a_plan_that_was_stopped_early_is_never_dearer_than_a_baseline(name: str
     assert plan.certificate.baseline in values
     assert values[plan.certificate.baseline] == plan.certificate.objective
     assert 0 <= plan.certificate.bound <= plan.certificate.objective
-    assert f"this is the plan of the baseline {plan.certificate.baseline}: the solver stopped" in str(plan)
+    assert re.search(r"this is the plan of the baselines? [^:]*: the solver stopped before it found a better one", str(plan))
     assert plan_from_json(plan_to_json(plan)).certificate == plan.certificate
     found = evaluate(plan, traced(name).program, Rulebook(), CostModel(MESH, load_cluster("h100")))
     assert (found.objective, found.peak) == (plan.certificate.objective, plan.memory.peak)

@@ -242,6 +242,30 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--memory-weight" in capsys.readouterr().out
 
 
+def test_the_help_of_solve_fits_80_columns_under_headings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["solve", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    assert headings[2:] == ["Model", "Mesh and cluster", "Memory", "Optimizer and gradients", "Layouts", "Search", "Output"]
+    assert not [line for line in lines if "…" in line], "every name is there in full"
+    under_options = lines[next(i for i, line in enumerate(lines) if line.startswith("╭─ Options")) + 1 :]
+    assert [line.split()[1] for line in under_options[: next(i for i, line in enumerate(under_options) if line.startswith("╰"))]] == [
+        "--help"
+    ]
+
+
+def test_tensors_that_a_loss_closes_over_are_said_to_be_baked_in(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "baked in: constant.tensor_constant0 f32[128, 64]: made or closed over by the model, its loss or entry point"
+    assert main(["solve", "entry_models:closing_over", "--mesh", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert f"\n  {note}" in out
+    assert f"note: {note}" in err
+    assert main(["solve", "entry_models:mlp", "--mesh", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "baked in" not in out + err
+
+
 def test_help_and_show_import_neither_torch_nor_the_solver(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(example(), path)

@@ -18,6 +18,7 @@ from random_graphs import hard_graph, points, random_graph, some_limit
 from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.choice.iopddl import read, write
 from solver_shard.cli import main
+from solver_shard.solve.prove import Proof
 
 Nodes = list[tuple[tuple[int, int], list[int], list[int]]]
 """(interval, costs, usages) of each node."""
@@ -219,6 +220,19 @@ def test_a_start_is_never_lost(example: str, tmp_path: Path, capsys: pytest.Capt
         capsys, str(tmp_path / "hard.json"), "--start", saved(tmp_path / "some.json", some.tolist()), "--work-limit", "1e-9", "--gap", "0"
     )
     assert found["cost"] <= graph.cost(some)
+
+
+def test_what_ended_the_search_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "hard.json")
+    write(hard_graph(np.random.default_rng(0), 60, room=3.0), path)
+    assert main(["solve-graph", path, "--gap", "0", "--time-limit", "0.5", "-q"]) == 0
+    assert "feasible: a limit struck before the gap asked for was proven" in capsys.readouterr().out
+    monkeypatch.setattr("solver_shard.solve.search.prove", lambda *_arguments, **_options: Proof(large=True))
+    monkeypatch.setattr("solver_shard.solve.search.neighbourhoods", lambda *_arguments, **_options: None)
+    assert main(["solve-graph", path, "--gap", "0", "--time-limit", "600", "-q"]) == 0
+    assert (
+        "feasible: the gap asked for is not proven, and the solver has nothing left to try; another --seed may" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("room", [1.5, 3.0])

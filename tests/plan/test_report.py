@@ -133,6 +133,28 @@ def test_the_proof_is_said_in_a_sentence(status: str, problem: str, gap: float, 
     assert text in str(dataclasses.replace(plan, certificate=certificate, options=options))
 
 
+@pytest.mark.parametrize(
+    ("baseline", "text"),
+    [
+        ("megatron", "this is the plan of the baseline megatron: the solver stopped"),
+        ("basic, op-priority", "this is the plan of the baselines basic and op-priority, which agree: the solver stopped"),
+        ("basic, aggressive, op-priority", "the plan of the baselines basic, aggressive and op-priority, which agree: the solver stopped"),
+    ],
+)
+def test_a_plan_of_baselines_names_them(baseline: str, text: str) -> None:
+    plan = example()
+    certificate = dataclasses.replace(plan.certificate, status="feasible", gap=0.1, baseline=baseline)
+    assert text in str(dataclasses.replace(plan, certificate=certificate))
+
+
+def test_what_ended_a_search_without_a_proof_stands_in_the_report() -> None:
+    plan = example()
+    certificate = dataclasses.replace(plan.certificate, status="feasible", gap=0.1, ended="limit")
+    assert "feasible, when time or work ran out: no tied plan" in str(dataclasses.replace(plan, certificate=certificate))
+    certificate = dataclasses.replace(certificate, ended="search")
+    assert "feasible, with nothing left that the solver would try: no tied" in str(dataclasses.replace(plan, certificate=certificate))
+
+
 def test_a_template_stands_in_the_report_and_in_what_is_proven() -> None:
     plan = example()
     text = str(dataclasses.replace(plan, options=dataclasses.replace(plan.options, template="dp=zero3,tp=megatron", pins=())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ def test_a_written_trace_is_legal_and_adds_up_when_it_is_read(options: dict[str,
     for tid in {e["tid"] for e in slices if e["cat"] in ("compute", "exposed", "hidden")}:
         row = [(ns(e["ts"]), ns(e["ts"]) + ns(e["dur"])) for e in slices if e["tid"] == tid]
         assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(row))
+    exact = [(Fraction(e["ts"]), Fraction(e["dur"]), e) for e in slices]
+    assert all(e["ts"] + e["dur"] == ts + dur and e["ts"] - slices[-1]["ts"] == ts - exact[-1][0] for ts, dur, e in exact), (
+        "viewers add and subtract floats, and compare what they get with where others begin"
+    )
     counters = [event for event in events if event["ph"] == "C"]
     total = [event["args"]["bytes"] for event in counters if event["name"] == "bytes in all"]
     assert max(total) == plan.memory.peak == trace["otherData"]["peak_bytes"]

@@ -14,7 +14,9 @@ from random_graphs import best_value, points, random_graph, some_limit
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.errors import InputError
 from solver_shard.solve import engine, kernel, search
+from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import solve
+from solver_shard.solve.prove import Proof
 from solver_shard.solve.solution import MIB, Event, Status, WarmStart, objective_value, relative_gap
 
 
@@ -167,6 +169,24 @@ def test_the_peak_is_not_minimised_to_the_end_once_nothing_can_keep_the_limit(mo
     assert solution.peak is not None
     assert solution.peak_bound <= graph.limit <= solution.peak
     assert solution.work < exact.work
+
+
+def test_what_ended_a_search_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof or the caller: nothing to say; a limit; or nothing left to try, where every integer program is too large."""
+    graph = ladder(8, 0.3, seed=3)
+    assert solve(graph, time_limit=None).ended is None
+    for limit in ({"work_limit": 1e-9, "time_limit": None}, {"time_limit": 1e-9}):
+        short = solve(graph, gap=0.0, **limit)
+        assert short.status in (Status.FEASIBLE, Status.UNKNOWN)
+        assert short.ended == "limit"
+    monkeypatch.setattr(search, "prove", lambda *_arguments, **_options: Proof(large=True))
+    monkeypatch.setattr(search, "neighbourhoods", lambda *_arguments, **_options: None)
+    given_up = solve(graph, gap=0.0, time_limit=600.0)
+    assert given_up.status is Status.FEASIBLE
+    assert given_up.ended == "search"
+    asked = Clock(600.0, None)
+    asked.halt = lambda: True
+    assert solve(graph, gap=0.0, clock=asked).ended is None
 
 
 def test_least_usage_everywhere_is_there_however_short_the_search() -> None:
