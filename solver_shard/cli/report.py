@@ -16,7 +16,9 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")] = ...,  # type: ignore[assignment]  # typer's mark for a required option
     compared: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="FILE", help="Show this comparison with other plans, which compare wrote.", show_default=False),
+        typer.Option(
+            "--compare", metavar="FILE", help="Show the plans that compare -o FILE.json wrote beside this one.", show_default=False
+        ),
     ] = None,
     swept: Annotated[
         Path | None,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ def read_comparison(path: str | os.PathLike[str]) -> Compared:
         InputError: no such file, too large, or not of this form; the message names the place.
     """
     path = Path(path)
-    hint = "'solver-shard compare PLAN --json > FILE' writes one"
+    hint = "'solver-shard compare PLAN -o comparison.json' writes one"
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes; a comparison has at most {MAX_BYTES}: is this the right file?")
@@ -93,10 +94,23 @@ def read_comparison(path: str | os.PathLike[str]) -> Compared:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a comparison: not JSON ({error}); {hint}") from None
     try:
-        compared: Compared = decode(Compared, data)
+        compared: Compared = decode(Compared, _known(data))
     except InputError as error:
         raise InputError(f"{path}: not a comparison: {error}; {hint}") from None
     return compared
+
+
+def _known(data: Any) -> Any:
+    """Without what the page does not show: later versions may tell more."""
+
+    def part(kind: type, value: Any) -> Any:
+        names = {f.name for f in dataclasses.fields(kind)}
+        return {key: item for key, item in value.items() if key in names} if isinstance(value, dict) else value
+
+    found = part(Compared, data)
+    if isinstance(found, dict) and isinstance(found.get("rows"), list):
+        found["rows"] = [part(ComparedPlan, row) for row in found["rows"]]
+    return found
 
 
 def comparison_table(found: Compared) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def write(path: Path, data: Any) -> Path:
 
 
 def test_a_comparison_is_bars_of_one_scale(tmp_path: Path) -> None:
-    table = comparison_table(read_comparison(write(tmp_path / "c.json", compared())))
+    table = comparison_table(read_comparison(write(tmp_path / "c.json", compared(later="more"))))
     assert [(row["name"], row["regret_text"], row["fits"]) for row in table["rows"]] == [("ours", "0", True), ("zero3", "+25.0%", False)]
     assert sum(part["share"] for part in table["rows"][0]["parts"]) == pytest.approx(100 / 125)
     assert table["kinds"] == ["all_gather", "reduce_scatter"]
