@@ -166,7 +166,7 @@ def _move(plan: Plan, reshard: Reshard, show: Show) -> dict[str, Any]:
         "family": reshard.family,
         "source": chips(reshard.source, plan.mesh),
         "layout": chips(reshard.layout, plan.mesh),
-        "copy": reshard.copy,
+        "copied": reshard.copy,
         "same": reshard.source == reshard.layout,
         "steps": [
             {

@@ -90,6 +90,11 @@ def test_a_name_that_is_not_there_is_said(opened: Any) -> None:
     assert "No tensor" in find(opened, "#found").text
 
 
+def test_what_is_read_as_it_is_is_said_so(opened: Any) -> None:
+    find(opened, "#search").send_keys("input_layernorm.weight\n")
+    assert "read as it is by mul in model.layers.#.input_layernorm" in find(opened, "#panel").text
+
+
 def test_a_click_explains_and_follows_references(opened: Any) -> None:
     find(opened, ".tree .ref").click()
     assert "Around it" in find(opened, "#panel").text
