@@ -91,8 +91,8 @@ def test_a_name_that_is_not_there_is_said(opened: Any) -> None:
 
 
 def test_what_is_read_as_it_is_is_said_so(opened: Any) -> None:
-    find(opened, "#search").send_keys("input_layernorm.weight\n")
-    assert "read as it is by mul in model.layers.#.input_layernorm" in find(opened, "#panel").text
+    find(opened, "#search").send_keys("gate_proj.einsum\n")
+    assert "read as it is by silu in model.layers.#.mlp.act_fn" in find(opened, "#panel").text
 
 
 def test_a_click_explains_and_follows_references(opened: Any) -> None:
