@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard.errors import InputError
 from solver_shard.plan.codec import decode
+from solver_shard.plan.plan import MAY_LACK
 from solver_shard.report.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, byte_ticks, round_ticks
 from solver_shard.units import format_bytes, format_ns
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from solver_shard.study.sweep_result import Row, Sweep
 
 MAX_BYTES = 16 * 2**20
+
+BEYOND = 5
+"""A plan that takes more than this many times the fastest one's time does not stretch the scale of the bars."""
 
 SHARED = ("seq", "dtype", "optimizer", "template")
 """What all points of a sweep share that the page tells."""
@@ -50,6 +54,8 @@ class ComparedPlan:
     proven: bool
     gap: float
     notes: tuple[str, ...] = ()
+    least_peak: int | None = field(default=None, metadata=MAY_LACK)
+    least_proven: bool | None = field(default=None, metadata=MAY_LACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +120,9 @@ def _known(data: Any) -> Any:
 
 
 def comparison_table(found: Compared) -> dict[str, Any]:
-    """Rows with a bar of compute, update and each collective kind, to one scale."""
-    longest = max((row.step_ns for row in found.rows), default=1) or 1
+    """Rows with a bar of compute, update and each collective kind, to one scale; bars beyond it end where it ends."""
+    least = min((row.step_ns for row in found.rows), default=1)
+    longest = max((row.step_ns for row in found.rows if row.step_ns <= BEYOND * least), default=1) or 1
     notes = list(dict.fromkeys(note for row in found.rows for note in row.notes))
     rows = []
     for row in found.rows:
@@ -132,6 +139,8 @@ def comparison_table(found: Compared) -> dict[str, Any]:
                 "peak": row.peak,
                 "at_peak": "; ".join(f"{name} {format_bytes(size)}" for name, size in row.at_peak.items() if size),
                 "fits": row.fits,
+                "fits_text": fits_text(row),
+                "beyond": row.step_ns > longest,
                 "regret": row.regret,
                 "regret_text": regret_text(row.regret),
                 "proven": row.proven,
@@ -150,6 +159,13 @@ def comparison_table(found: Compared) -> dict[str, Any]:
         "left_out": [{"name": left.name, "why": left.why} for left in found.left_out],
         "of": f"{found.name} on {found.mesh}, {found.cluster}",
     }
+
+
+def fits_text(row: ComparedPlan) -> str:
+    """Whether a plan fits, and what its recipe needs where it does not."""
+    if row.fits or row.least_peak is None:
+        return "yes" if row.fits else "no"
+    return f"no, least {'' if row.least_proven else 'found '}{format_bytes(row.least_peak)}"
 
 
 def regret_text(regret: float | None) -> str:

@@ -78,6 +78,21 @@ def test_a_comparison_is_bars_of_one_scale(tmp_path: Path) -> None:
     assert table["rows"][1]["notes"] == [1]
 
 
+def test_a_plan_that_is_far_slower_does_not_stretch_the_bars(tmp_path: Path) -> None:
+    rows = compared()["rows"]
+    table = comparison_table(
+        read_comparison(write(tmp_path / "c.json", compared(rows=[*rows, {**rows[0], "name": "x", "step_ns": 10**7}])))
+    )
+    assert [row["beyond"] for row in table["rows"]] == [False, False, True]
+    assert sum(part["share"] for part in table["rows"][0]["parts"]) == pytest.approx(100 / 125)
+
+
+def test_what_a_recipe_needs_where_it_does_not_fit(tmp_path: Path) -> None:
+    rows = [{**compared()["rows"][1], "name": str(proven), "least_peak": 2**20, "least_proven": proven} for proven in (True, False)]
+    table = comparison_table(read_comparison(write(tmp_path / "c.json", compared(rows=[*compared()["rows"], *rows]))))
+    assert [row["fits_text"] for row in table["rows"]] == ["yes", "no", "no, least 1.00 MiB", "no, least found 1.00 MiB"]
+
+
 @pytest.mark.parametrize(
     ("share", "text"), [(None, ""), (0.0, "0"), (0.0312, "+3.1%"), (-0.5, "-50.0%"), (2.0, "+200%"), (0.0004, "+0.04%")]
 )
