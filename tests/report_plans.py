@@ -22,7 +22,7 @@ HOSTILE = (
 @functools.cache
 def llama() -> Plan:
     """Two layers, fully sharded over dp, Megatron with sequence parallelism over tp: every kind of collective but all-to-all."""
-    return tiny_llama.planned("dp=2,tp=2", template="dp=zero3,tp=megatron-sp", time_limit=10)
+    return tiny_llama.planned("dp=2,tp=2", template="dp=zero3,tp=megatron-sp", time_limit=60)
 
 
 @functools.cache
