@@ -147,15 +147,129 @@ def optimize(
         InfeasibleError: no plan fits the limit or the pins.
         SolverShardError: no plan was found before a time limit struck, or before ``stop``.
     """
-    from solver_shard.plan.plan import Options
-    from solver_shard.rulebook.table import load_table, read_rules
-
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     clock = StageClock(progress=progress, total=total_time_limit)
+    check_called(progress=progress, stop=stop, incumbent=incumbent)
+    job = asked(
+        model,
+        mesh=mesh,
+        cluster=cluster,
+        memory=memory,
+        reserve=reserve,
+        batch=batch,
+        seq=seq,
+        dtype=dtype,
+        forward_only=forward_only,
+        checkpoint=checkpoint,
+        microbatches=microbatches,
+        optimizer=optimizer,
+        master_weights=master_weights,
+        state_bytes=state_bytes,
+        reduce_dtype=reduce_dtype,
+        clip=clip,
+        pins=pins,
+        split=split,
+        template=template,
+        rules=rules,
+        conservative=conservative,
+        propagation=propagation,
+        overlap=overlap,
+        fusion=fusion,
+        objective=objective,
+        memory_weight=memory_weight,
+        tied=tied,
+        gap=gap,
+        time_limit=time_limit,
+        work_limit=work_limit,
+        seed=seed,
+        workers=workers,
+        total_time_limit=total_time_limit,
+    )
+    options = job.options
+    with clock.stage("trace", "tracing the model"):
+        program, traced, source = traced_of(
+            model,
+            inputs,
+            batch=part_of(batch, options.microbatches),
+            seq=seq,
+            dtype=options.dtype,
+            loss_fn=loss_fn,
+            forward_only=forward_only,
+            checkpoint=checkpoint,
+        )
+        source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
+    return plan_program(
+        program,
+        mesh=job.mesh,
+        cluster=job.cluster,
+        options=options,
+        source=source,
+        command=command,
+        clock=clock,
+        propagation=propagation,
+        workers=int(workers),
+        stop=stop,
+        incumbent=incumbent,
+        traced=traced,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a call of :func:`optimize` asks for, beside its model: ready for :func:`plan_program`."""
+
+    mesh: Mesh
+    cluster: Cluster
+    options: Options
+
+
+def asked(
+    model: str | torch.nn.Module | Program,
+    *,
+    mesh: str | int | Mesh,
+    cluster: str | os.PathLike[str] | Cluster,
+    memory: str | int | None,
+    reserve: str | int | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    forward_only: bool,
+    checkpoint: bool,
+    microbatches: int,
+    optimizer: str,
+    master_weights: bool,
+    state_bytes: int | None,
+    reduce_dtype: str | None,
+    clip: bool,
+    pins: Sequence[str],
+    split: Mapping[str, Sequence[int]] | str | bool,
+    template: str | None,
+    rules: Sequence[str | os.PathLike[str]],
+    conservative: bool,
+    propagation: Propagation | None,
+    overlap: float,
+    fusion: bool,
+    objective: Literal["time", "memory"],
+    memory_weight: int,
+    tied: bool,
+    gap: float,
+    time_limit: float,
+    work_limit: float | None,
+    seed: int,
+    workers: int,
+    total_time_limit: float | None,
+) -> Asked:
+    """Read and check the arguments of :func:`optimize`, which has their defaults; nothing is traced.
+
+    Raises:
+        InputError, RuleError: as :func:`optimize`.
+    """
+    from solver_shard.plan.plan import Options
+    from solver_shard.rulebook.table import load_table, read_rules
+
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     axes, splitting = _split(axes, split)
-    check_called(progress=progress, stop=stop, incumbent=incumbent)
     check_numbers(
         overlap=overlap,
         objective=objective,
@@ -219,32 +333,7 @@ def optimize(
         seed=int(seed),
     )
     check_optimizer(options)
-    with clock.stage("trace", "tracing the model"):
-        program, traced, source = traced_of(
-            model,
-            inputs,
-            batch=part_of(batch, options.microbatches),
-            seq=seq,
-            dtype=dtype,
-            loss_fn=loss_fn,
-            forward_only=forward_only,
-            checkpoint=checkpoint,
-        )
-        source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
-    return plan_program(
-        program,
-        mesh=axes,
-        cluster=where,
-        options=options,
-        source=source,
-        command=command,
-        clock=clock,
-        propagation=propagation,
-        workers=int(workers),
-        stop=stop,
-        incumbent=incumbent,
-        traced=traced,
-    )
+    return Asked(mesh=axes, cluster=where, options=options)
 
 
 def plan_program(

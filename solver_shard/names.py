@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value", bound=Hashable)
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9_])")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]{0,17})(?![A-Za-z0-9_])")  # not 007, which is not the name with 7
 
 _HOLE = "\0"
 
@@ -47,6 +48,15 @@ def template(name: str) -> str:
     return _NUMBER.sub("#", name)
 
 
+def number_parts(name: str) -> tuple[list[str], list[str]]:
+    """The text around the number components of a name, and the numbers.
+
+    >>> number_parts("layers.0.w")
+    (['layers.', '.w'], ['0'])
+    """
+    return _NUMBER.split(name), _NUMBER.findall(name)
+
+
 def fold_names(names: Iterable[str]) -> list[str]:
     """Names that differ only in numbers as one, in order of first appearance."""
     return [folded for folded, _, _ in fold_items((name, 0) for name in names)]
@@ -54,16 +64,25 @@ def fold_names(names: Iterable[str]) -> list[str]:
 
 def fold_items(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, int]]:
     """Fold (name, value) pairs of equal value whose names differ only in numbers: (folded name, value, how many)."""
-    groups: dict[tuple[str, Value], dict[tuple[int, ...], None]] = {}
+    return [(name, value, len(members)) for name, value, members in fold_members(items)]
+
+
+def fold_members(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, tuple[str, ...]]]:
+    """The same with the names that each folded one stands for, in the order of their numbers.
+
+    >>> fold_members([("l.1.w", "a"), ("l.0.w", "a")])
+    [('l.{0,1}.w', 'a', ('l.0.w', 'l.1.w'))]
+    """
+    groups: dict[tuple[str, Value], dict[tuple[int, ...], str]] = {}
     for name, value in items:
         numbers = tuple(int(found) for found in _NUMBER.findall(name))
-        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = None
+        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = name
     folded = []
     for (form, value), found in groups.items():
         for block in _blocks(list(found)):
             ranges = iter([_range(values) for values in block])
             name = re.sub(_HOLE, lambda _, ranges=ranges: next(ranges), form)  # type: ignore[misc]  # a default binds the loop variable
-            folded.append((name, value, math.prod(len(values) for values in block)))
+            folded.append((name, value, tuple(found[numbers] for numbers in itertools.product(*block))))
     return folded
 
 

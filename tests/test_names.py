@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from solver_shard.names import fold_items, fold_names, matching, suggestion
+from solver_shard.names import fold_items, fold_members, fold_names, matching, suggestion
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ from solver_shard.names import fold_items, fold_names, matching, suggestion
         (["add_1", "add_2", "conv2d"], ["add_{1,2}", "conv2d"]),
         (["grad(l.0.w)", "grad(l.1.w)"], ["grad(l.{0,1}.w)"]),
         ([f"l.{i}.w" for i in range(0, 20, 2)], ["l.{0,2,4,6,8,...,18}.w"]),
+        (["l.1", "l.01", "l.2", "l." + "9" * 5000], ["l.{1,2}", "l.01", "l." + "9" * 5000]),
     ],
 )
 def test_numbered_names_fold(names: list[str], folded: list[str]) -> None:
@@ -28,6 +29,11 @@ def test_numbered_names_fold(names: list[str], folded: list[str]) -> None:
 
 def test_only_equal_values_fold() -> None:
     assert fold_items([("l.0", "a"), ("l.1", "b"), ("l.2", "a")]) == [("l.{0,2}", "a", 2), ("l.1", "b", 1)]
+
+
+def test_members_of_a_folded_name_are_the_names_that_were_given() -> None:
+    names = [f"l.{i}.e.{j}" for i in (1, 0) for j in (0, 1)]
+    assert fold_members((name, 0) for name in names) == [("l.{0,1}.e.{0,1}", 0, ("l.0.e.0", "l.0.e.1", "l.1.e.0", "l.1.e.1"))]
 
 
 def test_suggestions_try_stars_then_close_names() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, explain, export, propagate, show, solve, solve_graph, trace, verify
+from solver_shard.cli import expand, explain, export, propagate, report, show, solve, solve_graph, trace, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("expand")(expand.expand)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
+app.command("report")(report.report)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")

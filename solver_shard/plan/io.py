@@ -15,6 +15,7 @@ from typing import Any
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
 from solver_shard.files import write_whole
+from solver_shard.layout import Layout
 from solver_shard.plan.codec import decode, encode, json_schema
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
 from solver_shard.program import DTYPE_BYTES
@@ -133,6 +134,8 @@ def check_plan(plan: Plan) -> None:
             len(op.strategy) == axes and all(len(x) == axes for x in (*op.operand_layouts, *op.result_layouts)),
             f"{where}: one placement per mesh axis is needed",
         )
+        for t, layout in zip((*op.operands, *op.results), (*op.operand_layouts, *op.result_layouts), strict=True):
+            _check(_cuts(layout, plan.tensors[t].shape), f"{where}: {layout} cuts a dim that {plan.tensors[t].name} does not have")
     for i, reshard in enumerate(plan.reshards):
         where = f"reshards[{i}]"
         _check(0 <= reshard.tensor < tensors, f"{where}: refers to a tensor that is not there")
@@ -141,6 +144,9 @@ def check_plan(plan: Plan) -> None:
             f"{where}: refers to an operand that is not there",
         )
         _check(len(reshard.source) == axes and len(reshard.layout) == axes, f"{where}: one placement per mesh axis is needed")
+        shape = plan.tensors[reshard.tensor].shape
+        for layout in (reshard.source, reshard.layout, *(x for step in reshard.steps for x in (step.before, step.after))):
+            _check(len(layout) == axes and _cuts(layout, shape), f"{where}: layout {layout} does not fit {list(shape)} on mesh {plan.mesh}")
         for step in reshard.steps:
             _check(
                 set(step.axes) <= set(plan.mesh.names), f"{where}: step on {', '.join(step.axes)}, mesh has {', '.join(plan.mesh.names)}"
@@ -171,6 +177,11 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"options: {error}") from None
     for name, values in plan.memory.series.items():
         _check(len(values) == len(plan.memory.times), f"memory.series.{name}: {len(values)} values for {len(plan.memory.times)} times")
+
+
+def _cuts(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has the dims that a layout cuts."""
+    return all(p.dim < len(shape) for p in layout if p.is_shard)
 
 
 def _check(holds: bool, problem: str) -> None:

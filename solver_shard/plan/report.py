@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
@@ -111,6 +112,12 @@ def _unpinned(options: Options) -> str:
 
 
 def _headline(plan: Plan) -> list[str]:
+    title, rows = headline(plan)
+    return [title, "", *table(rows)]
+
+
+def headline(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
+    """What the plan is of, and its figures, limits and options as (word, text) rows."""
     options, memory, costs = plan.options, plan.memory, plan.costs
     step = format_ns(costs.total_ns)
     tokens = options.batch * options.seq if options.batch and options.seq else None
@@ -139,7 +146,7 @@ def _headline(plan: Plan) -> list[str]:
     count = sum(math.prod(tensor.shape) for tensor in plan.tensors if tensor.role == "parameter")
     devices = f"{plan.mesh.size} device{'s' * (plan.mesh.size > 1)}"
     title = f"{plan.name}: {count:,} parameters, {len(plan.ops):,} ops on {plan.mesh.whole} ({devices}), {plan.cluster.title}"
-    return [title, "", *table(rows)]
+    return title, rows
 
 
 def _rules(plan: Plan) -> str:
@@ -276,55 +283,87 @@ def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
     return {t: path if len(found) == 1 else f"{path}:out.{k}" for path, found in shared.items() for k, t in enumerate(found)}
 
 
-def _collectives(plan: Plan) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """The collectives of one purpose, kind and group of mesh axes, over one step.
+
+    Attributes:
+        purpose: one of ``PURPOSES``.
+        axes: names of the mesh axes that take part; parts of a split axis together under its own.
+        count, launches: how many run, and how many launches they share.
+        nbytes, nanoseconds: summed; time before overlap.
+        where: parameters, or modules that make the tensors, repeated layers folded, those with most time first.
+    """
+
+    purpose: str
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    launches: int
+    nbytes: int
+    nanoseconds: int
+    where: tuple[str, ...]
+
+
+def collected(plan: Plan) -> list[Collected]:
+    """All collectives of a step, by purpose in the order of ``PURPOSES`` and then by time, the longest first."""
     place = places_of(plan)
-    found: dict[tuple[str, str, str], list[tuple[int, int, int, str]]] = {}
-    launches: dict[tuple[str, str, str], dict[Hashable, int]] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int, int, str]]] = {}
+    launches: dict[tuple[str, str, tuple[str, ...]], dict[Hashable, int]] = {}
     for position, reshard in enumerate(plan.reshards):
-        tensor = plan.tensors[reshard.tensor]
-        purpose = purpose_of(plan, reshard)
         where = place(reshard)
         for k, step in enumerate(reshard.steps):
             if step.nbytes:
-                row = (purpose, step.kind, ",".join(plan.mesh.joined(step.axes)))
+                row = (purpose_of(plan, reshard), step.kind, tuple(plan.mesh.joined(step.axes)))
                 found.setdefault(row, []).append((plan.runs(reshard), step.nanoseconds, step.nbytes, where))
-                shared = launch_of(reshard.purpose, where, tensor.dtype, k, step.kind, step.axes)
+                shared = launch_of(reshard.purpose, where, plan.tensors[reshard.tensor].dtype, k, step.kind, step.axes)
                 launches.setdefault(row, {})[shared if reshard.bucket > 1 else (position, k)] = plan.runs(reshard)
     for op in plan.ops:
         for inside in op.collectives:
-            found.setdefault((f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes))), []).append(
+            found.setdefault((f"inside ops, {op.phase}", inside.kind, tuple(plan.mesh.joined(inside.axes))), []).append(
                 (plan.options.microbatches, inside.nanoseconds, inside.nbytes, op.module or op.name)
             )
     if plan.clip is not None:
-        row = ("gradient clipping", plan.clip.kind, ",".join(plan.mesh.joined(plan.clip.axes)))
+        row = ("gradient clipping", plan.clip.kind, tuple(plan.mesh.joined(plan.clip.axes)))
         found[row] = [(1, plan.clip.nanoseconds, plan.clip.nbytes, "the norm of all gradients")]
-    if not found:
-        return ["Collectives: none"]
-    order = {purpose: i for i, purpose in enumerate(PURPOSES)}
-    ranked = sorted(found.items(), key=lambda item: (order[item[0][0]], -sum(n * ns for n, ns, _, _ in item[1]), item[0]))
-    rows = [("purpose", "collective", "axes", "count", "launches", "bytes", "time", "where")]
-    for (purpose, kind, axes), steps in ranked[:MAX_COLLECTIVES]:
+    rows = []
+    for (purpose, kind, axes), steps in found.items():
         by_place: dict[str, int] = {}
         for n, ns, _, where in steps:
             by_place[where] = by_place.get(where, 0) + n * ns
-        places = fold_names(sorted(by_place, key=lambda where: -by_place[where]))
-        count, total_bytes, total_ns = (sum(n * x for n, x in values) for values in _columns(steps))
         launched = launches.get((purpose, kind, axes))
-        counts = (str(count), str(sum(launched.values()) if launched else count), format_bytes(total_bytes), format_ns(total_ns))
-        rows.append((purpose, kind, axes, *counts, shorten(places, PLACE_WIDTH)))
-    everything = [step for steps in found.values() for step in steps]
-    count, _, total_ns = (sum(n * x for n, x in values) for values in _columns(everything))
-    rows.append(("all", "", "", str(count), "", "", format_ns(total_ns), ""))
+        count = sum(n for n, _, _, _ in steps)
+        rows.append(
+            Collected(
+                purpose=purpose,
+                kind=kind,
+                axes=axes,
+                count=count,
+                launches=sum(launched.values()) if launched else count,
+                nbytes=sum(n * size for n, _, size, _ in steps),
+                nanoseconds=sum(n * ns for n, ns, _, _ in steps),
+                where=tuple(fold_names(sorted(by_place, key=lambda where: -by_place[where]))),
+            )
+        )
+    order = {purpose: i for i, purpose in enumerate(PURPOSES)}
+    return sorted(rows, key=lambda row: (order[row.purpose], -row.nanoseconds, row.kind, row.axes))
+
+
+def _collectives(plan: Plan) -> list[str]:
+    found = collected(plan)
+    if not found:
+        return ["Collectives: none"]
+    rows = [("purpose", "collective", "axes", "count", "launches", "bytes", "time", "where")]
+    for row in found[:MAX_COLLECTIVES]:
+        sums = (str(row.count), str(row.launches), format_bytes(row.nbytes), format_ns(row.nanoseconds))
+        rows.append((row.purpose, row.kind, ",".join(row.axes), *sums, shorten(row.where, PLACE_WIDTH)))
+    total = format_ns(sum(row.nanoseconds for row in found))
+    rows.append(("all", "", "", str(sum(row.count for row in found)), "", "", total, ""))
     return [
         "Collectives per step, bytes and time summed, before overlap; parameters of one block share launches",
         *table(rows, right=(3, 4, 5, 6), header=True),
-        *_more(ranked, MAX_COLLECTIVES, "less time"),
+        *_more(found, MAX_COLLECTIVES, "less time"),
     ]
-
-
-def _columns(steps: Sequence[tuple[int, int, int, str]]) -> tuple[list[tuple[int, int]], ...]:
-    """How often each collective runs, with one, with its bytes, and with its nanoseconds."""
-    return ([(n, 1) for n, *_ in steps], [(n, size) for n, _, size, _ in steps], [(n, ns) for n, ns, _, _ in steps])
 
 
 def _implementations(plan: Plan) -> list[str]:
@@ -398,12 +437,16 @@ def kept_for_backward(plan: Plan) -> list[str]:
 
 def largest_holders(memory: MemoryTimeline, count: int) -> list[str]:
     """What fills the memory at the peak, copies of a layer together, the largest first."""
+    return [f"{name} ({category}) {format_bytes(size)}" for name, category, size, _ in holders(memory)[:count]]
+
+
+def holders(memory: MemoryTimeline) -> list[tuple[str, str, int, int]]:
+    """Name, category, bytes and number of copies of all that is held at the peak, copies of a layer together, the largest first."""
     sizes: dict[tuple[str, str], int] = {}
     for holder in memory.holders:
         sizes[holder.name, holder.category] = sizes.get((holder.name, holder.category), 0) + holder.nbytes
     items = fold_items((name, (category, size)) for (name, category), size in sizes.items())
-    folded = [(copies * size, f"{name} ({category}) {format_bytes(copies * size)}") for name, (category, size), copies in items]
-    return [text for _, text in sorted(folded, key=lambda item: -item[0])[:count]]
+    return sorted(((name, category, copies * size, copies) for name, (category, size), copies in items), key=lambda row: -row[2])
 
 
 def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:

@@ -1,1 +1,1 @@
-"""A plan as a picture: its timeline."""
+"""A plan for the eye: one HTML file that opens from disk, and a timeline for Perfetto."""

@@ -1,0 +1,216 @@
+"""What other commands wrote, on the page: comparisons, sweeps and prices; files that are something else are refused by their place."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_examples import example
+
+from solver_shard.cli import main
+from solver_shard.errors import InputError
+from solver_shard.report.html import embedded, html
+from solver_shard.report.prices import read_prices
+from solver_shard.report.studies import comparison_table, read_comparison, regret_text, sweep_chart
+from solver_shard.study.sweep_result import Row, Sweep
+
+
+def compared(**changed: Any) -> dict[str, Any]:
+    """A comparison of two plans, as ``compare --json`` writes it."""
+    first = {
+        "name": "ours",
+        "kind": "plan",
+        "step_ns": 100_000,
+        "compute_ns": 60_000,
+        "update_ns": 5_000,
+        "communication_ns": 35_000,
+        "by_kind_ns": {"all_gather": 20_000, "reduce_scatter": 15_000, "all_reduce": 0, "all_to_all": 0},
+        "unshared_ns": 0,
+        "peak": 5000,
+        "at_peak": {"parameters": 3000, "activations": 2000},
+        "fits": True,
+        "regret": 0.0,
+        "status": "optimal",
+        "proven": True,
+        "gap": 0.0,
+        "notes": [],
+    }
+    second = {
+        **first,
+        "name": "zero3",
+        "kind": "template",
+        "step_ns": 125_000,
+        "regret": 0.25,
+        "fits": False,
+        "proven": False,
+        "notes": ["a note"],
+    }
+    return {
+        "schema_version": 1,
+        "name": "deep mlp",
+        "mesh": "dp=4,tp=2",
+        "devices": 8,
+        "cluster": "h100",
+        "limit": 20_000,
+        "bound_ns": 100_000,
+        "bound_text": "tied plan within 19.5 KiB",
+        "start": [],
+        "rows": [first, second],
+        "left_out": [{"name": "expert-parallel", "why": "no experts"}],
+        **changed,
+    }
+
+
+def write(path: Path, data: Any) -> Path:
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_comparison_is_bars_of_one_scale(tmp_path: Path) -> None:
+    table = comparison_table(read_comparison(write(tmp_path / "c.json", compared(later="more"))))
+    assert [(row["name"], row["regret_text"], row["fits"]) for row in table["rows"]] == [("ours", "0", True), ("zero3", "+25.0%", False)]
+    assert sum(part["share"] for part in table["rows"][0]["parts"]) == pytest.approx(100 / 125)
+    assert table["kinds"] == ["all_gather", "reduce_scatter"]
+    assert table["bound"] == {"text": "no tied plan within 19.5 KiB takes less than 100 us", "share": 0.8}
+    assert table["rows"][1]["notes"] == [1]
+
+
+def test_a_plan_that_is_far_slower_does_not_stretch_the_bars(tmp_path: Path) -> None:
+    rows = compared()["rows"]
+    table = comparison_table(
+        read_comparison(write(tmp_path / "c.json", compared(rows=[*rows, {**rows[0], "name": "x", "step_ns": 10**7}])))
+    )
+    assert [row["beyond"] for row in table["rows"]] == [False, False, True]
+    assert sum(part["share"] for part in table["rows"][0]["parts"]) == pytest.approx(100 / 125)
+
+
+def test_what_a_recipe_needs_where_it_does_not_fit(tmp_path: Path) -> None:
+    rows = [{**compared()["rows"][1], "name": str(proven), "least_peak": 2**20, "least_proven": proven} for proven in (True, False)]
+    table = comparison_table(read_comparison(write(tmp_path / "c.json", compared(rows=[*compared()["rows"], *rows]))))
+    assert [row["fits_text"] for row in table["rows"]] == ["yes", "no", "no, least 1.00 MiB", "no, least found 1.00 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(None, ""), (0.0, "0"), (0.0312, "+3.1%"), (-0.5, "-50.0%"), (2.0, "+200%"), (0.0004, "+0.04%")]
+)
+def test_regret_in_words(share: float | None, text: str) -> None:
+    assert regret_text(share) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (compared(limit="much"), "limit: expected a whole number, got 'much'"),
+        (compared(rows=[{"name": "x"}]), r"rows\[0\]\.kind is missing"),
+        ([1], "expected"),
+    ],
+)
+def test_what_is_no_comparison_is_refused(tmp_path: Path, data: Any, where: str) -> None:
+    with pytest.raises(InputError, match=f"not a comparison: .*{where}"):
+        read_comparison(write(tmp_path / "c.json", data))
+
+
+def row(name: str, mesh: str, step: int | None, peak: int | None, status: Any = "optimal", **more: Any) -> Row:
+    plan = {} if step is None else {"compute_ns": step // 2, "communication_ns": step // 2, "objective": step, "bound": step, "gap": 0.0}
+    return Row(
+        name=name, mesh=mesh, devices=8, batch=8, seq=64, memory_limit=10**10, reserve=0, cluster="h100", status=status, step_ns=step,
+        peak=peak, **{**plan, **more},
+    )  # fmt: skip
+
+
+def swept() -> Sweep:
+    rows = (
+        row("a", "dp=8", 3_000_000, 4 * 2**30),
+        row("b", "dp=4,tp=2", 2_000_000, 5 * 2**30),
+        row("c", "dp=2,tp=4", 4_000_000, 6 * 2**30),
+        row("d", "tp=8", None, 20 * 2**30, "infeasible"),
+        row("e", "dp=1", None, None, "error", message="it broke"),
+    )
+    return Sweep(model="tiny", tool="solver-shard", asked={"seq": "64", "objective": "time", "memory_weight": "0"}, rows=rows)
+
+
+def test_a_sweep_is_points_with_a_front() -> None:
+    chart = sweep_chart(swept())
+    assert [(point["label"], point["front"]) for point in chart["points"]] == [("dp=4,tp=2", True), ("dp=8", True), ("dp=2,tp=4", False)]
+    left, right = (next(p for p in chart["points"] if p["label"] == label) for label in ("dp=4,tp=2", "dp=8"))
+    assert left["x"] < right["x"]  # faster is further left,
+    assert left["y"] < right["y"]  # and more memory further up
+    assert chart["without"] == [
+        {"name": "d", "why": "no plan fits; the smallest peak found is 20.0 GiB"},
+        {"name": "e", "why": "failed: it broke"},
+    ]
+
+
+def priced(**best: Any) -> dict[str, Any]:
+    value = {"bound": 0, "objective": 0}
+    found = {"value": value, "low": 5000, "high": 5000, "total_ns": 105_000, "peak": 4096, "changes": {}, **best}
+    return {
+        "about": ["layers.{0..2}.up.weight"],
+        "of": "layout",
+        "unit": "time",
+        "now": {"bound": 100_000, "objective": 100_000},
+        "instead": None,
+        "alternatives": [{"label": "RR", "outcome": "plan", "bound": 1, "best": found, "smallest": None, "least": None}],
+        "others": [{"label": "RS(1)", "outcome": "too large", "bound": 1, "best": None, "smallest": 2**20, "least": 1}],
+    }
+
+
+def test_prices_stand_with_their_tensor(tmp_path: Path) -> None:
+    asked = read_prices(write(tmp_path / "e.json", priced()))
+    assert [price.text for price in asked.prices] == [
+        "+5.00 us (+5%); then 105 us and a peak of 4.00 KiB",
+        "no plan with it fits; the smallest peak found is 1.00 MiB",
+    ]
+    page = html(example(), asked=[asked])
+    entry = page[page.index('<h2 tabindex="-1">layers.{0..2}.up.weight') :]
+    assert "+5.00 us (+5%)" in entry[: entry.index("</template>")]
+    between = read_prices(write(tmp_path / "b.json", priced(low=-1000, high=3000))).prices[0].text
+    assert between.startswith("between -1.00 us and +3.00 us (+3%)")
+
+
+@pytest.mark.parametrize("data", [{}, [], {"about": 3}, priced(low="free")])
+def test_what_has_no_prices_is_refused(tmp_path: Path, data: Any) -> None:
+    with pytest.raises(InputError, match="not an explanation with prices"):
+        read_prices(write(tmp_path / "e.json", data))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    example().save(plan)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text(swept().to_json())
+    given = ["--compare", str(write(tmp_path / "c.json", compared())), "--sweep", str(tmp_path / "sweep")]
+    given += ["--explain", str(write(tmp_path / "e.json", priced()))]
+    assert main(["report", str(plan), "-o", str(page), *given]) == 0
+    assert re.fullmatch(r"wrote \S+plan\.html \(\S+ KiB\): deep mlp on dp=4,tp=2; open it in a browser\n", capsys.readouterr().out)
+    text = page.read_text(encoding="utf-8")
+    assert all(
+        f'id="{section}"' in text
+        for section in ("time", "modules", "layer", "memory", "collectives", "cuts", "comparison", "sweep", "proof")
+    )
+    assert "://" not in text  # nothing is fetched, nothing is linked
+    assert main(["report", str(plan), "-o", str(plan)]) == 2
+    assert main(["report", str(plan), "-o", str(page), "--compare", str(plan)]) == 1
+    assert "not a comparison" in capsys.readouterr().err
+
+
+def test_the_same_plan_makes_the_same_page() -> None:
+    assert html(example()) == html(example())
+
+
+def test_embedded_text_cannot_end_its_script() -> None:
+    assert "<" not in embedded({"</script><!--": ["<script>", "\u2028"]})
+    assert json.loads(embedded({"</script>": "\u2028"})) == {"</script>": "\u2028"}
+
+
+def test_control_and_direction_characters_show_themselves() -> None:
+    import dataclasses
+
+    plan = dataclasses.replace(example(), name="safe\u202egnp.exe\x1b[31m")
+    page = html(plan)
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    assert "safe\\x202egnp.exe\\x1b[31m" in page
