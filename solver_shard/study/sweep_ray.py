@@ -7,7 +7,7 @@ back as text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from solver_shard import __version__
@@ -21,7 +21,7 @@ from solver_shard.study.sweep_run import Step, Task, row_of, solve_point
 LOCAL = "local"
 
 
-def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[str], None]) -> Iterator[Row]:
+def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[str], None]) -> Generator[Row, None, None]:
     """Rows as they are found; all tasks are handed to the cluster, which decides where and when they run.
 
     Args:
@@ -52,7 +52,7 @@ def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[s
         ray.shutdown()
 
 
-def _rows(ray: Any, tasks: Iterable[Task], say: Callable[[str], None]) -> Iterator[Row]:
+def _rows(ray: Any, tasks: Iterable[Task], say: Callable[[str], None]) -> Generator[Row, None, None]:
     remote = ray.remote(max_retries=0)(_solve)
     sent: dict[int, Any] = {}
     running: dict[Any, Task] = {}
