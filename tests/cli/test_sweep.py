@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,8 @@ from solver_shard.study.sweep_result import Row, Sweep
 def found(*statuses: str) -> Sweep:
     rows = []
     for i, status in enumerate(statuses):
-        figures = {
-            "step_ns": 100 + i,
-            "compute_ns": 50,
-            "communication_ns": 20,
-            "peak": 9,
-            "objective": 100 + i,
-            "bound": 100 + i,
-            "gap": 0.0,
-        }
+        nanoseconds = {"step_ns": 100 + i, "compute_ns": 50, "communication_ns": 20, "objective": 100 + i, "bound": 100 + i}
+        figures: dict[str, Any] = {**nanoseconds, "peak": 9, "gap": 0.0}
         asked: dict[str, Any] = {"mesh": f"d0={i + 2}", "devices": i + 2, "batch": 4, "seq": 8, "memory_limit": 10, "reserve": 0}
         more = figures if status == "optimal" else {}
         rows.append(Row(name=f"p{i}", cluster="h100", status=status, **asked, **more))  # type: ignore[arg-type]  # texts of the type
@@ -62,44 +56,8 @@ def test_options_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     code, given = run(
         monkeypatch,
         found("optimal"),
-        *[
-            "gpt2",
-            "--devices",
-            "64",
-            "--axes",
-            "2,3",
-            "--batch",
-            "8",
-            "--batch",
-            "16",
-            "--memory",
-            "70GiB",
-            "--cluster",
-            "h100",
-            "--cluster",
-            "a100",
-            "--seq",
-            "128",
-            "--free",
-        ],
-        *[
-            "--jobs",
-            "3",
-            "--workers",
-            "2",
-            "--microbatches",
-            "2",
-            "--optimizer",
-            "sgd",
-            "--no-split",
-            "--gap",
-            "0.01",
-            "--seed",
-            "7",
-            "--ray",
-            "local",
-            "-q",
-        ],
+        *shlex.split("gpt2 --devices 64 --axes 2,3 --batch 8 --batch 16 --memory 70GiB --cluster h100 --cluster a100 --seq 128 --free -q"),
+        *shlex.split("--jobs 3 --workers 2 --microbatches 2 --optimizer sgd --no-split --gap 0.01 --seed 7 --ray local"),
     )
     assert code == 0
     expected = {
