@@ -20,6 +20,9 @@ from solver_shard.study.sweep_run import Step, Task, row_of, solve_point
 
 LOCAL = "local"
 
+OBJECT_STORE = 256 * 2**20
+"""Bytes of shared memory of a cluster that is started here: a few traced steps, of some megabytes each."""
+
 
 def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[str], None]) -> Generator[Row, None, None]:
     """Rows as they are found; all tasks are handed to the cluster, which decides where and when they run.
@@ -41,7 +44,14 @@ def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[s
     say("starting Ray on this machine" if local else f"connecting to Ray at {address}")
     try:
         if local:
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                object_store_memory=OBJECT_STORE,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
         else:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

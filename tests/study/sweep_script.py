@@ -28,7 +28,7 @@ def main() -> None:
         return plan_program(*arguments, **options)
 
     sweep_run.plan_program = slow  # type: ignore[assignment]  # what the points' processes call
-    sweep(model, meshes=MESHES, folder=folder, jobs=1, work_limit=0.5)
+    sweep(model, meshes=MESHES, folder=folder, jobs=1, work_limit=0.5, time_limit=3000.0)
 
 
 if __name__ == "__main__":
