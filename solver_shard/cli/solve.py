@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import shlex
 import sys
 from pathlib import Path
@@ -11,35 +10,46 @@ from typing import Annotated
 import typer
 
 from solver_shard.cli.interrupt import catch_interrupts, time_out
+from solver_shard.cli.options import (
+    MEMORY,
+    MESH,
+    MODEL,
+    OUTPUT,
+    SEARCH,
+    Checkpoint,
+    Clip,
+    Config,
+    Conservative,
+    Debug,
+    Dtype,
+    ForwardOnly,
+    Free,
+    Fusion,
+    Gap,
+    MasterWeights,
+    MemoryWeight,
+    Microbatches,
+    NoSplit,
+    Objective,
+    ObjectiveName,
+    Optimizer,
+    OptimizerName,
+    Overlap,
+    Pins,
+    Quiet,
+    ReduceDtypeName,
+    Reserve,
+    Rules,
+    Seed,
+    Seq,
+    Split,
+    StateBytes,
+    Template,
+    TimeLimit,
+    WorkLimit,
+)
 from solver_shard.cli.output import check_output, written_if_possible
 from solver_shard.cli.progress import progress_lines
-
-MODEL, MESH, MEMORY, OPTIMIZER = "Model", "Mesh and cluster", "Memory", "Optimizer and gradients"
-LAYOUTS, SEARCH, OUTPUT = "Layouts", "Search", "Output"
-"""Under which headings --help lists the options."""
-
-
-class Objective(enum.StrEnum):
-    """What to minimise."""
-
-    TIME = "time"
-    MEMORY = "memory"
-
-
-class ReduceDtype(enum.StrEnum):
-    """In which gradients are reduced."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-    F16 = "f16"
-
-
-class Optimizer(enum.StrEnum):
-    """Which optimizer's state to count."""
-
-    ADAMW = "adamw"
-    SGD = "sgd"
-    NONE = "none"
 
 
 def solve(
@@ -50,12 +60,7 @@ def solve(
             metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False
         ),
     ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False, rich_help_panel=MODEL
-        ),
-    ] = None,
+    config: Config = None,
     mesh: Annotated[
         str,
         typer.Option(
@@ -68,10 +73,7 @@ def solve(
         int | None,
         typer.Option(min=1, help="Global batch of one step (presets and configs).", show_default=False, metavar="N", rich_help_panel=MODEL),
     ] = None,
-    seq: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False, metavar="N", rich_help_panel=MODEL),
-    ] = None,
+    seq: Seq = None,
     cluster: Annotated[
         str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.", metavar="NAME|FILE", rich_help_panel=MESH)
     ] = "h100",
@@ -84,139 +86,29 @@ def solve(
             rich_help_panel=MEMORY,
         ),
     ] = None,
-    reserve: Annotated[
-        str | None,
-        typer.Option(
-            help="Part of that limit that no tensor may have: context, collective buffers, fragmentation "
-            "(default: the cluster's; none beside the default limit).",
-            show_default=False,
-            metavar="SIZE",
-            rich_help_panel=MEMORY,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False, metavar="DTYPE", rich_help_panel=MODEL
-        ),
-    ] = None,
-    microbatches: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Run the batch in this many parts, one after the other, and accumulate their gradients; the inputs of an entry "
-            "point are those of one part.",
-            metavar="N",
-            rich_help_panel=MODEL,
-        ),
-    ] = 1,
-    optimizer: Annotated[
-        Optimizer, typer.Option(metavar="NAME", help="Whose state to count: adamw, sgd or none.", rich_help_panel=OPTIMIZER)
-    ] = Optimizer.ADAMW,
-    master_weights: Annotated[
-        bool,
-        typer.Option(
-            "--master-weights/--no-master-weights",
-            help="Parameters of 16 bits or less have an f32 copy to step, or none.",
-            rich_help_panel=OPTIMIZER,
-        ),
-    ] = True,
-    state_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="Optimizer state per parameter element, where it is not the optimizer's own.",
-            show_default=False,
-            metavar="N",
-            rich_help_panel=OPTIMIZER,
-        ),
-    ] = None,
-    reduce_dtype: Annotated[
-        ReduceDtype | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="Reduce, accumulate and hold gradients in f32, bf16 or f16 (default: each in its own dtype).",
-            show_default=False,
-            rich_help_panel=OPTIMIZER,
-        ),
-    ] = None,
-    clip: Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.", rich_help_panel=OPTIMIZER)] = False,
-    forward_only: Annotated[
-        bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.", rich_help_panel=MODEL)
-    ] = False,
-    checkpoint: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoint",
-            help="Checkpoint every layer: its activations are computed again in backward (presets and configs).",
-            rich_help_panel=MODEL,
-        ),
-    ] = False,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="PATTERN=LAYOUT, repeatable: 'w=R,S(0)' is one placement per mesh axis, 'x=dp=S(0)' those of named axes, "
-            "'w=S(*),*' any cut and any placement, 'w=_S(0),S(0)' dim 0 cut by the right axis first; w may be a glob.",
-            show_default=False,
-            metavar="PIN",
-            rich_help_panel=LAYOUTS,
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXIS=AxB",
-            help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: where an axis has more devices than heads).",
-            show_default=False,
-            rich_help_panel=MESH,
-        ),
-    ] = None,
-    no_split: Annotated[bool, typer.Option("--no-split", help="Split no mesh axis.", rich_help_panel=MESH)] = False,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-            "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
-            "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
-            show_default=False,
-            metavar="TEMPLATE",
-            rich_help_panel=LAYOUTS,
-        ),
-    ] = None,
-    rules: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A TOML file with sharding rules of your own, one row per op, repeatable; its rows replace shipped ones.",
-            show_default=False,
-            metavar="FILE",
-            rich_help_panel=LAYOUTS,
-        ),
-    ] = None,
-    conservative: Annotated[
-        bool,
-        typer.Option(
-            "--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.", rich_help_panel=LAYOUTS
-        ),
-    ] = False,
-    free: Annotated[
-        bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).", rich_help_panel=LAYOUTS)
-    ] = False,
-    objective: Annotated[Objective, typer.Option(help="Minimise step time or peak memory.", rich_help_panel=SEARCH)] = Objective.TIME,
-    memory_weight: Annotated[
-        int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.", metavar="NS", rich_help_panel=SEARCH)
-    ] = 0,
-    overlap: Annotated[
-        float,
-        typer.Option(
-            help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.", metavar="PART", rich_help_panel=MESH
-        ),
-    ] = 0.0,
-    fusion: Annotated[
-        bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).", rich_help_panel=MESH)
-    ] = False,
-    gap: Annotated[
-        float, typer.Option(help="Stop when (objective - bound) / objective is at most this.", metavar="PART", rich_help_panel=SEARCH)
-    ] = 1e-4,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.", metavar="SECONDS", rich_help_panel=SEARCH)] = 60.0,
+    reserve: Reserve = None,
+    dtype: Dtype = None,
+    microbatches: Microbatches = 1,
+    optimizer: OptimizerName = Optimizer.ADAMW,
+    master_weights: MasterWeights = True,
+    state_bytes: StateBytes = None,
+    reduce_dtype: ReduceDtypeName = None,
+    clip: Clip = False,
+    forward_only: ForwardOnly = False,
+    checkpoint: Checkpoint = False,
+    pin: Pins = None,
+    split: Split = None,
+    no_split: NoSplit = False,
+    template: Template = None,
+    rules: Rules = None,
+    conservative: Conservative = False,
+    free: Free = False,
+    objective: ObjectiveName = Objective.TIME,
+    memory_weight: MemoryWeight = 0,
+    overlap: Overlap = 0.0,
+    fusion: Fusion = False,
+    gap: Gap = 1e-4,
+    time_limit: TimeLimit = 60.0,
     total_time_limit: Annotated[
         float | None,
         typer.Option(
@@ -226,16 +118,8 @@ def solve(
             rich_help_panel=SEARCH,
         ),
     ] = None,
-    work_limit: Annotated[
-        float | None,
-        typer.Option(
-            help="Units of solver work; the same limit and seed give the same plan.",
-            show_default=False,
-            metavar="UNITS",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="For the solver's random choices.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    work_limit: WorkLimit = None,
+    seed: Seed = 0,
     workers: Annotated[
         int,
         typer.Option(
@@ -257,8 +141,8 @@ def solve(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.", rich_help_panel=OUTPUT)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.", rich_help_panel=OUTPUT)] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Find the fastest sharding of a model on a mesh within a memory limit, and prove how far from optimal it can be.
 

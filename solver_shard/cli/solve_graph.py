@@ -11,9 +11,9 @@ import typer
 
 from solver_shard.cli import INFEASIBLE
 from solver_shard.cli.interrupt import catch_interrupts
+from solver_shard.cli.options import Objective
 from solver_shard.cli.output import check_output, written_if_possible
 from solver_shard.cli.progress import progress_lines
-from solver_shard.cli.solve import Objective
 
 if TYPE_CHECKING:
     from solver_shard.choice.graph import Ints

@@ -96,7 +96,7 @@ def _title(sweep: Sweep) -> str:
     rows = sweep.rows
     counts = [
         (sum(row.fits for row in rows), "with a plan"),
-        (sum(row.status == "infeasible" for row in rows), "without room"),
+        (sum(row.status == "infeasible" for row in rows), "without one that fits"),
         (sum(row.status == "error" for row in rows), "failed"),
     ]
     said = ", ".join(f"{count} {what}" for count, what in counts if count)

@@ -123,10 +123,10 @@ def sweep(
             from solver_shard.study.sweep_ray import run_ray
 
             found = run_ray(tasks, address=ray, cores=jobs * workers, say=say)
-        with contextlib.closing(found):
-            for row in found:
-                state.put(row)
-                say(f"{len(points) - state.sweep.pending} of {len(points)}: {said_of(row)}")
+        stack.enter_context(contextlib.closing(found))
+        for row in found:
+            state.put(row)
+            say(f"{len(points) - state.sweep.pending} of {len(points)}: {said_of(row)}")
         return state.sweep
 
 

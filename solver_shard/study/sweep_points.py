@@ -92,9 +92,9 @@ def grid(
         InputError, RuleError: an argument is not usable, by itself or with a point's mesh, which is then named; or there are too
             many points.
     """
-    for what, values in (("mesh", meshes), ("batch", batches), ("memory limit", memories), ("cluster", clusters)):
+    for kind, values in (("mesh", meshes), ("batch", batches), ("memory limit", memories), ("cluster", clusters)):
         if not values:
-            raise InputError(f"a sweep needs at least one {what}")
+            raise InputError(f"a sweep needs at least one {kind}")
     count = len(meshes) * len(batches) * len(memories) * len(clusters)
     if count > MAX_POINTS:
         raise InputError(f"{count:,} points were asked; a sweep has at most {MAX_POINTS:,}: give fewer axes, meshes or sizes")

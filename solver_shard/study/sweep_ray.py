@@ -7,7 +7,7 @@ back as text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from solver_shard import __version__
@@ -20,8 +20,11 @@ from solver_shard.study.sweep_run import Step, Task, row_of, solve_point
 
 LOCAL = "local"
 
+OBJECT_STORE = 256 * 2**20
+"""Bytes of shared memory of a cluster that is started here: a few traced steps, of some megabytes each."""
 
-def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[str], None]) -> Iterator[Row]:
+
+def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[str], None]) -> Generator[Row, None, None]:
     """Rows as they are found; all tasks are handed to the cluster, which decides where and when they run.
 
     Args:
@@ -41,7 +44,14 @@ def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[s
     say("starting Ray on this machine" if local else f"connecting to Ray at {address}")
     try:
         if local:
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                object_store_memory=OBJECT_STORE,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
         else:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -52,7 +62,7 @@ def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[s
         ray.shutdown()
 
 
-def _rows(ray: Any, tasks: Iterable[Task], say: Callable[[str], None]) -> Iterator[Row]:
+def _rows(ray: Any, tasks: Iterable[Task], say: Callable[[str], None]) -> Generator[Row, None, None]:
     remote = ray.remote(max_retries=0)(_solve)
     sent: dict[int, Any] = {}
     running: dict[Any, Task] = {}

@@ -16,7 +16,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -88,7 +88,7 @@ def row_of(point: Point, found: Plan | Exception, seconds: float) -> Row:
     return failed_row(point, found, seconds) if isinstance(found, Exception) else plan_row(point, found)
 
 
-def run_local(tasks: Iterable[Task], *, jobs: int, started: Callable[[Point], None] | None = None) -> Iterator[Row]:
+def run_local(tasks: Iterable[Task], *, jobs: int, started: Callable[[Point], None] | None = None) -> Generator[Row, None, None]:
     """Rows as they are found, in no fixed order. The next task is asked for when a process is free, so it may be made only then."""
     waiting = iter(tasks)
     running: dict[Connection, tuple[ForkProcess, Point, float]] = {}
@@ -103,7 +103,7 @@ def run_local(tasks: Iterable[Task], *, jobs: int, started: Callable[[Point], No
                         started(task.point)
                     process, here = _start(task)
                     running[here] = (process, task.point, time.perf_counter())
-            for ready in wait(list(running)):
+            for ready in wait(list(running)) if running else ():
                 assert isinstance(ready, Connection), "pipes are what is waited for"
                 process, point, start = running.pop(ready)
                 yield _answer(ready, process, point, time.perf_counter() - start)

@@ -94,7 +94,6 @@ class Store:
             wrong = mismatch(plan, point, self.fresh)
         except InputError as error:
             wrong = str(error)
-            raise InputError(f"{path} is not the plan of this sweep's point: {error}; move it away, and run again") from None
         if wrong is not None:
             raise InputError(f"{path} is not the plan of this sweep's point: {wrong}; move it away, and run again")
         return plan

@@ -1,0 +1,187 @@
+"""Options that several commands share: what ``solver_shard.optimize`` takes, under the same names."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODEL, MESH, MEMORY, OPTIMIZER = "Model", "Mesh and cluster", "Memory", "Optimizer and gradients"
+LAYOUTS, SEARCH, OUTPUT = "Layouts", "Search", "Output"
+"""Under which headings --help lists the options."""
+
+
+class Objective(enum.StrEnum):
+    """What to minimise."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+class ReduceDtype(enum.StrEnum):
+    """In which gradients are reduced."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
+
+
+class Optimizer(enum.StrEnum):
+    """Which optimizer's state to count."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    NONE = "none"
+
+
+Reserve = Annotated[
+    str | None,
+    typer.Option(
+        help="Part of that limit that no tensor may have: context, collective buffers, fragmentation "
+        "(default: the cluster's; none beside the default limit).",
+        show_default=False,
+        metavar="SIZE",
+        rich_help_panel=MEMORY,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Of parameters and compute: bf16, f32, ... (default: bf16).", show_default=False, metavar="DTYPE", rich_help_panel=MODEL
+    ),
+]
+Seq = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False, metavar="N", rich_help_panel=MODEL),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False, rich_help_panel=MODEL
+    ),
+]
+Microbatches = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Run the batch in this many parts, one after the other, and accumulate their gradients; the inputs of an entry "
+        "point are those of one part.",
+        metavar="N",
+        rich_help_panel=MODEL,
+    ),
+]
+OptimizerName = Annotated[
+    Optimizer, typer.Option(metavar="NAME", help="Whose state to count: adamw, sgd or none.", rich_help_panel=OPTIMIZER)
+]
+MasterWeights = Annotated[
+    bool,
+    typer.Option(
+        "--master-weights/--no-master-weights",
+        help="Parameters of 16 bits or less have an f32 copy to step, or none.",
+        rich_help_panel=OPTIMIZER,
+    ),
+]
+StateBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="Optimizer state per parameter element, where it is not the optimizer's own.",
+        show_default=False,
+        metavar="N",
+        rich_help_panel=OPTIMIZER,
+    ),
+]
+ReduceDtypeName = Annotated[
+    ReduceDtype | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Reduce, accumulate and hold gradients in f32, bf16 or f16 (default: each in its own dtype).",
+        show_default=False,
+        rich_help_panel=OPTIMIZER,
+    ),
+]
+Clip = Annotated[bool, typer.Option("--clip", help="Clip gradients to a norm before the update.", rich_help_panel=OPTIMIZER)]
+ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="Plan inference: no backward pass, no update.", rich_help_panel=MODEL)]
+Checkpoint = Annotated[
+    bool,
+    typer.Option(
+        "--checkpoint",
+        help="Checkpoint every layer: its activations are computed again in backward (presets and configs).",
+        rich_help_panel=MODEL,
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="PATTERN=LAYOUT, repeatable: 'w=R,S(0)' is one placement per mesh axis, 'x=dp=S(0)' those of named axes, "
+        "'w=S(*),*' any cut and any placement, 'w=_S(0),S(0)' dim 0 cut by the right axis first; w may be a glob.",
+        show_default=False,
+        metavar="PIN",
+        rich_help_panel=LAYOUTS,
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXIS=AxB",
+        help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: where an axis has more devices than heads).",
+        show_default=False,
+        rich_help_panel=MESH,
+    ),
+]
+NoSplit = Annotated[bool, typer.Option("--no-split", help="Split no mesh axis.", rich_help_panel=MESH)]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
+        "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
+        "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
+        show_default=False,
+        metavar="TEMPLATE",
+        rich_help_panel=LAYOUTS,
+    ),
+]
+Rules = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A TOML file with sharding rules of your own, one row per op, repeatable; its rows replace shipped ones.",
+        show_default=False,
+        metavar="FILE",
+        rich_help_panel=LAYOUTS,
+    ),
+]
+Conservative = Annotated[
+    bool,
+    typer.Option(
+        "--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.", rich_help_panel=LAYOUTS
+    ),
+]
+Free = Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).", rich_help_panel=LAYOUTS)]
+ObjectiveName = Annotated[Objective, typer.Option(help="Minimise step time or peak memory.", rich_help_panel=SEARCH)]
+MemoryWeight = Annotated[
+    int, typer.Option(min=0, help="Nanoseconds per MiB of peak added to the time objective.", metavar="NS", rich_help_panel=SEARCH)
+]
+Overlap = Annotated[
+    float,
+    typer.Option(
+        help="Part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.", metavar="PART", rich_help_panel=MESH
+    ),
+]
+Fusion = Annotated[bool, typer.Option("--fusion", help="Price chains of pointwise ops as fused (torch.compile).", rich_help_panel=MESH)]
+Gap = Annotated[
+    float, typer.Option(help="Stop when (objective - bound) / objective is at most this.", metavar="PART", rich_help_panel=SEARCH)
+]
+TimeLimit = Annotated[float, typer.Option(help="Seconds for the solver.", metavar="SECONDS", rich_help_panel=SEARCH)]
+WorkLimit = Annotated[
+    float | None,
+    typer.Option(
+        help="Units of solver work; the same limit and seed give the same plan.",
+        show_default=False,
+        metavar="UNITS",
+        rich_help_panel=SEARCH,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="For the solver's random choices.", metavar="N", rich_help_panel=SEARCH)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)]
+Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.", rich_help_panel=OUTPUT)]
