@@ -1,0 +1,279 @@
+"""How plans come about that the solver's is compared with: from a recipe's name to a plan, on one trace.
+
+- a *template* (``dp=zero3,tp=megatron``) is solved as ``optimize(template=...)`` does: the best plan that does what it says;
+- the *propagation* passes ``basic``, ``aggressive``, ``op-priority`` and ``user-priority`` spread what they start from, and conflicts are
+  paid for (:mod:`solver_shard.baselines.propagated`);
+- the *greedy* walks ``dtensor-greedy`` and ``dijkstra-greedy`` decide op by op.
+
+Passes and walks need layouts to start from: the pins of the first plan, or, where it has none, what a person would write down first:
+inputs cut by batch over all axes but the rightmost, and the matrices of the blocks by that one as Megatron-LM cuts them; on one axis,
+inputs cut by batch. Everything else follows from their rules.
+
+Every recipe is completed at the least time, first without a memory limit. Where the result needs more than there is, the recipe's plan
+of least time within the limit is looked for; where it has none either, the fastest stands in the table as one that does not fit, with a
+note of the smallest peak that the recipe can have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from solver_shard.baselines.carry import dtensor_greedy_plan
+from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
+from solver_shard.baselines.dijkstra_greedy import decide as decide_by_cost
+from solver_shard.baselines.greedy import stored_layouts
+from solver_shard.baselines.propagated import NO_LIMIT, Propagation
+from solver_shard.baselines.restrict import block_cut, expert_weights, parse_template
+from solver_shard.choice.heads import heads_of
+from solver_shard.constraints import constrain
+from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.mesh import Mesh
+from solver_shard.names import fold_items
+from solver_shard.pins import parse_pin, resolve_pins
+from solver_shard.plan.plan import Options, Plan
+from solver_shard.program import Program, Role
+from solver_shard.propagation.passes import PassName
+from solver_shard.stages import StageClock
+from solver_shard.study.retrace import Retraced, check_program
+from solver_shard.units import format_bytes
+
+if TYPE_CHECKING:
+    from solver_shard.study.given import Given
+
+RowKind = Literal["plan", "template", "propagation", "greedy", "given", "pins"]
+
+PASSES: tuple[PassName, ...] = get_args(PassName)
+GREEDY = ("dtensor-greedy", DIJKSTRA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A plan to be priced, the program that it is for, and what a reader must know of it."""
+
+    name: str
+    kind: RowKind
+    plan: Plan
+    program: Program
+    notes: tuple[str, ...] = ()
+
+
+def default_recipes(program: Program, mesh: Mesh) -> tuple[str, ...]:
+    """What is compared where nobody says what: all passes, both greedy walks, and the experts' templates for this many axes.
+
+    On several axes the rightmost one is the tensor axis, the others are for data.
+    """
+    if len(mesh.axes) == 1:
+        found = ["ddp", "zero3", "megatron", "megatron-sp"]
+    else:
+        *data, tensor = mesh.names
+        cut = ",".join(f"{name}=zero3" for name in data)
+        found = ["ddp", "zero3", ",".join(f"{name}=ddp" for name in data) + f",{tensor}=megatron"]
+        found += [f"{cut},{tensor}={name}" for name in ("megatron", "megatron-sp", "megatron-sp+vocab-parallel")]
+        found += [f"{cut},{tensor}=zero3+expert-parallel"] if expert_weights(program) else []
+    return (*PASSES, *GREEDY, *found)
+
+
+class Maker:
+    """Makes plans for the step of one plan: same mesh, cluster and options, one trace."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        retraced: Retraced,
+        *,
+        time_limit: float,
+        workers: int = 2,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.plan, self.retraced, self.workers, self.progress = plan, retraced, workers, progress
+        given = plan.options
+        self.mesh = plan.mesh.whole if given.split in ("auto", "off") else plan.mesh
+        self.options = dataclasses.replace(
+            given,
+            objective="time",
+            memory_weight=0,
+            pins=(),
+            template=None,
+            propagation=None,
+            time_limit=time_limit,
+            total_time_limit=None,
+            work_limit=None,
+        )
+        self.started: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """Of the step, before pins."""
+        return self.retraced.program
+
+    def as_given(self, name: str, plan: Plan) -> Made:
+        """A plan that was made before; InputError where its ops are not those of the step."""
+        check_program(plan, self.program)
+        return Made(name=name, kind="plan", plan=plan, program=self._constrained(plan.options.pins, plan.mesh))
+
+    def recipe(self, name: str) -> Made:
+        """What a pass, a walk or a template makes of the step.
+
+        Raises:
+            InputError: no such recipe, or it cannot be had of this model on this mesh.
+        """
+        if name in PASSES:
+            return self._propagated(name)
+        if name in GREEDY:
+            return self._greedy(name)
+        try:
+            parse_template(name, self.mesh)
+        except InputError as error:
+            raise InputError(f"{name!r} is no pass or walk ({', '.join((*PASSES, *GREEDY))}), and as a template: {error}") from None
+        options = dataclasses.replace(self.options, template=name)
+        plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked))
+        return Made(name=name, kind="template", plan=plan, program=self.program, notes=notes)
+
+    def pinned(self, name: str, pins: tuple[str, ...]) -> Made:
+        """The best plan that keeps these pins."""
+        options = dataclasses.replace(self.options, pins=pins)
+        plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked))
+        return Made(name=name, kind="pins", plan=plan, program=self._constrained(pins, plan.mesh), notes=notes)
+
+    def given(self, item: Given) -> Made:
+        """What a plan for another tool runs, see :mod:`solver_shard.study.given`."""
+        from solver_shard.study.given import Followed, follow
+
+        followed: Followed = follow(item, self.program, self.mesh.whole)
+
+        def make(asked: Options) -> Plan:
+            return self._plan(followed.program, asked, mesh=self.mesh.whole, narrow=followed.narrow)
+
+        options = dataclasses.replace(self.options, template=followed.template, split="off", tied=False)
+        plan, notes = self._fitting(item.name, options, make)
+        return Made(name=item.name, kind="given", plan=plan, program=followed.program, notes=(*followed.notes(), *notes))
+
+    def _propagated(self, name: PassName) -> Made:
+        pins, propagation = self._start(), Propagation(name=name)
+        options = dataclasses.replace(self.options, pins=pins, tied=False, split="off")
+
+        def make(asked: Options) -> Plan:
+            return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), propagation=propagation)
+
+        plan, notes = self._fitting(name, options, make)
+        return Made(name=name, kind="propagation", plan=plan, program=self._constrained(pins, plan.mesh), notes=notes)
+
+    def _greedy(self, name: str) -> Made:
+        pins, mesh = self._start(), self.mesh.whole
+        options = dataclasses.replace(self.options, pins=pins, tied=False, split="off")
+        if name == DIJKSTRA:
+            plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked, mesh=mesh, narrow=decide_by_cost))
+            return Made(name=name, kind="greedy", plan=plan, program=self._constrained(pins, mesh), notes=notes + _left_over(plan))
+        traced, cluster = self.retraced.traced, self.plan.cluster
+        if traced is None:
+            raise InputError(f"{name} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
+        if options.microbatches > 1 or options.fusion or options.conservative:
+            raise InputError(f"{name} decides the ops of a plain step: one microbatch, unfused, with all rules")
+        stored = stored_layouts(self.program, resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh))
+
+        def make(asked: Options) -> Plan:
+            return dtensor_greedy_plan(
+                traced, mesh=mesh, cluster=cluster, options=asked, pins=stored, devices_per_host=cluster.levels[0].size or mesh.size
+            )[0]
+
+        plan, notes = self._fitting(name, options, make)
+        return Made(name=name, kind="greedy", plan=plan, program=self.program, notes=notes + _left_over(plan))
+
+    def _start(self) -> tuple[str, ...]:
+        """Where passes and walks start from, as pins; recorded, because a table must say it."""
+        if not self.started:
+            self.started = self.plan.options.pins or starting_pins(self.program, self.mesh.whole)
+        return self.started
+
+    def _plan(self, program: Program, options: Options, mesh: Mesh | None = None, **more: object) -> Plan:
+        from solver_shard.api import plan_program
+
+        clock = StageClock(progress=self.progress)
+        return plan_program(
+            program,
+            mesh=mesh or (self.mesh.whole if options.split == "off" else self.mesh),
+            cluster=self.plan.cluster,
+            options=options,
+            source=self.retraced.source,
+            clock=clock,
+            workers=self.workers,
+            traced=self.retraced.traced,
+            **more,  # type: ignore[arg-type]  # propagation or narrow, as plan_program takes them
+        )
+
+    def _fitting(self, name: str, options: Options, make: Callable[[Options], Plan]) -> tuple[Plan, tuple[str, ...]]:
+        """The recipe's fastest plan within the limit; where it has none, its fastest, and its smallest peak as a note."""
+        limit, free = self.plan.options.usable_memory, dataclasses.replace(options, memory_limit=NO_LIMIT, reserve=0)
+        if self.progress is not None:
+            self.progress(f"{name}: without a memory limit")
+        fastest = make(free)
+        if fastest.memory.peak <= limit:
+            return self._limited(fastest), ()
+        if self.progress is not None:
+            self.progress(f"{name}: its smallest peak")
+        lightest = make(dataclasses.replace(free, objective="memory"))
+        if lightest.memory.peak <= limit:
+            if self.progress is not None:
+                self.progress(f"{name}: within the memory limit")
+            try:
+                return self._limited(make(options)), ()
+            except InfeasibleError:  # what was found above is the one that is known to fit
+                return self._limited(lightest), ("the only plan of this recipe that was found to fit is that of smallest peak",)
+        proven = lightest.certificate.status in ("optimal", "gap")
+        least = f"its smallest peak {'is' if proven else 'found is'} {format_bytes(lightest.memory.peak)}"
+        return self._limited(fastest), (f"does not fit: {least}",)
+
+    def _limited(self, plan: Plan) -> Plan:
+        """A plan that was made without a limit, as one for the first plan's limit, or for its own peak where that is more."""
+        given = self.plan.options
+        limit, reserve = (given.memory_limit, given.reserve) if plan.memory.peak <= given.usable_memory else (plan.memory.peak, 0)
+        return dataclasses.replace(
+            plan,
+            options=dataclasses.replace(plan.options, memory_limit=limit, reserve=reserve),
+            memory=dataclasses.replace(plan.memory, limit=limit - reserve),
+        )
+
+    def _constrained(self, pins: tuple[str, ...], mesh: Mesh) -> Program:
+        """The program with places for pinned activations."""
+        return constrain(self.program, resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh))[0]
+
+
+def starting_pins(program: Program, mesh: Mesh) -> tuple[str, ...]:
+    """Inputs by batch over all axes but the rightmost, matrices of blocks by the rightmost as Megatron-LM cuts them.
+
+    On one axis, inputs by batch. Matrices whose heads do not suffice for the axis stay open, as do all axes that are not named.
+    """
+    data = mesh.names[:-1] or mesh.names
+    pins = []
+    for t in program.sources():
+        tensor = program.tensors[t]
+        if tensor.role is Role.INPUT and tensor.shape:
+            axes, rows = [], tensor.shape[0]
+            for name in data:
+                size = mesh.shape[mesh.index(name)]
+                if size > 1 and rows % size == 0:
+                    axes.append(f"{name}=S(0)")
+                    rows //= size
+            pins += [f"{tensor.name}={','.join(axes)}"] if axes else []
+    if len(mesh.axes) > 1:
+        cut, size = block_cut(program), mesh.shape[-1]
+        heads = heads_of(program, cut)
+        for t, dim in cut.items():
+            if size > 1 and (t not in heads or heads[t].cut_by([size])[0]):
+                pins.append(f"{program.tensors[t].name}={mesh.names[-1]}=S({dim})")
+    return tuple(pins)
+
+
+def folded_start(pins: tuple[str, ...]) -> list[str]:
+    """Pins of repeated layers as one line each: ``model.layers.{0..31}.mlp.up_proj.weight: tp=S(0)``."""
+    pairs = [(pattern, layout) for pattern, _, layout in (text.partition("=") for text in pins)]
+    return [f"{name}: {layout}" for name, layout, _ in fold_items(pairs)]
+
+
+def _left_over(plan: Plan) -> tuple[str, ...]:
+    """What a walk's plan records as left to the solver."""
+    said = (plan.options.propagation or "").partition("; left to the solver: ")[2]
+    return (f"the solver decides where the plan's ops cannot say what the walk does: {said}",) if said else ()
