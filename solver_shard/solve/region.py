@@ -49,16 +49,16 @@ def region(flat: Flat, chosen: Ints, nodes: Ints, keep: Bools) -> Region:
             edge = whole.edges[e]
             other = place.get(edge.b)
             if other is None:
-                unary[i] = unary[i] + edge.core[edge.rows[own], edge.cols[chosen[edge.b]]]
+                unary[i] = np.minimum(unary[i] + edge.core[edge.rows[own], edge.cols[chosen[edge.b]]], FORBIDDEN)
             else:
                 edges.append(_edge(edge, i, other, own, kept[other]))
         for e in flat.graph.bl[flat.graph.bs[v] : flat.graph.bs[v + 1]].tolist():
             edge = whole.edges[e]
             if edge.a not in place:
-                unary[i] = unary[i] + edge.core[edge.rows[chosen[edge.a]], edge.cols[own]]
+                unary[i] = np.minimum(unary[i] + edge.core[edge.rows[chosen[edge.a]], edge.cols[own]], FORBIDDEN)
     spans, base, carriers, times = _memory(flat, chosen, nodes, kept)
     problem = Problem(
-        unary=tuple(np.minimum(row, FORBIDDEN) for row in unary),
+        unary=tuple(unary),
         edges=tuple(edges),
         carriers=carriers,
         spans=spans,

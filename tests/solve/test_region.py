@@ -10,6 +10,7 @@ from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.messages import scale_of
 from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.solve.problem import Edge, Problem
 from solver_shard.solve.region import region
 
 SEEDS = range(120)
@@ -77,3 +78,22 @@ def test_a_region_survives_presolve(seed: int) -> None:
     whole[nodes] = small.strategies(undo.restore(x))
     assert problem.value(whole) is not None
     assert all(int(row.max()) <= FORBIDDEN for row in small.problem.unary)
+
+
+def test_a_node_with_many_forbidding_neighbours_stays_forbidden() -> None:
+    """Ten forbidden pairs are no less than one: their sum is beyond 64 bits."""
+    fan = 10
+    core = np.array([[0, FORBIDDEN], [FORBIDDEN, 0]], dtype=np.int64)
+    same = np.arange(2)
+    problem = Problem(
+        unary=tuple(np.array([0, 0], dtype=np.int64) for _ in range(fan + 1)),
+        edges=tuple(Edge(a=0, b=1 + i, core=core, rows=same, cols=same) for i in range(fan)),
+        carriers=(),
+        spans=np.zeros((0, 3), dtype=np.int64),
+        base=np.zeros(0, dtype=np.int64),
+        times=np.zeros(0, dtype=np.int64),
+        limit=None,
+    )
+    flat = Flat.of(problem, scale_of(problem))
+    small = region(flat, np.zeros(fan + 1, dtype=np.int64), np.array([0]), np.ones(2 * (fan + 1), dtype=bool))
+    assert small.problem.unary[0].tolist() == [0, FORBIDDEN]
