@@ -1,6 +1,7 @@
 """One process of a job that runs plans for other tools as these tools do, and counts their collectives; rank 0 writes what it found.
 
-Run as ``torchrun --nproc-per-node 4 given_worker.py FOLDER``; FOLDER/jobs.json has, by name, the tool, the model's source and the plan's text.
+Run as ``torchrun --nproc-per-node 4 given_worker.py FOLDER``; FOLDER/jobs.json has, by name, the tool, the model's source and the
+plan's text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from dtensor_models import Recorder
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, export, propagate, show, solve, solve_graph, verify
+from solver_shard.cli import compare, expand, export, propagate, show, solve, solve_graph, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def _common(
 app.command("solve")(solve.solve)
 app.command("solve-graph")(solve_graph.solve_graph)
 app.command("show")(show.show)
+app.command("compare")(compare.compare)
 app.command("expand")(expand.expand)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)

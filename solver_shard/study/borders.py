@@ -202,9 +202,9 @@ class _Follower:
     def _given(self, core: _Core) -> int | None:
         """The gradient that a module without a gradient of its input is given: what its weight's gradient is made of."""
         for op in self.program.ops:
-            if op.phase is Phase.BACKWARD and not op.recompute and op.module == core.path and op.name not in (_ADD,):
-                if op.name == _EINSUM or "embedding" in op.name:
-                    return op.operands[0]
+            made = op.phase is Phase.BACKWARD and not op.recompute and op.module == core.path
+            if made and (op.name == _EINSUM or "embedding" in op.name):
+                return op.operands[0]
         return None
 
     def _entries(self) -> list[_Entry]:
@@ -218,8 +218,8 @@ class _Follower:
                 others = [i for i, _ in self.readers[x] if _inside(self.program.ops[i].module, path) and self._forward(i)]
                 if not members or any(i not in self.core_at for i in others):
                     raise InputError(
-                        f"PrepareModuleInput on {path}: its input {self.program.tensors[x].name} is read by more than linear modules that are cut, "
-                        "which cannot be followed; put the style on these modules"
+                        f"PrepareModuleInput on {path}: its input {self.program.tensors[x].name} is read by more than linear modules that "
+                        "are cut, which cannot be followed; put the style on these modules"
                     )
                 found.append(_Entry(where=path, members=members, style=style, merged=self._merged(members)))
         shared: dict[tuple[str, int], list[_Core]] = {}
@@ -290,8 +290,8 @@ class _Follower:
         said = placed(style.arrives, dims)
         if not held and lies != said:
             raise InputError(
-                f"the style of {entry.where} takes its input for {said}, but {tensor.name} arrives {lies} there, as a plain tensor, and the "
-                "numbers would be wrong; say input_layouts as it arrives, or hand it on so before"
+                f"the style of {entry.where} takes its input for {said}, but {tensor.name} arrives {lies} there, as a plain tensor, and "
+                "the numbers would be wrong; say input_layouts as it arrives, or hand it on so before"
             )
         wanted = placed(style.wanted, dims) if style.cut == "input" else self._needed(core, dims)
         moves = lies != wanted and (style.always or not held or said != wanted)
@@ -348,8 +348,8 @@ class _Follower:
             wanted = placed(style.arrives, len(tensor.shape))
             if wide and self.lies[now] != wanted:
                 raise InputError(
-                    f"the style of {op.module} takes its input for {wanted}, but {tensor.name} arrives {self.lies[now]} there; let the modules "
-                    "before it hand it on so, as in RowwiseParallel(output_layouts=Shard(1))"
+                    f"the style of {op.module} takes its input for {wanted}, but {tensor.name} arrives {self.lies[now]} there; let the "
+                    "modules before it hand it on so, as in RowwiseParallel(output_layouts=Shard(1))"
                 )
 
     def _identity(self, t: int, read: Placement, given: Placement, name: str, op: Op, role: Role = Role.ACTIVATION) -> int:
@@ -394,8 +394,8 @@ class _Follower:
             what = ", ".join(f"{self.tensors[op.operands[j]].name} from {lies[j]} to {found.operands[j]}" for j in moved)
             if True not in held and self._forward(i) and not inside:
                 raise InputError(
-                    f"{op.name} in {op.module or 'the model'} would run on parts of plain tensors, and the numbers would be wrong: it needs "
-                    f"{what}; give the module before it other output_layouts"
+                    f"{op.name} in {op.module or 'the model'} would run on parts of plain tensors, and the numbers would be wrong: it "
+                    f"needs {what}; give the module before it other output_layouts"
                 )
             self.notes.setdefault(f"DTensor decides in {op.module or 'the model'}: {op.name} takes {what}, here the fewest bytes")
         self.ops.append(op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from solver_shard.names import printable
@@ -24,12 +25,13 @@ def text(found: Comparison, *, wide: bool = False) -> str:
     """A headline, the table, what every reader must know of its rows, and what is not in it."""
     shown = [kind for kind in SHORT if any(row.by_kind_ns[kind] for row in found.rows)]
     held = [name for name in CATEGORIES if any(row.at_peak[name] for row in found.rows)] if wide else []
+    shown_rows = _together(found.rows)
     notes = list(dict.fromkeys(note for row in found.rows for note in row.notes))
     numbers = {note: k for k, note in enumerate(notes, start=1)}
     head = ("plan", "step", "regret", "compute", "update", *(SHORT[kind] for kind in shown), *held, "peak", "fits")
     rows = [
         (
-            row.name + "".join(f" [{numbers[note]}]" for note in row.notes),
+            name + "".join(f" [{numbers[note]}]" for note in row.notes),
             format_ns(row.step_ns),
             regret(row),
             format_ns(row.compute_ns),
@@ -39,7 +41,7 @@ def text(found: Comparison, *, wide: bool = False) -> str:
             format_bytes(row.peak),
             "yes" if row.fits else "NO",
         )
-        for row in found.rows
+        for name, row in shown_rows
     ]
     lines = [
         f"{found.name} on {found.mesh} ({found.devices} device{'s' * (found.devices > 1)}), {found.cluster}",
@@ -106,6 +108,15 @@ def regret(row: Row) -> str:
         return "0"
     share = 100 * row.regret
     return f"{share:+.0f}%" if abs(share) >= 99.5 else f"{share:+.1f}%" if abs(share) >= 0.095 else f"{share:+.2g}%"
+
+
+def _together(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Passes that come to plans of the same figures as one row under all their names."""
+    found: dict[object, list[Row]] = {}
+    for k, row in enumerate(rows):
+        figures = (row.step_ns, row.compute_ns, tuple(row.by_kind_ns.values()), row.peak, row.notes)
+        found.setdefault(figures if row.kind == "propagation" else k, []).append(row)
+    return [(", ".join(row.name for row in alike), alike[0]) for alike in found.values()]
 
 
 def _time(nanoseconds: int) -> str:

@@ -8,9 +8,9 @@ how every parameter is stored, its optimizer state like it. On the other axes, a
 template: ``zero3`` (as transformers' and torch's ``fully_shard`` do) or another one, by the name that ``Given.data`` has.
 
 What is counted: the collectives of forward and backward along the tensor axis are those that the tool issues, in number, kind and bytes
-(held against real processes in ``tests/study/test_given_processes.py``). What a tool leaves to the training loop is the plan's own: bringing
-the gradients of parameters that are whole, and were used on cut activations, to their parameters' layout; along data axes, what the
-template says.
+(held against real processes in ``tests/study/test_given_processes.py``). What a tool leaves to the training loop is the plan's own: the
+gradients of parameters that are whole, and were used on cut activations, go to their parameters' layout before the update; along data
+axes it is what the template says.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Followed:
         name, others = self.mesh.names[self.axis], [axis for a, axis in enumerate(self.mesh.names) if a != self.axis]
         said = [f"what {self.given.tool} runs along {name}" + (f"; {', '.join(others)} by {self.given.data}" if others else "")]
         if self.whole:
-            said.append(f"no rule names {', '.join(self.whole)}: whole along {name}")
+            adds = "; transformers adds the rules of the model's class, write down model.tp_plan" if self.given.prefixed else ""
+            said.append(f"no rule names {', '.join(self.whole)}: whole along {name}{adds}")
         return (*said, *fold_names(self.bordered.notes))
 
     def narrow(self, lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import tutorial_llama
 from tiny_llama import BATCH, SEQ, config_file
 
@@ -33,16 +34,17 @@ PARALLELIZE = """{
 
 
 def tp_plan(**more: str) -> str:
-    """The plan of transformers' Llama, class's and config's together."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """The plan that transformers has for a Llama, with rules over it."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
-    plan = {f"model.{pattern}": style for pattern, style in LlamaConfig.base_model_tp_plan.items()}
-    return json.dumps({**plan, **LlamaForCausalLM._tp_plan, **more})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig.from_json_file(config_file()))
+    return json.dumps({**model.tp_plan, **more})
 
 
 JOBS = {
     "hf": ("transformers", "llama", tp_plan()),
-    "hf-embedding": ("transformers", "llama", tp_plan(**{"model.embed_tokens": "embedding_rowwise"})),
+    "hf-other": ("transformers", "llama", tp_plan(**{"model.embed_tokens": "replicate", "model.layers.*.mlp.down_proj": "rowwise"})),
     "parallelize": ("parallelize_module", "llama", PARALLELIZE),
     "tutorial": ("parallelize_module", "tutorial", tutorial_llama.TENSOR),
     "tutorial-sequence": ("parallelize_module", "tutorial", tutorial_llama.SEQUENCE),
