@@ -125,7 +125,7 @@ class Comparison:
         limit: bytes per device that tensors may have.
         bound_ns: no plan of the first plan's problem that fits takes less; None where the first plan was not made for least time.
         bound_text: which plans those are, as ``tied plan (repeated layers alike) within 64.0 GiB``.
-        start: from which layouts the greedy rows start, as pins.
+        start, start_text: from which layouts the greedy rows start, as pins and in words; empty where there are no such rows.
         left_out: name and reason of recipes that cannot be had.
     """
 
@@ -137,6 +137,7 @@ class Comparison:
     bound_ns: int | None
     bound_text: str
     start: tuple[str, ...]
+    start_text: str
     rows: tuple[Row, ...]
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -159,6 +160,7 @@ class Comparison:
             "bound_ns": self.bound_ns,
             "bound_text": self.bound_text,
             "start": list(self.start),
+            "start_text": self.start_text,
             "rows": [row.to_json() for row in self.rows],
             "left_out": [{"name": name, "why": why} for name, why in self.left_out],
         }
@@ -219,7 +221,10 @@ def compare(
     """
     for title, other in (others or {}).items():
         check_same(plan, other, title)
-    retraced = retrace(plan, model, inputs, loss_fn=loss_fn) if retraced is None else retraced
+    if retraced is None:
+        if progress is not None:
+            progress("tracing the model")
+        retraced = retrace(plan, model, inputs, loss_fn=loss_fn)
     maker = Maker(plan, retraced, time_limit=time_limit, workers=workers, progress=progress)
     rows = [_row(plan, maker.as_given(name, other)) for name, other in ((name, plan), *(others or {}).items())]
     left_out: list[tuple[str, str]] = []
@@ -245,6 +250,7 @@ def compare(
         bound_ns=bound_of(plan),
         bound_text=_bound_text(plan),
         start=maker.started,
+        start_text=maker.start_text,
         rows=(rows[0], *sorted(rows[1:], key=lambda row: (row.step_ns, row.name))),
         left_out=tuple(left_out),
     )

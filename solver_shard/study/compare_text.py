@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from solver_shard.names import printable
 from solver_shard.plan.plan import CATEGORIES
 from solver_shard.plan.table import table
-from solver_shard.study.recipes import folded_start
 from solver_shard.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -56,11 +55,8 @@ def text(found: Comparison, *, wide: bool = False) -> str:
         "",
         f"  {LEGEND}",
     ]
-    if found.start:
-        started = folded_start(found.start)
-        lines.append(
-            "  passes and greedy walks start from " + "; ".join(started[:12]) + (f"; {len(started) - 12} more" * (len(started) > 12))
-        )
+    if found.start_text:
+        lines.append(f"  passes and greedy walks start from {found.start_text} (--json lists them)")
     lines += [f"  [{k}] {note}" for note, k in numbers.items()]
     unproven = [row.name for row in found.rows[1:] if not row.proven]
     if unproven:

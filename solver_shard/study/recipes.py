@@ -31,7 +31,6 @@ from solver_shard.choice.heads import heads_of
 from solver_shard.constraints import constrain
 from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.mesh import Mesh
-from solver_shard.names import fold_items
 from solver_shard.pins import parse_pin, resolve_pins
 from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program, Role
@@ -182,6 +181,17 @@ class Maker:
         plan, notes = self._fitting(name, options, make)
         return Made(name=name, kind="greedy", plan=plan, program=self.program, notes=notes + _left_over(plan))
 
+    @property
+    def start_text(self) -> str:
+        """What the passes and walks that were made start from."""
+        if not self.started:
+            return ""
+        if self.plan.options.pins:
+            return "the pins of the first plan"
+        *data, tensor = self.mesh.whole.names
+        blocks = f", and the matrices of the blocks by {tensor} as Megatron-LM does" if data else ""
+        return f"inputs cut by batch over {', '.join(data) or tensor}{blocks}"
+
     def _start(self) -> tuple[str, ...]:
         """Where passes and walks start from, as pins; recorded, because a table must say it."""
         if not self.started:
@@ -265,12 +275,6 @@ def starting_pins(program: Program, mesh: Mesh) -> tuple[str, ...]:
             if size > 1 and (t not in heads or heads[t].cut_by([size])[0]):
                 pins.append(f"{program.tensors[t].name}={mesh.names[-1]}=S({dim})")
     return tuple(pins)
-
-
-def folded_start(pins: tuple[str, ...]) -> list[str]:
-    """Pins of repeated layers as one line each: ``model.layers.{0..31}.mlp.up_proj.weight: tp=S(0)``."""
-    pairs = [(pattern, layout) for pattern, _, layout in (text.partition("=") for text in pins)]
-    return [f"{name}: {layout}" for name, layout, _ in fold_items(pairs)]
 
 
 def _left_over(plan: Plan) -> tuple[str, ...]:
