@@ -213,8 +213,10 @@ def _dictionary(text: str, name: str) -> tuple[Any, str]:
     """The dict of styles in a text, and the template that the rest of the file speaks for."""
     try:
         return read_value(text, calls=_CALLS, file=name), "zero3"
-    except InputError:
+    except InputError as error:
         found = read_assignments(text, calls=_CALLS, file=name)
+        if not found:
+            raise error from None
     if "TENSOR_PARALLEL" in found:
         return found["TENSOR_PARALLEL"], "zero3" if "FULLY_SHARD" in found else "ddp"
     dicts = [value for value in found.values() if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)]

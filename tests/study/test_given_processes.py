@@ -42,10 +42,21 @@ def tp_plan(**more: str) -> str:
     return json.dumps({**model.tp_plan, **more})
 
 
+ONCE = PARALLELIZE.replace(
+    "{",
+    """{
+    "model.layers.*.self_attn": PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Replicate()}, desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+    "model.layers.*.mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate()),""",
+    1,
+)
+"""The same with one gradient for all projections of a module."""
+
 JOBS = {
     "hf": ("transformers", "llama", tp_plan()),
     "hf-other": ("transformers", "llama", tp_plan(**{"model.embed_tokens": "replicate", "model.layers.*.mlp.down_proj": "rowwise"})),
     "parallelize": ("parallelize_module", "llama", PARALLELIZE),
+    "parallelize-once": ("parallelize_module", "llama", ONCE),
     "tutorial": ("parallelize_module", "tutorial", tutorial_llama.TENSOR),
     "tutorial-sequence": ("parallelize_module", "tutorial", tutorial_llama.SEQUENCE),
     "apart": ("parallelize_module", "tutorial", tutorial_llama.APART),
