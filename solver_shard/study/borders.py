@@ -279,8 +279,8 @@ class _Follower:
             style = self.styles.get(op.module)
             if style is not None and style.cut == "sequence":
                 self._check_sequence(op, style)
-        elif (core := self.cores.get(op.module)) is not None and core.gradient in op.operands:
-            self._return(core, op)
+        elif (given := self.cores.get(op.module)) is not None and given.gradient in op.operands:
+            self._return(given, op)
 
     def _enter(self, entry: _Entry, core: _Core, x: int, op: Op) -> None:
         """An input's way into the modules of a border."""

@@ -9,7 +9,7 @@ transitions cost something else. Layouts of an axis that one of the plans has sp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ def _collectives(one: Plan, two: Plan) -> tuple[Moved, ...]:
     found = []
     for key in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (side.get(key, []) for side in sides)
-        sums = [[sum(item[k] for item in items) for k in range(3)] for items in (a, b)]
+        sums = [_sums(items) for items in (a, b)]
         if sums[0] != sums[1]:
             purpose, kind, axes, _ = key
             names = fold_names(dict.fromkeys(name for *_, name in (*a, *b)))
@@ -127,6 +127,10 @@ def _collectives(one: Plan, two: Plan) -> tuple[Moved, ...]:
             )
     order = {purpose: k for k, purpose in enumerate(PURPOSES)}
     return tuple(sorted(found, key=lambda m: (-abs(m.delta_ns), order.get(m.purpose, 0), m.kind, m.names)))
+
+
+def _sums(items: Sequence[tuple[int, int, int, str]]) -> tuple[int, int, int]:
+    return sum(item[0] for item in items), sum(item[1] for item in items), sum(item[2] for item in items)
 
 
 def _moves(plan: Plan) -> dict[tuple[str, str, str, str], list[tuple[int, int, int, str]]]:
@@ -228,27 +232,27 @@ def _whole(layout: Layout, mesh: Mesh) -> str:
 
 def _lines(found: Difference) -> list[str]:
     a, b = found.names
-    rows = [("", "A", "B", "B - A")]
+    figures = [("", "A", "B", "B - A")]
     for what, (x, y) in found.figures.items():
         show = format_bytes if what == "peak" else format_ns
-        rows.append((what, show(x), show(y), _signed(y - x, what == "peak")))
-    lines = [f"A  {a}", f"B  {b}", "", *table(rows, right=(1, 2, 3))]
+        figures.append((what, show(x), show(y), _signed(y - x, what == "peak")))
+    lines = [f"A  {a}", f"B  {b}", "", *table(figures, right=(1, 2, 3))]
     if found.collectives:
-        rows = [("purpose", "collective", "axes", "A", "B", "B - A", "tensors")]
+        moved: list[tuple[str, ...]] = [("purpose", "collective", "axes", "A", "B", "B - A", "tensors")]
         for m in found.collectives[:MAX_ROWS]:
             cells = [f"{n} x {format_bytes(size // n)}, {format_ns(ns)}" if n else "-" for n, size, ns in _pairs(m)]
-            rows.append((m.purpose, m.kind, m.axes, *cells, _signed(m.delta_ns), shorten(m.names, WIDTH)))
-        lines += ["", "Collectives that differ, per step (count x bytes per device each, time)", *table(rows, right=(5,), header=True)]
+            moved.append((m.purpose, m.kind, m.axes, *cells, _signed(m.delta_ns), shorten(m.names, WIDTH)))
+        lines += ["", "Collectives that differ, per step (count x bytes per device each, time)", *table(moved, right=(5,), header=True)]
         lines += _more(found.collectives)
     if found.tensors:
-        rows = [("tensor", "", "A", "B", "B - A")]
-        for x in found.tensors[:MAX_ROWS]:
-            effect = _signed(x.delta_ns) if x.delta_ns else _signed(x.delta_bytes, True)
-            rows.append((shorten(x.names, WIDTH), f"x{x.count}" if x.count > 1 else "", *x.layouts, effect))
+        laid: list[tuple[str, ...]] = [("tensor", "", "A", "B", "B - A")]
+        for tensor in found.tensors[:MAX_ROWS]:
+            effect = _signed(tensor.delta_ns) if tensor.delta_ns else _signed(tensor.delta_bytes, True)
+            laid.append((shorten(tensor.names, WIDTH), f"x{tensor.count}" if tensor.count > 1 else "", *tensor.layouts, effect))
         lines += [
             "",
             f"Layouts that differ ({found.alike:,} tensors lie alike), with what transitions cost more, or else bytes",
-            *table(rows, right=(4,), header=True),
+            *table(laid, right=(4,), header=True),
             *_more(found.tensors),
         ]
     if not found.collectives and not found.tensors:
