@@ -30,11 +30,13 @@ from solver_shard.baselines.restrict import block_cut, expert_weights, parse_tem
 from solver_shard.choice.heads import heads_of
 from solver_shard.constraints import constrain
 from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.pins import parse_pin, resolve_pins
 from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program, Role
 from solver_shard.propagation.passes import PassName
+from solver_shard.propagation.program import propagate_program
 from solver_shard.stages import StageClock
 from solver_shard.study.retrace import Retraced, check_program
 from solver_shard.units import format_bytes
@@ -102,6 +104,7 @@ class Maker:
             work_limit=None,
         )
         self.started: tuple[str, ...] = ()
+        self.spread: dict[tuple[Layout, ...], Made] = {}
 
     @property
     def program(self) -> Program:
@@ -151,14 +154,22 @@ class Maker:
         return Made(name=item.name, kind="given", plan=plan, program=followed.program, notes=(*followed.notes(), *notes))
 
     def _propagated(self, name: PassName) -> Made:
-        pins, propagation = self._start(), Propagation(name=name)
+        """What a pass makes of the start; passes that lay every tensor out alike have one plan."""
+        pins, propagation, mesh = self._start(), Propagation(name=name), self.mesh.whole
         options = dataclasses.replace(self.options, pins=pins, tied=False, split="off")
+        resolved = resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh)
+        program, pinned = constrain(self.program, resolved)
+        spread = propagate_program(program, mesh, pinned, name, options.rulebook(), propagation.options)
+        if spread.layouts not in self.spread:
 
-        def make(asked: Options) -> Plan:
-            return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), propagation=propagation)
+            def make(asked: Options) -> Plan:
+                return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), propagation=propagation)
 
-        plan, notes = self._fitting(name, options, make)
-        return Made(name=name, kind="propagation", plan=plan, program=self._constrained(pins, plan.mesh), notes=notes)
+            plan, notes = self._fitting(name, options, make)
+            self.spread[spread.layouts] = Made(name=name, kind="propagation", plan=plan, program=program, notes=notes)
+        same = self.spread[spread.layouts]
+        recorded = dataclasses.replace(same.plan.options, propagation=propagation.record(program, spread.lost))
+        return dataclasses.replace(same, name=name, plan=dataclasses.replace(same.plan, options=recorded))
 
     def _greedy(self, name: str) -> Made:
         pins, mesh = self._start(), self.mesh.whole
