@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from solver_shard.study.compare import Row
 
 MAX_ROWS = 24
-WIDTH = 72
+WIDTH = 60
+
+_Move = tuple[int, int, int, str]
+"""How often a collective runs in a step, its bytes and nanoseconds all times together, and of which tensor it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Collectives of one kind, for one purpose and alike tensors, under both plans.
+    """Collectives of one kind, over the same axes and for one purpose, of the tensors for which the plans differ in them.
 
     Attributes:
-        names: tensors, copies of a layer folded.
+        names: these tensors, copies of a layer folded, the largest difference first.
         count, nbytes, nanoseconds: of the first plan and of the second, per step, summed.
     """
 
@@ -112,31 +115,32 @@ def difference(one: Row, two: Row) -> Difference:
 
 
 def _collectives(one: Plan, two: Plan) -> tuple[Moved, ...]:
-    """Groups of collectives that differ in number, bytes or time."""
+    """Collectives of tensors for which they differ in number, bytes or time."""
     sides = [_moves(plan) for plan in (one, two)]
-    found = []
+    groups: dict[tuple[str, str, str], list[tuple[list[_Move], list[_Move]]]] = {}
     for key in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (side.get(key, []) for side in sides)
-        sums = [_sums(items) for items in (a, b)]
-        if sums[0] != sums[1]:
-            purpose, kind, axes, _ = key
-            names = fold_names(dict.fromkeys(name for *_, name in (*a, *b)))
-            pairs = list(zip(*sums, strict=True))
-            found.append(
-                Moved(purpose=purpose, kind=kind, axes=axes, names=tuple(names), count=pairs[0], nbytes=pairs[1], nanoseconds=pairs[2])
-            )
+        if _sums(a) != _sums(b):
+            groups.setdefault(key[:3], []).append((a, b))
+    found = []
+    for (purpose, kind, axes), pairs in groups.items():
+        pairs.sort(key=lambda pair: -abs(_sums(pair[1])[2] - _sums(pair[0])[2]))
+        names = fold_names(dict.fromkeys(name for pair in pairs for items in pair for *_, name in items))
+        sums = [_sums([item for pair in pairs for item in pair[k]]) for k in (0, 1)]
+        count, nbytes, nanoseconds = zip(*sums, strict=True)
+        found.append(Moved(purpose=purpose, kind=kind, axes=axes, names=tuple(names), count=count, nbytes=nbytes, nanoseconds=nanoseconds))
     order = {purpose: k for k, purpose in enumerate(PURPOSES)}
-    return tuple(sorted(found, key=lambda m: (-abs(m.delta_ns), order.get(m.purpose, 0), m.kind, m.names)))
+    return tuple(sorted(found, key=lambda m: (-abs(m.delta_ns), order.get(m.purpose, 0), m.kind, m.axes)))
 
 
-def _sums(items: Sequence[tuple[int, int, int, str]]) -> tuple[int, int, int]:
+def _sums(items: Sequence[_Move]) -> tuple[int, int, int]:
     return sum(item[0] for item in items), sum(item[1] for item in items), sum(item[2] for item in items)
 
 
-def _moves(plan: Plan) -> dict[tuple[str, str, str, str], list[tuple[int, int, int, str]]]:
+def _moves(plan: Plan) -> dict[tuple[str, str, str, str], list[_Move]]:
     """Collectives by purpose, kind, axes and form of the tensor's name: how often, bytes, nanoseconds, name."""
     owners = {gradient: name for name, gradient in plan.gradients.items()}
-    found: dict[tuple[str, str, str, str], list[tuple[int, int, int, str]]] = {}
+    found: dict[tuple[str, str, str, str], list[_Move]] = {}
     for reshard in plan.reshards:
         name = owners.get(reshard.tensor, plan.tensors[reshard.tensor].name)
         for step in reshard.steps:
@@ -238,21 +242,21 @@ def _lines(found: Difference) -> list[str]:
         figures.append((what, show(x), show(y), _signed(y - x, what == "peak")))
     lines = [f"A  {a}", f"B  {b}", "", *table(figures, right=(1, 2, 3))]
     if found.collectives:
-        moved: list[tuple[str, ...]] = [("purpose", "collective", "axes", "A", "B", "B - A", "tensors")]
+        moved: list[tuple[str, ...]] = [("B - A", "purpose", "collective", "axes", "A", "B", "tensors")]
         for m in found.collectives[:MAX_ROWS]:
-            cells = [f"{n} x {format_bytes(size // n)}, {format_ns(ns)}" if n else "-" for n, size, ns in _pairs(m)]
-            moved.append((m.purpose, m.kind, m.axes, *cells, _signed(m.delta_ns), shorten(m.names, WIDTH)))
-        lines += ["", "Collectives that differ, per step (count x bytes per device each, time)", *table(moved, right=(5,), header=True)]
+            cells = [f"{n}, {format_bytes(size)}, {format_ns(ns)}" if n else "-" for n, size, ns in _pairs(m)]
+            moved.append((_signed(m.delta_ns), m.purpose, m.kind, m.axes, *cells, shorten(m.names, WIDTH)))
+        lines += ["", "Collectives that differ, per step: count, bytes per device and time, summed", *table(moved, right=(0,), header=True)]
         lines += _more(found.collectives)
     if found.tensors:
-        laid: list[tuple[str, ...]] = [("tensor", "", "A", "B", "B - A")]
+        laid: list[tuple[str, ...]] = [("B - A", "tensor", "", "A", "B")]
         for tensor in found.tensors[:MAX_ROWS]:
             effect = _signed(tensor.delta_ns) if tensor.delta_ns else _signed(tensor.delta_bytes, True)
-            laid.append((shorten(tensor.names, WIDTH), f"x{tensor.count}" if tensor.count > 1 else "", *tensor.layouts, effect))
+            laid.append((effect, shorten(tensor.names, WIDTH), f"x{tensor.count}" if tensor.count > 1 else "", *tensor.layouts))
         lines += [
             "",
             f"Layouts that differ ({found.alike:,} tensors lie alike), with what transitions cost more, or else bytes",
-            *table(laid, right=(4,), header=True),
+            *table(laid, right=(0,), header=True),
             *_more(found.tensors),
         ]
     if not found.collectives and not found.tensors:
