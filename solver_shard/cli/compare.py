@@ -66,7 +66,10 @@ def compare(
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--diff", metavar="A B", help="Say what differs between two rows of the table instead of printing it.", show_default=False
+            "--diff",
+            metavar="A B",
+            help="Say what differs between two rows of the table instead of printing it: plan files, recipes, or given files.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[
@@ -89,8 +92,9 @@ def compare(
 ) -> None:
     """Price plans for the step of a plan beside it: greedy propagation, DTensor, experts' templates, other tools' plans, pins.
 
-    All are priced by the same evaluator, on one trace of the model. Regret is how much slower a plan's step is than the bound that the
-    first plan proves: (step - bound) / bound. Plans that need more memory than the first plan's limit are shown as not fitting.
+    All are priced by the same evaluator, on one trace of the model.
+    Regret is how much slower a plan's step is than the bound that the first plan proves: (step - bound) / bound.
+    Plans that need more memory than the first plan's limit are shown as not fitting.
 
     Exit codes: 0 done, 1 bad input, 2 usage.
     """
@@ -114,6 +118,9 @@ def compare(
     first, *others = [(str(path) if plans.count(path) < 2 else "", load_plan(path)) for path in plans]
     if not all(title for title, _ in (first, *others)):
         raise typer.BadParameter("a plan is given twice", param_hint="PLAN")
+    held = {title for title, _ in (first, *others)} | {item.name for item in given} | {path.name for path in pins or ()}
+    if diff is not None and not recipes:
+        recipes = [title for title in dict.fromkeys(diff) if title not in held] or ["none"]
     with progress_lines(quiet) as progress:
         found = compare_plans(
             first[1],
@@ -131,8 +138,7 @@ def compare(
         if output is not None:
             write_whole(output, _written(found, output.suffix))
     if as_json:
-        data_out = found.to_json() if said is None else said.to_json()
-        sys.stdout.write(json.dumps(data_out, indent=1) + "\n")
+        sys.stdout.write(json.dumps(found.to_json() if said is None else said.to_json(), indent=1) + "\n")
     else:
         sys.stdout.write(f"{found.text(wide=wide) if said is None else said}\n")
 

@@ -142,10 +142,13 @@ class Comparison:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def row(self, name: str) -> Row:
-        """The row of that name; InputError with the names there are."""
+        """The row of that name; InputError with the names there are, or why there is none of that name."""
         for row in self.rows:
             if row.name == name:
                 return row
+        why = dict(self.left_out).get(name)
+        if why is not None:
+            raise InputError(f"{name} is left out: {why}")
         raise InputError(f"no row is called {name!r}; there are {', '.join(row.name for row in self.rows)}")
 
     def to_json(self) -> dict[str, Any]:

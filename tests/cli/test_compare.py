@@ -43,7 +43,7 @@ def test_json_and_a_difference(plan: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(plan, "--model", MODEL, "--with", "zero3", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in data["rows"]] == [str(plan), "zero3"]
-    assert run(plan, "--model", MODEL, "--with", "zero3", "--diff", plan, "zero3") == 0
+    assert run(plan, "--model", MODEL, "--diff", plan, "zero3") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"A  {plan}\nB  zero3\n")
     assert "Layouts that differ" in out
@@ -58,6 +58,7 @@ def test_json_and_a_difference(plan: Path, capsys: pytest.CaptureFixture[str]) -
         ([], 1, "say which model it is: --model"),
         (["--tp-plan", "no-such-file.json"], 1, "cannot read no-such-file.json"),
         (["--model", MODEL, "--with", "none", "--diff", "a", "b"], 1, "no row is called 'a'; there are"),
+        (["--model", MODEL, "--diff", "dp=zero3,tp=megatron", "zero3"], 1, "dp=zero3,tp=megatron is left out: template 'megatron'"),
     ],
 )
 def test_wrong_usage_is_told(plan: Path, words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,18 +55,20 @@ ONCE = PARALLELIZE.replace(
 JOBS = {
     "hf": ("transformers", "llama", tp_plan()),
     "hf-other": ("transformers", "llama", tp_plan(**{"model.embed_tokens": "replicate", "model.layers.*.mlp.down_proj": "rowwise"})),
+    "hf-checkpointed": ("transformers", "checkpointed", tp_plan()),
     "parallelize": ("parallelize_module", "llama", PARALLELIZE),
     "parallelize-once": ("parallelize_module", "llama", ONCE),
     "tutorial": ("parallelize_module", "tutorial", tutorial_llama.TENSOR),
     "tutorial-sequence": ("parallelize_module", "tutorial", tutorial_llama.SEQUENCE),
     "apart": ("parallelize_module", "tutorial", tutorial_llama.APART),
 }
-SOURCES = {"llama": f"{config_file()}, batch {BATCH}, seq {SEQ}, f32", "tutorial": "tutorial_llama:build"}
+LLAMA = f"{config_file()}, batch {BATCH}, seq {SEQ}, f32"
+SOURCES = {"llama": LLAMA, "checkpointed": f"{LLAMA}, checkpointed", "tutorial": "tutorial_llama:build"}
 
 
 def traced(model: str) -> Program:
-    if model == "llama":
-        return traced_of(config_file(), batch=BATCH, seq=SEQ, dtype="f32")[0]
+    if model != "tutorial":
+        return traced_of(config_file(), batch=BATCH, seq=SEQ, dtype="f32", checkpoint=model == "checkpointed")[0]
     return traced_of("tutorial_llama:build")[0]
 
 
