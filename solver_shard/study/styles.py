@@ -137,7 +137,7 @@ def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str
 
     Args:
         text: JSON, a Python literal, or a Python file that assigns such a dict: ``TENSOR_PARALLEL`` as ``export --format parallelize``
-            writes it, or the only one there is. The file is not run.
+            writes it, or the only one of calls. The file is not run.
         data: template of the other mesh axes; by default ``zero3``, or ``ddp`` where the file is an exported one without ``fully_shard``.
 
     Raises:
@@ -218,7 +218,7 @@ def _dictionary(text: str, name: str) -> tuple[Any, str]:
         if not found:
             raise error from None
     if "TENSOR_PARALLEL" in found:
-        return found["TENSOR_PARALLEL"], "zero3" if "FULLY_SHARD" in found else "ddp"
+        return found["TENSOR_PARALLEL"], "ddp" if "INPUT_AXES" in found and "FULLY_SHARD" not in found else "zero3"
     dicts = [value for value in found.values() if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)]
     dicts = [value for value in dicts if all(isinstance(style, Call) for style in value.values())]
     if len(dicts) > 1:
