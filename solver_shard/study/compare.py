@@ -65,6 +65,7 @@ class Row:
         status: of the certificate: optimal, gap, feasible or interrupted; ``gap`` is relative to this row's own problem.
         notes: what a reader must know of the row, a sentence each.
         plan, program: as priced; not in JSON.
+        least_peak: of a recipe of which no plan fits, the smallest peak that one was found to have; ``least_proven``: that none has less.
     """
 
     name: str
@@ -83,6 +84,8 @@ class Row:
     notes: tuple[str, ...] = ()
     plan: Plan = field(repr=False)
     program: Program = field(repr=False)
+    least_peak: int | None = None
+    least_proven: bool = False
 
     @property
     def communication_ns(self) -> int:
@@ -108,6 +111,8 @@ class Row:
             "peak": self.peak,
             "at_peak": dict(self.at_peak),
             "fits": self.fits,
+            "least_peak": self.least_peak,
+            "least_proven": self.least_proven,
             "regret": self.regret,
             "status": self.status,
             "proven": self.proven,
@@ -314,6 +319,8 @@ def _row(first: Plan, made: Made) -> Row:
         notes=tuple(notes),
         plan=plan,
         program=made.program,
+        least_peak=made.least_peak,
+        least_proven=made.least_proven,
     )
 
 

@@ -38,7 +38,7 @@ def text(found: Comparison, *, wide: bool = False) -> str:
             *(_time(row.by_kind_ns[kind]) for kind in shown),
             *(_size(row.at_peak[name]) for name in held),
             format_bytes(row.peak),
-            "yes" if row.fits else "NO",
+            _fits(row),
         )
         for name, row in shown_rows
     ]
@@ -74,7 +74,7 @@ def markdown(found: Comparison) -> str:
         times = [row.step_ns, row.compute_ns, row.update_ns, *(row.by_kind_ns[kind] for kind in SHORT)]
         cells = [f"{ns / 1e6:.1f}" for ns in times]
         sizes = [f"{size / 2**30:.2f}" for size in (*(row.at_peak[name] for name in CATEGORIES), row.peak)]
-        cells = [_cell(row.name), cells[0], regret(row), *cells[1:], *sizes, "yes" if row.fits else "no"]
+        cells = [_cell(row.name), cells[0], regret(row), *cells[1:], *sizes, _fits(row)]
         lines.append("| " + " | ".join(cells) + " |")
     said = [f"- {_cell(row.name)}: {_cell(note)}" for row in found.rows for note in row.notes]
     said += [f"- {_cell(row.name)}: the best plan of its recipe is not proven" for row in found.rows[1:] if not row.proven]
@@ -110,9 +110,15 @@ def _together(rows: Sequence[Row]) -> list[tuple[str, Row]]:
     """Passes that come to plans of the same figures as one row under all their names."""
     found: dict[object, list[Row]] = {}
     for k, row in enumerate(rows):
-        figures = (row.step_ns, row.compute_ns, tuple(row.by_kind_ns.values()), row.peak, row.notes)
+        figures = (row.step_ns, row.compute_ns, tuple(row.by_kind_ns.values()), row.peak, row.least_peak, row.notes)
         found.setdefault(figures if row.kind == "propagation" else k, []).append(row)
     return [(", ".join(row.name for row in alike), alike[0]) for alike in found.values()]
+
+
+def _fits(row: Row) -> str:
+    if row.fits or row.least_peak is None:
+        return "yes" if row.fits else "no"
+    return f"no, {'least' if row.least_proven else 'least found'} {format_bytes(row.least_peak)}"
 
 
 def _time(nanoseconds: int) -> str:

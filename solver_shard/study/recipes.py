@@ -11,7 +11,7 @@ inputs cut by batch. Everything else follows from their rules.
 
 Every recipe is completed at the least time, first without a memory limit. Where the result needs more than there is, the recipe's plan
 of least time within the limit is looked for; where it has none either, the fastest stands in the table as one that does not fit, with a
-note of the smallest peak that the recipe can have.
+smallest peak that the recipe can have beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from solver_shard.propagation.passes import PassName
 from solver_shard.propagation.program import propagate_program
 from solver_shard.stages import StageClock
 from solver_shard.study.retrace import Retraced, check_program
-from solver_shard.units import format_bytes
 
 if TYPE_CHECKING:
     from solver_shard.study.given import Given
@@ -52,13 +51,15 @@ GREEDY = ("dtensor-greedy", DIJKSTRA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A plan to be priced, the program that it is for, and what a reader must know of it."""
+    """A plan to be priced, the program that it is for, and what a reader must know of it; ``least_peak`` as in a row."""
 
     name: str
     kind: RowKind
     plan: Plan
     program: Program
     notes: tuple[str, ...] = ()
+    least_peak: int | None = None
+    least_proven: bool = False
 
 
 def default_recipes(program: Program, mesh: Mesh) -> tuple[str, ...]:
@@ -131,14 +132,13 @@ class Maker:
         except InputError as error:
             raise InputError(f"{name!r} is no pass or walk ({', '.join((*PASSES, *GREEDY))}), and as a template: {error}") from None
         options = dataclasses.replace(self.options, template=name)
-        plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked))
-        return Made(name=name, kind="template", plan=plan, program=self.program, notes=notes)
+        return self._fitting(name, "template", self.program, options, lambda asked: self._plan(self.program, asked))
 
     def pinned(self, name: str, pins: tuple[str, ...]) -> Made:
         """The best plan that keeps these pins."""
         options = dataclasses.replace(self.options, pins=pins)
-        plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked))
-        return Made(name=name, kind="pins", plan=plan, program=self._constrained(pins, plan.mesh), notes=notes)
+        made = self._fitting(name, "pins", self.program, options, lambda asked: self._plan(self.program, asked))
+        return dataclasses.replace(made, program=self._constrained(pins, made.plan.mesh))
 
     def given(self, item: Given) -> Made:
         """What a plan for another tool runs, see :mod:`solver_shard.study.given`."""
@@ -150,8 +150,8 @@ class Maker:
             return self._plan(followed.program, asked, mesh=self.mesh.whole, narrow=followed.narrow)
 
         options = dataclasses.replace(self.options, template=followed.template, split="off", tied=False)
-        plan, notes = self._fitting(item.name, options, make)
-        return Made(name=item.name, kind="given", plan=plan, program=followed.program, notes=(*followed.notes(), *notes))
+        made = self._fitting(item.name, "given", followed.program, options, make)
+        return dataclasses.replace(made, notes=(*followed.notes(), *made.notes))
 
     def _propagated(self, name: PassName) -> Made:
         """What a pass makes of the start; passes that lay every tensor out alike have one plan."""
@@ -165,8 +165,7 @@ class Maker:
             def make(asked: Options) -> Plan:
                 return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), propagation=propagation)
 
-            plan, notes = self._fitting(name, options, make)
-            self.spread[spread.layouts] = Made(name=name, kind="propagation", plan=plan, program=program, notes=notes)
+            self.spread[spread.layouts] = self._fitting(name, "propagation", program, options, make)
         same = self.spread[spread.layouts]
         recorded = dataclasses.replace(same.plan.options, propagation=propagation.record(program, spread.lost))
         return dataclasses.replace(same, name=name, plan=dataclasses.replace(same.plan, options=recorded))
@@ -175,8 +174,12 @@ class Maker:
         pins, mesh = self._start(), self.mesh.whole
         options = dataclasses.replace(self.options, pins=pins, tied=False, split="off")
         if name == DIJKSTRA:
-            plan, notes = self._fitting(name, options, lambda asked: self._plan(self.program, asked, mesh=mesh, narrow=decide_by_cost))
-            return Made(name=name, kind="greedy", plan=plan, program=self._constrained(pins, mesh), notes=notes + _left_over(plan))
+            program = self._constrained(pins, mesh)
+            return _left_over(
+                self._fitting(
+                    name, "greedy", program, options, lambda asked: self._plan(self.program, asked, mesh=mesh, narrow=decide_by_cost)
+                )
+            )
         traced, cluster = self.retraced.traced, self.plan.cluster
         if traced is None:
             raise InputError(f"{name} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
@@ -189,8 +192,7 @@ class Maker:
                 traced, mesh=mesh, cluster=cluster, options=asked, pins=stored, devices_per_host=cluster.levels[0].size or mesh.size
             )[0]
 
-        plan, notes = self._fitting(name, options, make)
-        return Made(name=name, kind="greedy", plan=plan, program=self.program, notes=notes + _left_over(plan))
+        return _left_over(self._fitting(name, "greedy", self.program, options, make))
 
     @property
     def start_text(self) -> str:
@@ -225,27 +227,29 @@ class Maker:
             **more,  # type: ignore[arg-type]  # propagation or narrow, as plan_program takes them
         )
 
-    def _fitting(self, name: str, options: Options, make: Callable[[Options], Plan]) -> tuple[Plan, tuple[str, ...]]:
-        """The recipe's fastest plan within the limit; where it has none, its fastest, and its smallest peak as a note."""
+    def _fitting(self, name: str, kind: RowKind, program: Program, options: Options, make: Callable[[Options], Plan]) -> Made:
+        """The recipe's fastest plan within the limit; where it has none, its fastest, and its smallest peak."""
         limit, free = self.plan.options.usable_memory, dataclasses.replace(options, memory_limit=NO_LIMIT, reserve=0)
-        if self.progress is not None:
-            self.progress(f"{name}: without a memory limit")
+        self._say(f"{name}: without a memory limit")
         fastest = make(free)
+        made = Made(name=name, kind=kind, plan=self._limited(fastest), program=program)
         if fastest.memory.peak <= limit:
-            return self._limited(fastest), ()
-        if self.progress is not None:
-            self.progress(f"{name}: its smallest peak")
+            return made
+        self._say(f"{name}: its smallest peak")
         lightest = make(dataclasses.replace(free, objective="memory"))
-        if lightest.memory.peak <= limit:
-            if self.progress is not None:
-                self.progress(f"{name}: within the memory limit")
-            try:
-                return self._limited(make(options)), ()
-            except InfeasibleError:  # what was found above is the one that is known to fit
-                return self._limited(lightest), ("the only plan of this recipe that was found to fit is that of smallest peak",)
-        proven = lightest.certificate.status in ("optimal", "gap")
-        least = f"its smallest peak {'is' if proven else 'found is'} {format_bytes(lightest.memory.peak)}"
-        return self._limited(fastest), (f"does not fit: {least}",)
+        if lightest.memory.peak > limit:
+            proven = lightest.certificate.status in ("optimal", "gap")
+            return dataclasses.replace(made, least_peak=lightest.memory.peak, least_proven=proven)
+        self._say(f"{name}: within the memory limit")
+        try:
+            return dataclasses.replace(made, plan=self._limited(make(options)))
+        except InfeasibleError:  # what was found above is the one that is known to fit
+            note = "the only plan of this recipe that was found to fit is that of smallest peak"
+            return dataclasses.replace(made, plan=self._limited(lightest), notes=(note,))
+
+    def _say(self, line: str) -> None:
+        if self.progress is not None:
+            self.progress(line)
 
     def _limited(self, plan: Plan) -> Plan:
         """A plan that was made without a limit, as one for the first plan's limit, or for its own peak where that is more."""
@@ -288,7 +292,8 @@ def starting_pins(program: Program, mesh: Mesh) -> tuple[str, ...]:
     return tuple(pins)
 
 
-def _left_over(plan: Plan) -> tuple[str, ...]:
-    """What a walk's plan records as left to the solver."""
-    said = (plan.options.propagation or "").partition("; left to the solver: ")[2]
-    return (f"the solver decides where the plan's ops cannot say what the walk does: {said}",) if said else ()
+def _left_over(made: Made) -> Made:
+    """With a note of what a walk's plan records as left to the solver."""
+    said = (made.plan.options.propagation or "").partition("; left to the solver: ")[2]
+    note = f"the solver decides where the plan's ops cannot say what the walk does: {said}"
+    return dataclasses.replace(made, notes=(*made.notes, note)) if said else made
