@@ -10,8 +10,8 @@ inputs cut by batch over all axes but the rightmost, and the matrices of the blo
 inputs cut by batch. Everything else follows from their rules.
 
 Every recipe is completed at the least time, first without a memory limit. Where the result needs more than there is, the recipe's plan
-of least time within the limit is looked for; where it has none either, the fastest stands in the table as one that does not fit, with a
-smallest peak that the recipe can have beside it.
+of least time within the limit is looked for; where it has none either, the fastest stands in the table as one that does not fit, with
+the smallest peak that the recipe can have beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from solver_shard.baselines.carry import dtensor_greedy_plan
 from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
 from solver_shard.baselines.dijkstra_greedy import decide as decide_by_cost
+from solver_shard.baselines.dtensor_greedy import Walk
 from solver_shard.baselines.greedy import stored_layouts
+from solver_shard.baselines.masks import MAX_NAMES
 from solver_shard.baselines.propagated import NO_LIMIT, Propagation
 from solver_shard.baselines.restrict import block_cut, expert_weights, parse_template
 from solver_shard.choice.heads import heads_of
@@ -187,12 +189,17 @@ class Maker:
             raise InputError(f"{name} decides the ops of a plain step: one microbatch, unfused, with all rules")
         stored = stored_layouts(self.program, resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh))
 
-        def make(asked: Options) -> Plan:
-            return dtensor_greedy_plan(
-                traced, mesh=mesh, cluster=cluster, options=asked, pins=stored, devices_per_host=cluster.levels[0].size or mesh.size
-            )[0]
+        walks: list[Walk] = []
 
-        return _left_over(self._fitting(name, "greedy", self.program, options, make))
+        def make(asked: Options) -> Plan:
+            plan, walk = dtensor_greedy_plan(
+                traced, mesh=mesh, cluster=cluster, options=asked, pins=stored, devices_per_host=cluster.levels[0].size or mesh.size
+            )
+            walks.append(walk)
+            return plan
+
+        made = _left_over(self._fitting(name, "greedy", self.program, options, make))
+        return dataclasses.replace(made, notes=(*made.notes, *raising(walks[0])))
 
     @property
     def start_text(self) -> str:
@@ -290,6 +297,16 @@ def starting_pins(program: Program, mesh: Mesh) -> tuple[str, ...]:
             if size > 1 and (t not in heads or heads[t].cut_by([size])[0]):
                 pins.append(f"{program.tensors[t].name}={mesh.names[-1]}=S({dim})")
     return tuple(pins)
+
+
+def raising(walk: Walk) -> tuple[str, ...]:
+    """A note of the ops at which DTensor would raise, if there are any."""
+    names = sorted({op.op for op in walk.unsupported})
+    if not names:
+        return ()
+    shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
+    count = len(walk.unsupported)
+    return (f"DTensor raises at {count} ops of this trace ({shown}); the walk goes on as if their inputs had been replicated before",)
 
 
 def _left_over(made: Made) -> Made:

@@ -32,7 +32,7 @@ def test_a_table_of_files_recipes_and_given_plans(plan: Path, tmp_path: Path, ca
     more = ("--with", "dp=ddp,tp=replicate", "--parallelize", tmp_path / "tp.py", "--pins", tmp_path / "pins.txt", "--data", "ddp")
     assert run(plan, "--model", MODEL, *more, "-o", tmp_path / "table.md") == 0
     out = capsys.readouterr().out
-    assert out.startswith("mlp on dp=2,tp=2 (4 devices)")
+    assert out.startswith("MLP on dp=2,tp=2 (4 devices)")
     for name in (str(plan), "dp=ddp,tp=replicate", "tp.py", "pins.txt"):
         assert f"\n  {name}" in out
     assert "what parallelize_module runs along tp; dp by ddp" in out
