@@ -246,7 +246,7 @@ class Maker:
         lightest = make(dataclasses.replace(free, objective="memory"))
         if lightest.memory.peak > limit:
             proven = lightest.certificate.status in ("optimal", "gap")
-            return dataclasses.replace(made, least_peak=lightest.memory.peak, least_proven=proven)
+            return dataclasses.replace(made, least_peak=min(lightest.memory.peak, fastest.memory.peak), least_proven=proven)
         self._say(f"{name}: within the memory limit")
         try:
             return dataclasses.replace(made, plan=self._limited(make(options)))

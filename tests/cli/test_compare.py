@@ -58,7 +58,7 @@ def test_json_and_a_difference(plan: Path, capsys: pytest.CaptureFixture[str]) -
         ([], 1, "say which model it is: --model"),
         (["--tp-plan", "no-such-file.json"], 1, "cannot read no-such-file.json"),
         (["--model", MODEL, "--with", "none", "--diff", "a", "b"], 1, "no row is called 'a'; there are"),
-        (["--model", MODEL, "--diff", "dp=zero3,tp=megatron", "zero3"], 1, "dp=zero3,tp=megatron is left out: template 'megatron'"),
+        (["--model", MODEL, "--diff", "tp=expert-parallel,dp=ddp", "zero3"], 1, "tp=expert-parallel,dp=ddp is left out: template"),
     ],
 )
 def test_wrong_usage_is_told(plan: Path, words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
