@@ -142,3 +142,11 @@ def test_a_plan_does_not_differ_from_itself(found: Comparison) -> None:
     assert not said.collectives
     assert not said.tensors
     assert "Every tensor lies alike" in str(said)
+
+
+def test_an_axis_without_a_template_is_the_solvers(plan: Plan) -> None:
+    def step(template: str) -> int:
+        return optimize(MODEL, mesh="dp=2,tp=2", template=template, time_limit=10).costs.total_ns
+
+    assert step("free") == plan.costs.total_ns
+    assert step("dp=ddp,tp=free") <= min(step("ddp"), step("dp=ddp,tp=replicate"))
