@@ -83,15 +83,15 @@ def solve_kernel(problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | No
         return KernelResult(None, None, empty=True, proven=True)
     values, cells = int(problem.offsets[-1]), cells_of(problem)
     if values <= TINY_VALUES and cells <= TINY_CELLS:
-        result = _lazily(problem, _CpSat(problem, dual, cutoff, seed), dual, clock, cutoff, min(effort, 1.0))
+        result = _lazily(problem, _CpSat(problem, dual, cutoff, seed), dual, clock, cutoff, min(effort, 1.0), 0.0)
         if result.proven:
             return result
-    result = _lazily(problem, _Highs(problem, dual, gap, seed), dual, clock, cutoff, effort)
+    result = _lazily(problem, _Highs(problem, dual, gap, seed), dual, clock, cutoff, effort, gap)
     value = cutoff if result.assignment is None else problem.value(result.assignment)
     if result.empty or not result.proven or value is None or result.bound is None or result.bound >= value * (1 - gap):
         return result
     if values <= SMALL_VALUES and cells <= SMALL_CELLS:  # only the margin of HiGHS is open: is there really nothing better?
-        last = _lazily(problem, _CpSat(problem, dual, value, seed), dual, clock, value, min(effort, 2.0))
+        last = _lazily(problem, _CpSat(problem, dual, value, seed), dual, clock, value, min(effort, 2.0), 0.0)
         if last.proven:
             return last if last.assignment is not None else KernelResult(result.assignment, value, proven=True)
     return result
@@ -110,8 +110,13 @@ LEFT = _Answer(None, None, False, False, 0.0)
 """Of a solver that was left behind."""
 
 
-def _lazily(problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock, cutoff: int | None, effort: float) -> KernelResult:
-    """Solve with the rows of the priced times; add rows that solutions break until none is broken."""
+def _lazily(
+    problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock, cutoff: int | None, effort: float, gap: float
+) -> KernelResult:
+    """Solve with the rows of the priced times; add rows that solutions break until none is broken, or the bound is near the best value.
+
+    That value may be the cutoff, of a solution elsewhere: the backend does not know how near it is.
+    """
     rows = set(np.flatnonzero(dual.multipliers > 0).tolist())
     for column in dual.columns[-20:]:
         rows |= set(_broken(problem, column.usage, 1))
@@ -129,11 +134,14 @@ def _lazily(problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock
             return KernelResult(best, None, empty=best is None, proven=True)
         if answer.bound is not None:
             bound = answer.bound if bound is None else max(bound, answer.bound)
+        if answer.assignment is not None:
+            value = problem.value(answer.assignment)
+            if value is not None and (best_value is None or value < best_value):
+                best, best_value = answer.assignment, value
+        if bound is not None and best_value is not None and best_value - bound <= gap * abs(best_value):
+            return KernelResult(best, bound, proven=True)
         if answer.assignment is None:
             break
-        value = problem.value(answer.assignment)
-        if value is not None and (best_value is None or value < best_value):
-            best, best_value = answer.assignment, value
         broken = [t for t in _broken(problem, problem.profile(answer.assignment), 10) if t not in rows]
         if not broken:
             return KernelResult(best, bound, proven=answer.optimal)

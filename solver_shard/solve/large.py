@@ -16,7 +16,11 @@ from solver_shard.solve.relax import Relaxation
 
 
 class LargeBounding:
-    """See ``Bounding``; by relax.py."""
+    """See ``Bounding``; by relax.py.
+
+    The multipliers of a larger problem are only looked at: messages passed at them from nothing often stay far below the bound that they
+    had there, and no step leads out of that. The search for multipliers begins from none, and what is better counts.
+    """
 
     def __init__(
         self,
@@ -31,17 +35,23 @@ class LargeBounding:
     ) -> None:
         self.problem, self.clock, self.found, self.value = problem, clock, found, value
         self.flat = Flat.of(problem, scale_of(problem))
-        self.relaxation = Relaxation(self.flat, prices, rng)
+        self.relaxation = Relaxation(self.flat, {}, rng)
+        self.given = Relaxation(self.flat, prices, rng) if prices else None
         if known is not None:
             self.relaxation.known = known * self.flat.scale
 
     def steps(self) -> Iterator[None]:
-        relaxation, scale = self.relaxation, self.flat.scale
-        spent = 0.0
-        for _ in relaxation.steps():
+        if self.given is not None:
+            yield from self._told(self.given, self.given.settled())
+        yield from self._told(self.relaxation, self.relaxation.steps())
+
+    def _told(self, relaxation: Relaxation, steps: Iterator[None]) -> Iterator[None]:
+        """Steps of a relaxation, after each of which work is counted and what was found is handed on."""
+        scale, spent = self.flat.scale, relaxation.work
+        for _ in steps:
             self.clock.spend(relaxation.work - spent)
             spent = relaxation.work
-            bound = self.problem.whole(self.level()) if np.isfinite(relaxation.best) else 0
+            bound = self.problem.whole(self.level()) if np.isfinite(self.level()) else 0
             self.found(bound, None, "multipliers")
             for assignment in relaxation.found:
                 value = self.value()
@@ -53,14 +63,18 @@ class LargeBounding:
             yield
 
     def level(self) -> float:
-        return self.relaxation.best / self.flat.scale
+        return self._better().best / self.flat.scale
 
     def margins(self) -> Margins:
-        spent = self.relaxation.work
-        base, extra = self.relaxation.margins()
-        self.clock.spend(self.relaxation.work - spent)
+        relaxation = self._better()
+        spent = relaxation.work
+        base, extra = relaxation.margins()
+        self.clock.spend(relaxation.work - spent)
         rows = np.split(extra / self.flat.scale, self.flat.graph.off[1:-1].tolist()) if self.flat.size else []
         return Margins(base / self.flat.scale, rows)
 
     def prices(self) -> dict[int, float]:
-        return self.relaxation.prices()
+        return self._better().prices()
+
+    def _better(self) -> Relaxation:
+        return self.relaxation if self.given is None or self.relaxation.best >= self.given.best else self.given

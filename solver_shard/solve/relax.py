@@ -37,6 +37,9 @@ LAST_LENGTH, AGAIN = 1e-3, 2
 LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
 """Sweeps before margins are taken: until the bound is within this part of the best one."""
 
+STILL = 5
+"""Sweeps without a better bound after which messages are taken to have settled."""
+
 REPAIR_EVERY = 5
 HIGHEST = 1e30
 """Largest multiplier: sums of them stay finite."""
@@ -166,6 +169,18 @@ class Relaxation:
                 multipliers = np.clip(multipliers, 0.0, HIGHEST)
             elif not self.multipliers.any() and profile.max(initial=0) <= self.flat.limit:
                 yield from self._sweeps()
+                return
+
+    def settled(self) -> Iterator[None]:
+        """Sweeps until messages have settled at the given multipliers: what these are worth."""
+        theta, offset, stale = self.theta(), self.offset(), 0
+        for _ in range(MOST_SETTLING):
+            bound = self.passing.sweep(theta) + offset
+            self.work += self.passing.work
+            stale = 0 if bound > self.best + SETTLED * abs(self.best) else stale + 1
+            self.best = max(self.best, bound)
+            yield
+            if stale >= STILL:
                 return
 
     def _again(self) -> bool:

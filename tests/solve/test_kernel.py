@@ -77,3 +77,26 @@ def test_cp_sat_ends_when_the_caller_stops(monkeypatch: pytest.MonkeyPatch) -> N
     result = solve_kernel(problem, dual, clock, cutoff=None, gap=0.0, seed=0, effort=1e6)
     assert not result.proven
     assert not left_behind()
+
+
+class _NearTheCutoff:
+    """A solver that proves a bound just below the known value and finds nothing, as one that is not told of that value."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound, self.calls = bound, 0
+
+    def add_row(self, t: int) -> None:
+        pass
+
+    def solve(self, clock: Clock, work: float, hint: object) -> kernel._Answer:
+        self.calls += 1
+        return kernel._Answer(None, self.bound, False, False, 1.0)
+
+
+@pytest.mark.parametrize(("bound", "proven"), [(9_999, True), (9_900, False)])
+def test_a_bound_near_the_known_value_is_a_proof(bound: int, proven: bool) -> None:
+    graph = random_graph(np.random.default_rng(0), 4, 3)
+    small, _ = presolve(from_graph(graph, limit=None)[0])
+    backend = _NearTheCutoff(bound)
+    result = kernel._lazily(small, backend, Dual(small), Clock(None, None), 10_000, 5.0, 1e-3)  # type: ignore[arg-type]
+    assert (result.proven, result.bound, result.assignment) == (proven, bound, None)

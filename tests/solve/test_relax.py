@@ -100,3 +100,22 @@ def test_bounds_hold_for_any_multipliers(size: float) -> None:
         for _ in range(3):
             bound = relaxation.passing.sweep(theta) + relaxation.offset(multipliers)
             assert best is None or bound <= best * relaxation.flat.scale
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_settled_multipliers_are_worth_what_they_were(seed: int) -> None:
+    """``settled`` sweeps at the given multipliers alone: a valid bound, no other multipliers, and no less than where they came from."""
+    rng = np.random.default_rng(seed)
+    problem = some_problem(rng, nodes=5, consistent=True)
+    best = optimum(problem)
+    if best is None:
+        return
+    first = relaxed(problem, rng)
+    for _ in first.steps():
+        pass
+    second = relaxed(problem, rng, first.prices())
+    given = second.multipliers.copy()
+    for _ in second.settled():
+        assert second.best <= best * second.flat.scale, "a bound at every sweep"
+    assert (second.multipliers == given).all()
+    assert second.best >= first.best - 0.05 * abs(first.best) - 100 * problem.size
