@@ -85,7 +85,7 @@ def greedy_plan(
     if name == NAME:
         if traced is None:
             raise InputError(f"{NAME} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
-        stored = _layouts(program, resolve_pins(parsed, program, axes))
+        stored = stored_layouts(program, resolve_pins(parsed, program, axes))
         per_host = where.levels[0].size or axes.size
         plan, walk = dtensor_greedy_plan(
             traced, mesh=axes, cluster=where, options=options, pins=stored, devices_per_host=per_host, source=source, command=command
@@ -94,7 +94,7 @@ def greedy_plan(
     return limited_to_itself(dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=options, source=source, command=command)), None
 
 
-def _layouts(program: Program, pinned: Mapping[int, Allowed]) -> dict[str, Layout]:
+def stored_layouts(program: Program, pinned: Mapping[int, Allowed]) -> dict[str, Layout]:
     """Pins of stored tensors as one layout each: DTensor is given these, and axes without a pin are replicated."""
     sources = set(program.sources())
     found = {}

@@ -10,6 +10,7 @@ Where a step has several microbatches, gradients are accumulated as made and red
 | template | parameters | states | gradients | inputs | transitions |
 |---|---|---|---|---|---|
 | ``replicate`` | R | R | R | R | none |
+| ``free`` | any | any | any | any | any: the solver decides on this axis |
 | ``ddp`` | R | R | all-reduced | batch | gradients P to R |
 | ``zero1`` | R | cut | all-reduced | batch | and states gathered after the step |
 | ``zero2`` | R | cut | reduce-scattered | batch | the same |
@@ -51,7 +52,7 @@ from solver_shard.program import Op, Phase, Program, Ref, Role
 
 TEMPLATES = (
     *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel"),
-    *("context-parallel", "expert-parallel"),
+    *("context-parallel", "expert-parallel", "free"),
 )
 """What one mesh axis can do."""
 
@@ -62,6 +63,7 @@ _TENSOR = ("megatron", "megatron-sp")
 _SEQUENCE = 1
 _VOCABULARY = "vocab-parallel"
 _EXPERTS = "expert-parallel"
+_FREE = "free"
 _JOINT = (*(f"{name}+{_VOCABULARY}" for name in _TENSOR), *(f"{name}+{_EXPERTS}" for name in _DATA))
 """Tensor parallelism of the blocks and of the vocabulary, data and expert parallelism, on one axis."""
 _GROUPED = ("shard.grouped_mm.default", "shard.grouped_mm_weights.default")
@@ -154,6 +156,8 @@ class TemplateRestriction:
 
     def state(self, p: int, layout: Layout) -> bool:
         for a, name in enumerate(self.templates):
+            if name == _FREE:
+                continue
             if _data(name) in ("zero1", "zero2", "zero3") and not self._by_expert(p, name):
                 if not self._cut_or_too_small(p, a, layout):
                     return False
@@ -184,6 +188,8 @@ class TemplateRestriction:
     def _stored(self, t: int, name: str, axis: int, layout: Layout) -> bool:
         """Whether a source may have this placement on one axis."""
         tensor, placement = self.program.tensors[t], layout[axis]
+        if name == _FREE:
+            return True
         if tensor.role is Role.INPUT:
             cut = 0 if _data(name) else _SEQUENCE if name == "context-parallel" else -1
             if 0 <= cut < len(tensor.shape) and self._divides(tensor.shape[cut], axis, cut, layout):
@@ -360,6 +366,8 @@ def block_cut(program: Program) -> dict[int, int]:
 
 def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement) -> bool:
     """Whether a template uses this change of one axis's placement."""
+    if name == _FREE:
+        return True
     if source == target or name == "replicate":
         return source == target
     assert isinstance(scope, tuple)

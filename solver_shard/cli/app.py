@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from solver_shard import __version__
-from solver_shard.cli import expand, explain, export, propagate, report, show, solve, solve_graph, sweep, trace, verify
+from solver_shard.cli import compare, expand, explain, export, propagate, report, show, solve, solve_graph, sweep, trace, verify
 from solver_shard.cli.rules import rules
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("solve")(solve.solve)
 app.command("solve-graph")(solve_graph.solve_graph)
 app.command("sweep")(sweep.sweep)
 app.command("show")(show.show)
+app.command("compare")(compare.compare)
 app.command("expand")(expand.expand)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)

@@ -135,7 +135,7 @@ Template = Annotated[
     str | None,
     typer.Option(
         help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-        "megatron-sp, vocab-parallel, context-parallel, expert-parallel, as in dp=zero3,tp=megatron+vocab-parallel "
+        "megatron-sp, vocab-parallel, context-parallel, expert-parallel, free (no template), as in dp=zero3,tp=megatron+vocab-parallel "
         "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
         show_default=False,
         metavar="TEMPLATE",

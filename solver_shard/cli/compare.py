@@ -1,0 +1,175 @@
+"""``solver-shard compare``: one table over plans for the same model and mesh."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from solver_shard.cli.output import check_output
+from solver_shard.cli.progress import progress_lines
+
+if TYPE_CHECKING:
+    from solver_shard.study.compare import Comparison
+    from solver_shard.study.styles import Given
+
+_SUFFIXES = (".md", ".json", ".csv", ".txt")
+MAX_PINS = 1000
+
+
+def compare(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN [OTHER...]", help="Plan files of solve; the first one says the step.")],
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="RECIPE",
+            help="basic, aggressive, op-priority, user-priority, dtensor-greedy, dijkstra-greedy, or a template as in solve; repeatable. "
+            "'none' for no such row (default: all of these and common templates).",
+            show_default=False,
+        ),
+    ] = None,
+    tp_plan: Annotated[
+        list[Path] | None,
+        typer.Option("--tp-plan", metavar="FILE", help="A Hugging Face tp_plan: JSON, or a config.json; repeatable.", show_default=False),
+    ] = None,
+    parallelize: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--parallelize",
+            metavar="FILE",
+            help="A dict of parallelize_module styles: JSON, or a Python file, which is read and not run; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    pins: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--pins", metavar="FILE", help="A pin per line, as in solve --pin; # begins a comment; repeatable.", show_default=False
+        ),
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option("--axis", help="The mesh axis that --tp-plan and --parallelize are about (default: tp, or the rightmost).")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="TEMPLATE",
+            help="What their other axes do: zero3, ddp, ... (default: as the file says, else zero3).",
+            show_default=False,
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--diff",
+            metavar="A B",
+            help="Say what differs between two rows of the table instead of printing it: plan files, recipes, or given files.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The plan's model, where it is not a preset: an entry point package.module:function.", show_default=False),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="The plan's model as a config.json.", show_default=False)
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds of solving for each plan that is made.")] = 20.0,
+    workers: Annotated[int, typer.Option(min=1, help="Processor cores for the solver.")] = 2,
+    wide: Annotated[bool, typer.Option("--wide", help="Show what fills the memory at the peak, too.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the table to this file: .md, .json, .csv or .txt.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Price plans for the step of a plan beside it: greedy propagation, DTensor, experts' templates, other tools' plans, pins.
+
+    All are priced by the same evaluator, on one trace of the model.
+    Regret is how much slower a plan's step is than the bound that the first plan proves: (step - bound) / bound.
+    Plans that need more memory than the first plan's limit are shown as not fitting.
+
+    Exit codes: 0 done, 1 bad input, 2 usage.
+    """
+    from solver_shard.files import write_whole
+    from solver_shard.plan.io import load_plan
+    from solver_shard.study.compare import compare as compare_plans
+    from solver_shard.study.compare_diff import difference
+    from solver_shard.study.given import read_parallelize, read_tp_plan
+
+    check_output(output, plans[0])
+    if output is not None and output.suffix not in _SUFFIXES:
+        raise typer.BadParameter(f"{output} has none of the suffixes {', '.join(_SUFFIXES)}", param_hint="--output")
+    if model is not None and config is not None:
+        raise typer.BadParameter("give one of --model and --config", param_hint="--model")
+    if recipes and "none" in recipes and len(recipes) > 1:
+        raise typer.BadParameter("'none' leaves no other recipe", param_hint="--with")
+    given: list[Given] = [
+        *(read_tp_plan(_text(path), name=path.name, data=data, axis=axis) for path in tp_plan or ()),
+        *(read_parallelize(_text(path), name=path.name, data=data, axis=axis) for path in parallelize or ()),
+    ]
+    first, *others = [(str(path) if plans.count(path) < 2 else "", load_plan(path)) for path in plans]
+    if not all(title for title, _ in (first, *others)):
+        raise typer.BadParameter("a plan is given twice", param_hint="PLAN")
+    held = {title for title, _ in (first, *others)} | {item.name for item in given} | {path.name for path in pins or ()}
+    if diff is not None and not recipes:
+        recipes = [title for title in dict.fromkeys(diff) if title not in held] or ["none"]
+    with progress_lines(quiet) as progress:
+        found = compare_plans(
+            first[1],
+            dict(others),
+            name=first[0],
+            recipes=None if not recipes else [text for text in recipes if text != "none"],
+            given=given,
+            pins={path.name: _pins(path) for path in pins or ()},
+            model=config if config is not None else model,
+            time_limit=time_limit,
+            workers=workers,
+            progress=progress,
+        )
+        said = None if diff is None else difference(found.row(diff[0]), found.row(diff[1]))
+        if output is not None:
+            write_whole(output, _written(found, output.suffix))
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_json() if said is None else said.to_json(), indent=1) + "\n")
+    else:
+        sys.stdout.write(f"{found.text(wide=wide) if said is None else said}\n")
+
+
+def _written(found: Comparison, suffix: str) -> str:
+    if suffix == ".json":
+        return json.dumps(found.to_json(), indent=1) + "\n"
+    if suffix == ".csv":
+        return found.csv()
+    return found.markdown() if suffix == ".md" else found.text(wide=True) + "\n"
+
+
+def _text(path: Path) -> str:
+    """A small file's text; InputError where it is none."""
+    from solver_shard.errors import InputError
+    from solver_shard.export.literal import MAX_BYTES
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+
+
+def _pins(path: Path) -> list[str]:
+    """The pins of a file, one a line."""
+    from solver_shard.errors import InputError
+
+    lines = [line.partition("#")[0].strip() for line in _text(path).splitlines()]
+    found = [line for line in lines if line]
+    if not found or len(found) > MAX_PINS:
+        raise InputError(f"{path} holds {len(found):,} pins; write one a line, as in 'lm_head.weight=S(0),R', {MAX_PINS:,} at most")
+    return found
