@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Annotated
 
 import typer
@@ -46,3 +48,13 @@ app.command("report")(report.report)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")
+
+
+def _flowing(text: str) -> str:
+    """A docstring with one line per paragraph, as typer keeps the line breaks of all paragraphs but the first."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
+
+
+for _command in (*app.registered_commands, *rules.registered_commands):
+    if _command.help is None and _command.callback is not None:
+        _command.help = _flowing(_command.callback.__doc__ or "")
