@@ -1,4 +1,4 @@
-"""Files of whatever kind are read up to a limit, and what is read is never written over."""
+"""Files of whatever kind are read up to a limit, what is read is never written over, and limits of a search are checked first."""
 
 from __future__ import annotations
 
@@ -77,3 +77,25 @@ def test_names_of_a_file_neither_steer_the_terminal_nor_flood_it(tmp_path: Path,
     assert "\x1b" not in said
     assert len(said) < MOST_SAID + 100
     assert not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize("command", [["explain", "plan.json", "layers.0.up.weight"], ["compare", "plan.json"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--time-limit", "nan"], "time limit nan is not legal"),
+        (["--time-limit", "-1"], "time limit -1.0 is not legal"),
+        (["--workers", "1000"], "1000 workers are not legal"),
+        (["--gap", "nan"], "gap nan is not legal"),
+        (["--seed", "-1"], "seed -1 is not legal"),
+    ],
+)
+def test_limits_of_a_search_are_checked_before_tracing(
+    command: list[str], words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] in ("--gap", "--seed") and command[0] == "compare":
+        return
+    monkeypatch.chdir(tmp_path)
+    example().save("plan.json")
+    assert main([*command, *words, "--model", "no.such:model"]) == 1
+    assert says in capsys.readouterr().err
