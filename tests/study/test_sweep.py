@@ -177,6 +177,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         sweep_of(tmp_path / "thesis.tex")
 
 
+def test_a_model_that_is_none_leaves_nothing_in_the_way_of_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no_such_model"):
+        sweeping.sweep("entry_models:no_such_model", meshes=MESHES, folder=tmp_path / "new", **LIMITS)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_a_file_in_a_plans_place_is_never_written_over(done: tuple[Path, Sweep], tmp_path: Path) -> None:
     folder = copied(done, tmp_path)
     first, second, _ = (folder / f"{row.name}.json" for row in done[1].rows)
