@@ -9,7 +9,8 @@ and a query projection cut by the whole axis leaves every device with heads that
 Mesh 'dp=16,tp=8x2'
 
 At most one axis is split, the innermost one, which the costliest traffic wants: every axis more multiplies the
-strategies. A mesh of one axis is split only if nothing else of the op (its batch) can be cut by all devices.
+strategies, so a mesh of three is only split where the user asks for it, or for a template, which leaves few. A mesh of
+one axis is split only if nothing else of the op (its batch) can be cut by all devices.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from solver_shard.program import Phase, Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.rule import Rule
 
-MAX_LIVE_AXES = 4
-"""Axes of more than one device after an automatic split."""
+MAX_LIVE_AXES, MAX_TEMPLATE_AXES = 3, 4
+"""Axes of more than one device after an automatic split: four take minutes and many gigabytes for the largest models, except where a
+template leaves few strategies."""
 
 COUNTS = ("heads", "experts")
 """Factors that are counts of a model's parts, not sizes."""
@@ -37,10 +39,11 @@ def split_where_needed(program: Program, rulebook: Rulebook, mesh: Mesh, axes: C
     """
     live = [a for a, axis in enumerate(mesh.axes) if axis.size > 1]
     wanted = live[-1:] if axes is None else [a for a in live if a in axes]
+    most = MAX_LIVE_AXES if axes is None else MAX_TEMPLATE_AXES
     sizes: dict[str, tuple[int, ...]] = {}
     for a in wanted:
         axis = mesh.axes[a]
-        if axis.parent is None and len(live) + len(sizes) < MAX_LIVE_AXES:
+        if axis.parent is None and len(live) + len(sizes) < most:
             part = _part(program, rulebook, axis.size, alone=axes is None and len(live) == 1)
             if part is not None:
                 sizes[axis.name] = (part, axis.size // part)

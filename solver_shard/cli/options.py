@@ -125,7 +125,8 @@ Split = Annotated[
     str | None,
     typer.Option(
         metavar="AXIS=AxB",
-        help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: where an axis has more devices than heads).",
+        help="Split a mesh axis into sub-axes, outermost first, as in tp=8x2 (default: the innermost of one or two axes, where it "
+        "has more devices than heads).",
         show_default=False,
         rich_help_panel=MESH,
     ),

@@ -35,7 +35,7 @@ def attention(batch: int, heads: int, kv: int) -> Program:
         ((64, 8), "dp=16,tp=8", None),
         ((12, 12), "dp=2,tp=8", "dp=2,tp=4x2"),
         ((9, 3), "dp=2,tp=8", None),  # no part of the axis divides them
-        ((64, 8), "a=2,b=2,c=2,d=16", None),  # enough axes
+        ((64, 8), "a=2,b=2,c=16", None),  # enough axes
         ((64, 8), "dp=16,tp=16,one=1", "dp=16,tp=8x2,one=1"),
         ((64, 8), "dp=16,tp=2x8", None),  # the user did
         ((16, 2), "tp=8", None),  # the batch can be cut by all devices
@@ -54,6 +54,7 @@ def test_only_the_axes_asked_about_are_split() -> None:
     program, mesh = attention(32, 64, 8), Mesh.parse("tp=16,dp=16")
     assert split_where_needed(program, Rulebook(TABLE), mesh, ()) == mesh
     assert str(split_where_needed(program, Rulebook(TABLE), mesh, (0,))) == "tp=8x2,dp=16"
+    assert str(split_where_needed(program, Rulebook(TABLE), Mesh.parse("a=2,b=2,tp=16"), (2,))) == "a=2,b=2,tp=8x2"
 
 
 def grouped(heads: int, kv: int, *, backward: bool = False) -> Case:
