@@ -106,7 +106,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
     Raises:
         InputError: no such dict, or a style that cannot be followed.
     """
-    value = read_assignments(text).get("base_model_tp_plan") if "base_model_tp_plan =" in text else read_value(text)
+    value = read_assignments(text, file=name).get("base_model_tp_plan") if "base_model_tp_plan =" in text else read_value(text, file=name)
     outer: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
     inner = [outer[key] for key in ("tp_plan", "base_model_tp_plan") if isinstance(outer.get(key), Mapping)]
     plan = inner[0] if inner else value
