@@ -321,6 +321,13 @@ def test_ray_finds_the_same(done: tuple[Path, Sweep], tmp_path: Path) -> None:
         assert content(load_plan(tmp_path / "ray" / f"{row.name}.json")) == content(load_plan(done[0] / f"{row.name}.json"))
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:70000"])
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match="cannot reach a Ray cluster at"):
+        sweep_of(ray=address)
+
+
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'solver-shard\[ray\]'"):
