@@ -42,9 +42,10 @@ def figures(rows: tuple[Row, ...]) -> list[Row]:
 
 def content(plan: Plan) -> Plan:
     """A plan without what depends on the machine and on how it was asked for."""
+    history = tuple(dataclasses.replace(moment, seconds=0.0) for moment in plan.certificate.history)
     return dataclasses.replace(
         plan,
-        certificate=dataclasses.replace(plan.certificate, stages={}),
+        certificate=dataclasses.replace(plan.certificate, stages={}, history=history),
         provenance=dataclasses.replace(plan.provenance, command="", date=""),
     )
 
