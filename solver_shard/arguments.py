@@ -131,6 +131,21 @@ def check_numbers(
         raise InputError(f"{workers!r} workers are not legal; give a whole number of processor cores, 1 to {MAX_WORKERS}")
 
 
+def check_search(options: Options, *, time_limit: float, workers: int, gap: float | None = None, seed: int | None = None) -> None:
+    """Check how long and how exactly is searched anew on a plan's graph, before the model is traced for it; None is the plan's own."""
+    check_numbers(
+        overlap=options.overlap,
+        objective=options.objective,
+        memory_weight=options.memory_weight,
+        gap=options.gap if gap is None else gap,
+        time_limit=time_limit,
+        total_time_limit=None,
+        work_limit=None,
+        seed=options.seed if seed is None else seed,
+        workers=workers,
+    )
+
+
 def _is_number(value: object, *, whole: bool = False) -> bool:
     """Whether this is a number of Python or numpy; truth values are not."""
     return isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)

@@ -1,6 +1,8 @@
-"""Files that are written whole or not at all.
+"""Files that are written whole or not at all, and read up to a limit.
 
 >>> write_whole("plan.json", text)
+>>> read_text("plan.json", 2**20) == text
+True
 """
 
 from __future__ import annotations
@@ -11,6 +13,20 @@ import secrets
 from pathlib import Path
 
 from solver_shard.errors import InputError
+
+
+def read_text(path: str | os.PathLike[str], most: int) -> str:
+    """The text of a file in UTF-8. No more than ``most`` bytes are read, of whatever kind it is: a device or a pipe has no size of its own.
+
+    Raises:
+        InputError: it is larger.
+        OSError, ValueError: as of ``open`` and of decoding; the caller says what the file was to be.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{os.fspath(path)} has more than {most:,} bytes, the most that is read of it: is this the right file?")
+    return data.decode()
 
 
 def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:

@@ -8,6 +8,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+MOST_SAID = 4000
+"""Characters of an error: a name in a file can have millions."""
+
 OK, ERROR, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -35,20 +38,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if isinstance(error, InternalError):
             print(
-                f"error: {error}\nThis is a bug in solver-shard; please report it with the output of the same command and --debug.",
+                f"error: {_shown(error)}\nThis is a bug in solver-shard; please report it with the output of the same command and --debug.",
                 file=sys.stderr,
             )
         elif isinstance(error, SolverShardError):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_shown(error)}", file=sys.stderr)
             for line in error.details if isinstance(error, InfeasibleError) else ():
-                print(f"  {line}", file=sys.stderr)
+                print(f"  {_shown(line)}", file=sys.stderr)
         else:
-            print(
-                f"error: {type(error).__name__}: {error}\nThis was not expected; run the same command with --debug for a traceback.",
-                file=sys.stderr,
-            )
+            what = _shown(f"{type(error).__name__}: {error}")
+            print(f"error: {what}\nThis was not expected; run the same command with --debug for a traceback.", file=sys.stderr)
         return INFEASIBLE if isinstance(error, InfeasibleError) else ERROR
     return OK
+
+
+def _shown(what: object) -> str:
+    """A message that may hold names from a file: nothing in it steers the terminal, and it ends."""
+    from solver_shard.names import printable
+
+    text = str(what)
+    return printable(text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}... ({len(text):,} characters)")
 
 
 def run() -> None:

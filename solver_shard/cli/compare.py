@@ -104,7 +104,7 @@ def compare(
     from solver_shard.study.compare_diff import difference
     from solver_shard.study.given import read_parallelize, read_tp_plan
 
-    check_output(output, plans[0])
+    check_output(output, *plans, *(tp_plan or ()), *(parallelize or ()), *(pins or ()), config)
     if output is not None and output.suffix not in _SUFFIXES:
         raise typer.BadParameter(f"{output} has none of the suffixes {', '.join(_SUFFIXES)}", param_hint="--output")
     if model is not None and config is not None:
@@ -155,12 +155,11 @@ def _text(path: Path) -> str:
     """A small file's text; InputError where it is none."""
     from solver_shard.errors import InputError
     from solver_shard.export.literal import MAX_BYTES
+    from solver_shard.files import read_text
 
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
 
 

@@ -14,8 +14,8 @@ from solver_shard.errors import InputError
 T = TypeVar("T")
 
 
-def check_output(output: Path | None, source: Path | None = None) -> None:
-    """Refuse, as wrong usage, an output that is not a file in a folder that exists and can be written, or that is the ``source``."""
+def check_output(output: Path | None, *sources: Path | str | None) -> None:
+    """Refuse, as wrong usage, an output that is not a file in a folder that exists and can be written, or is one of the ``sources``."""
     if output is None:
         return
     try:
@@ -24,8 +24,9 @@ def check_output(output: Path | None, source: Path | None = None) -> None:
         fits = False
     if not fits:
         raise typer.BadParameter(f"cannot write {output}: give a file in a folder that exists and can be written", param_hint="--output")
-    if source is not None and source.exists() and output.exists() and output.samefile(source):
-        raise typer.BadParameter(f"{output} is what is read, and would be lost; give another file", param_hint="--output")
+    for source in sources:
+        if source is not None and os.path.exists(source) and output.exists() and output.samefile(source):
+            raise typer.BadParameter(f"{output} is what is read, and would be lost; give another file", param_hint="--output")
 
 
 def written_if_possible(write: Callable[[T], None]) -> Callable[[T], None]:

@@ -35,7 +35,7 @@ def report(
 
     It shows time and memory by module, the dataflow of a layer, how tensors are cut, and what moves them and why.
     """
-    check_output(output, plan)
+    check_output(output, plan, compared, swept, *(explained or ()))
     from solver_shard.files import write_whole
     from solver_shard.names import printable
     from solver_shard.plan.io import load_plan

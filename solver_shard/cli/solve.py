@@ -154,7 +154,7 @@ def solve(
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
     if split is not None and no_split:
         raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
-    check_output(output)
+    check_output(output, config, *(rules or ()))
     from solver_shard.api import optimize
     from solver_shard.names import printable
     from solver_shard.plan.io import plan_to_json, save_plan

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from solver_shard.errors import InputError
+from solver_shard.files import read_text
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
 """Names of the configs that ship with this package."""
@@ -128,11 +129,7 @@ def read_config(source: str | Path) -> tuple[dict[str, Any], str]:
             f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json"
         )
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"config {text!r} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read; give a model's config.json"
-            )
-        parsed = json.loads(path.read_text(encoding="utf-8"))
+        parsed = json.loads(read_text(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise InputError(f"config {text!r} cannot be read: {error.strerror}; give the path of a readable config.json") from None
     except (ValueError, RecursionError) as error:

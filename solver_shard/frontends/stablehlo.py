@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solver_shard.errors import InputError
+from solver_shard.files import read_text
 from solver_shard.frontends.stablehlo_bindings import bindings
 from solver_shard.frontends.stablehlo_errors import MAX_BYTES, check_bounds, parse_error
 from solver_shard.frontends.stablehlo_read import read_graph
@@ -61,10 +62,7 @@ class StablehloModule:
     def load(cls, path: Path) -> StablehloModule:
         """Read a file; InputError as in ``parse``, and where it cannot be read."""
         try:
-            size = path.stat().st_size
-            if size > MAX_BYTES:
-                raise InputError(f"{path}: {size:,} bytes; at most {MAX_BYTES:,} are read")
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path, MAX_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {path}: {error}; give a StableHLO module as text") from None
         return cls.parse(text, str(path))

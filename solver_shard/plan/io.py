@@ -14,7 +14,7 @@ from typing import Any
 
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
-from solver_shard.files import write_whole
+from solver_shard.files import read_text, write_whole
 from solver_shard.layout import Layout
 from solver_shard.plan.codec import decode, encode, json_schema
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
@@ -32,9 +32,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_PLAN_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes; a plan has at most {MAX_PLAN_BYTES}: is this the right file?")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_PLAN_BYTES)
     except OSError as error:
         name = "plan.json" if os.path.isdir(path) else path.name
         raise InputError(

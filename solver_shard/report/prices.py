@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from solver_shard.errors import InputError
+from solver_shard.files import read_text
+from solver_shard.plan.codec import MAX_INTEGER
 from solver_shard.units import format_bytes, format_ns
 
 MAX_BYTES = 64 * 2**20
@@ -51,9 +53,7 @@ def read_prices(path: str | os.PathLike[str]) -> Asked:
     path = Path(path)
     hint = "'solver-shard explain PLAN TENSOR --json > FILE' writes one"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes; explanations have at most {MAX_BYTES}: is this the right file?")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(f"cannot read explanation {str(path)!r}: {error.strerror or error}; {hint}") from None
     except (ValueError, RecursionError) as error:
@@ -93,8 +93,8 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"expected a whole number, got {type(value).__name__}")
+    if type(value) is not int or abs(value) >= MAX_INTEGER:
+        raise TypeError(f"expected a whole number below 2^63, got a {'larger one' if type(value) is int else type(value).__name__}")
     return value
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard.errors import InputError
+from solver_shard.files import read_text
 from solver_shard.plan.codec import decode
 from solver_shard.plan.plan import MAY_LACK
 from solver_shard.report.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, byte_ticks, round_ticks
@@ -92,9 +93,7 @@ def read_comparison(path: str | os.PathLike[str]) -> Compared:
     path = Path(path)
     hint = "'solver-shard compare PLAN -o comparison.json' writes one"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes; a comparison has at most {MAX_BYTES}: is this the right file?")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(f"cannot read comparison {str(path)!r}: {error.strerror or error}; {hint}") from None
     except (ValueError, RecursionError) as error:
@@ -123,7 +122,7 @@ def comparison_table(found: Compared) -> dict[str, Any]:
     """Rows with a bar of compute, update and each collective kind, to one scale; bars beyond it end where it ends."""
     least = min((row.step_ns for row in found.rows), default=1)
     longest = max((row.step_ns for row in found.rows if row.step_ns <= BEYOND * least), default=1) or 1
-    notes = list(dict.fromkeys(note for row in found.rows for note in row.notes))
+    notes = {note: k for k, note in enumerate(dict.fromkeys(note for row in found.rows for note in row.notes), start=1)}
     rows = []
     for row in found.rows:
         parts = [("compute", row.compute_ns), ("update", row.update_ns), *((k, row.by_kind_ns.get(k, 0)) for k in COLLECTIVES)]
@@ -144,7 +143,7 @@ def comparison_table(found: Compared) -> dict[str, Any]:
                 "regret": row.regret,
                 "regret_text": regret_text(row.regret),
                 "proven": row.proven,
-                "notes": [notes.index(note) + 1 for note in row.notes],
+                "notes": [notes[note] for note in row.notes],
             }
         )
     bound = None
@@ -155,7 +154,7 @@ def comparison_table(found: Compared) -> dict[str, Any]:
         "kinds": [kind for kind in COLLECTIVES if any(row.by_kind_ns.get(kind) for row in found.rows)],
         "limit": found.limit,
         "bound": bound,
-        "notes": notes,
+        "notes": list(notes),
         "left_out": [{"name": left.name, "why": left.why} for left in found.left_out],
         "of": f"{found.name} on {found.mesh}, {found.cluster}",
     }

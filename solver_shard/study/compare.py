@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from solver_shard.arguments import check_search
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, SolverShardError
 from solver_shard.plan.evaluate import Evaluation, evaluate
@@ -229,6 +230,7 @@ def compare(
     """
     for title, other in (others or {}).items():
         check_same(plan, other, title)
+    check_search(plan.options, time_limit=time_limit, workers=workers)
     if retraced is None:
         if progress is not None:
             progress("tracing the model")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from solver_shard.arguments import check_search
 from solver_shard.errors import InputError
 from solver_shard.names import printable
 from solver_shard.plan.codec import encode
@@ -194,6 +195,7 @@ def explain(
             f"the plan keeps what {plan.options.propagation.partition(';')[0]} decided, so other layouts of it have no price; "
             "explain a plan of solve with the same pins, or look at this one with show"
         )
+    check_search(plan.options, time_limit=time_limit, workers=workers, gap=gap, seed=seed)
     clock.say("tracing the model")
     reopened = reopen(plan, retrace(plan, model, inputs, loss_fn=loss_fn), clock)
     asking = Asking(

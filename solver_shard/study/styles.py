@@ -106,7 +106,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
     Raises:
         InputError: no such dict, or a style that cannot be followed.
     """
-    value = read_assignments(text).get("base_model_tp_plan") if "base_model_tp_plan =" in text else read_value(text)
+    value = read_assignments(text, file=name).get("base_model_tp_plan") if "base_model_tp_plan =" in text else read_value(text, file=name)
     outer: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
     inner = [outer[key] for key in ("tp_plan", "base_model_tp_plan") if isinstance(outer.get(key), Mapping)]
     plan = inner[0] if inner else value
@@ -272,6 +272,8 @@ def _sequence(pattern: str, arguments: dict[str, Any]) -> Style:
 def _input(pattern: str, arguments: dict[str, Any]) -> Style:
     layouts, wanted = arguments.pop("input_layouts", None), arguments.pop("desired_input_layouts", None)
     keywords, desired = arguments.pop("input_kwarg_layouts", None), arguments.pop("desired_input_kwarg_layouts", None)
+    if not all(value is None or isinstance(value, Mapping) for value in (keywords, desired)):
+        raise InputError(f"{pattern!r}: input_kwarg_layouts and desired_input_kwarg_layouts are dicts, as in {{'hidden_states': Shard(1)}}")
     pairs = list(zip(_sequence_of(layouts), _sequence_of(wanted), strict=False))
     pairs += [(value, (desired or {}).get(key)) for key, value in (keywords or {}).items()]
     moved = [(a, b) for a, b in pairs if a is not None]

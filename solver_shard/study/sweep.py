@@ -108,8 +108,11 @@ def sweep(
         if folder is not None:
             stack.enter_context(locked(folder))
         state = _State(fresh, None if folder is None else Store(folder, fresh, points), watch)
-        state.publish()
         left = [point for point in points if not state.rows[point.name].done]
+        if left:
+            state.show()  # the folder is written once the model is traced: a name that is no model leaves nothing behind
+        else:
+            state.publish()
         if len(left) < len(points):
             say(f"{len(points) - len(left)} of {len(points)} points are there already")
         command = command or f"solver_shard.study.sweep.sweep({fresh.model!r}, ...)"
@@ -159,6 +162,9 @@ class _State:
     def publish(self) -> None:
         if self.store is not None:
             self.store.write(self.sweep)
+        self.show()
+
+    def show(self) -> None:
         if self.watch is not None:
             self.watch(self.sweep)
 

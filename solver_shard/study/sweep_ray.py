@@ -6,6 +6,7 @@ back as text.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -19,6 +20,8 @@ from solver_shard.study.sweep_result import Row, failed_row
 from solver_shard.study.sweep_run import Step, Task, row_of, solve_point
 
 LOCAL = "local"
+
+REACH_SECONDS = 10.0
 
 OBJECT_STORE = 256 * 2**20
 """Bytes of shared memory of a cluster that is started here: a few traced steps, of some megabytes each."""
@@ -53,13 +56,21 @@ def run_ray(tasks: Iterable[Task], *, address: str, cores: int, say: Callable[[s
                 configure_logging=False,
             )
         else:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ConnectionError, RuntimeError, ValueError, OSError, OverflowError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}; give host:port, ray://host:port, auto or local") from None
     try:
         yield from _rows(ray, tasks, say)
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """OSError where nobody listens at ``host:port``: Ray itself would go on trying for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal() and len(port) < 6:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
 
 
 def _rows(ray: Any, tasks: Iterable[Task], say: Callable[[str], None]) -> Generator[Row, None, None]:

@@ -46,9 +46,10 @@ from pathlib import Path
 from typing import Literal
 
 from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.files import read_text
 from solver_shard.plan.codec import decode, encode
 from solver_shard.plan.plan import Plan
-from solver_shard.study.sweep_points import Point
+from solver_shard.study.sweep_points import MAX_POINTS, Point
 
 FILE = "sweep.json"
 MAX_BYTES = 64 * 2**20
@@ -130,9 +131,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     path = Path(path)
     try:
         path = path / FILE if path.is_dir() else path
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes; a sweep has at most {MAX_BYTES}: is this the right file?")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(
             f"cannot read sweep {str(path)!r}: {error.strerror or error}; 'solver-shard sweep ... -o FOLDER' writes FOLDER/{FILE}"
@@ -192,6 +191,8 @@ def failed_row(point: Point, error: Exception, seconds: float) -> Row:
 
 def _check(sweep: Sweep) -> None:
     """A plan's row has the figures of a plan, and every point is there once."""
+    if len(sweep.rows) > MAX_POINTS:
+        raise InputError(f"rows: {len(sweep.rows):,} points; a sweep has at most {MAX_POINTS:,}")
     seen = set[str]()
     for i, row in enumerate(sweep.rows):
         if row.name in seen:

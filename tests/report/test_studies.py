@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,8 @@ from solver_shard.errors import InputError
 from solver_shard.report.html import embedded, html
 from solver_shard.report.prices import read_prices
 from solver_shard.report.studies import comparison_table, read_comparison, regret_text, sweep_chart
-from solver_shard.study.sweep_result import Row, Sweep
+from solver_shard.study.sweep_points import MAX_POINTS
+from solver_shard.study.sweep_result import Row, Sweep, load_sweep
 
 
 def compared(**changed: Any) -> dict[str, Any]:
@@ -121,6 +123,13 @@ def row(name: str, mesh: str, step: int | None, peak: int | None, status: Any = 
     )  # fmt: skip
 
 
+def test_a_sweep_of_more_points_than_there_can_be_is_refused(tmp_path: Path) -> None:
+    rows = tuple(row(f"p{i}", "d0=2", 1, 1) for i in range(MAX_POINTS + 1))
+    (tmp_path / "sweep.json").write_text(dataclasses.replace(swept(), rows=rows).to_json())
+    with pytest.raises(InputError, match="2,001 points; a sweep has at most 2,000"):
+        load_sweep(tmp_path)
+
+
 def swept() -> Sweep:
     rows = (
         row("a", "dp=8", 3_000_000, 4 * 2**30),
@@ -171,7 +180,7 @@ def test_prices_stand_with_their_tensor(tmp_path: Path) -> None:
     assert between.startswith("between -1.00 us and +3.00 us (+3%)")
 
 
-@pytest.mark.parametrize("data", [{}, [], {"about": 3}, priced(low="free")])
+@pytest.mark.parametrize("data", [{}, [], {"about": 3}, priced(low="free"), priced(high=10**400)])
 def test_what_has_no_prices_is_refused(tmp_path: Path, data: Any) -> None:
     with pytest.raises(InputError, match="not an explanation with prices"):
         read_prices(write(tmp_path / "e.json", data))

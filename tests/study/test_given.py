@@ -110,6 +110,8 @@ def test_what_would_compute_something_else_is_refused(text: str, says: str) -> N
         ('{"output": ColwiseParallel(fast=True)}', "no argument 'fast'"),
         ('{"output": ColwiseParallel(Replicate())}', "takes arguments by name"),
         ('{"output": PrepareModuleInput()}', "says where from and where to"),
+        ('{"output": PrepareModuleInput(input_kwarg_layouts=3)}', "are dicts, as in"),
+        ('{"output": PrepareModuleInput(input_kwarg_layouts={"x": Shard(1)}, desired_input_kwarg_layouts=[1])}', "are dicts, as in"),
         ('{"output": __import__("os")}', "no literal|calls"),
         ("[]", "no dict of parallel styles"),
     ],

@@ -178,6 +178,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         sweep_of(tmp_path / "thesis.tex")
 
 
+def test_a_model_that_is_none_leaves_nothing_in_the_way_of_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no_such_model"):
+        sweeping.sweep("entry_models:no_such_model", meshes=MESHES, folder=tmp_path / "new", **LIMITS)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_a_file_in_a_plans_place_is_never_written_over(done: tuple[Path, Sweep], tmp_path: Path) -> None:
     folder = copied(done, tmp_path)
     first, second, _ = (folder / f"{row.name}.json" for row in done[1].rows)
@@ -314,6 +320,13 @@ def test_ray_finds_the_same(done: tuple[Path, Sweep], tmp_path: Path) -> None:
     assert figures(found.rows) == figures(done[1].rows)
     for row in found.rows:
         assert content(load_plan(tmp_path / "ray" / f"{row.name}.json")) == content(load_plan(done[0] / f"{row.name}.json"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:70000"])
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match="cannot reach a Ray cluster at"):
+        sweep_of(ray=address)
 
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
