@@ -96,7 +96,7 @@ def compare(
     Regret is how much slower a plan's step is than the bound that the first plan proves: (step - bound) / bound.
     Plans that need more memory than the first plan's limit are shown as not fitting.
 
-    Exit codes: 0 done, 1 bad input, 2 usage.
+    Exit codes: 0 done, 1 bad input, also where a row that was asked for cannot be had, 2 usage.
     """
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan
@@ -141,6 +141,12 @@ def compare(
         sys.stdout.write(json.dumps(found.to_json() if said is None else said.to_json(), indent=1) + "\n")
     else:
         sys.stdout.write(f"{found.text(wide=wide) if said is None else said}\n")
+    named = {*(recipes or ()), *(item.name for item in given), *(path.name for path in pins or ())}
+    missing = [f"{title}: {why}" for title, why in found.left_out if title in named]
+    for line in missing:
+        print(f"error: {line}", file=sys.stderr)
+    if missing:
+        raise typer.Exit(1)
 
 
 def _written(found: Comparison, suffix: str) -> str:

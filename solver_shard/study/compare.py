@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from solver_shard.arguments import check_search
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import InputError, SolverShardError
+from solver_shard.errors import InputError, InternalError, SolverShardError
 from solver_shard.plan.evaluate import Evaluation, evaluate
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
@@ -245,6 +245,8 @@ def compare(
     for title, make in jobs:
         try:
             rows.append(_row(plan, make()))
+        except InternalError:
+            raise
         except SolverShardError as error:
             left_out.append((title, str(error).splitlines()[0]))
     names = [row.name for row in rows]

@@ -69,3 +69,10 @@ def test_wrong_usage_is_told(plan: Path, words: list[str], code: int, says: str,
 def test_a_plan_given_twice_is_refused(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(plan, plan) == 2
     assert "given twice" in capsys.readouterr().err
+
+
+def test_a_row_that_was_asked_for_and_cannot_be_had_is_an_error_beside_the_others(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(plan, "--model", MODEL, "--with", "zero3", "--with", "zero9") == 1
+    out, err = capsys.readouterr()
+    assert "\n  zero3" in out
+    assert err.startswith("error: zero9: unknown template 'zero9'; legal: ")
