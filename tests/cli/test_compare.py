@@ -75,4 +75,4 @@ def test_a_row_that_was_asked_for_and_cannot_be_had_is_an_error_beside_the_other
     assert run(plan, "--model", MODEL, "--with", "zero3", "--with", "zero9") == 1
     out, err = capsys.readouterr()
     assert "\n  zero3" in out
-    assert err.startswith("error: zero9: unknown template 'zero9'; legal: ")
+    assert err.startswith("error: zero9: 'zero9' is no pass or walk (")
