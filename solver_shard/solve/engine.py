@@ -322,7 +322,9 @@ class _Run:
             if bound is not None:
                 self._raise(bound, found_by)
 
-        return Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, workers=self.workers)
+        search = Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, workers=self.workers)
+        search.fine = True
+        return search
 
     def _offer(self, assignment: Ints, source: str) -> None:
         """An assignment of the graph; kept if it is allowed, within the limit and better."""

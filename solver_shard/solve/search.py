@@ -54,6 +54,13 @@ IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
 
+FINE = 0.01
+"""Part of the gap asked for that is tried for when that gap is reached: the plan that is then found is mostly the proven best."""
+
+MORE_SHARE, MORE_WORK = 0.1, 1.0
+"""What that may take: this part of the work so far, and some units."""
+
+
 @dataclass
 class Best:
     """What is known about a problem: the best assignment and its value, and a lower bound on every solution."""
@@ -121,6 +128,7 @@ class Search:
             that there is none.
         multipliers: cost per byte by time label, for the next problem.
         campaign: improvement of the search's problem, where it is large.
+        fine: whether a little more work goes into a smaller gap than the one asked for.
         patient: problems shrink only when their bound is done. At first they shrink as soon as they can, which is fast and sometimes
             ends where little can be proven; then the search begins anew, patiently, with the incumbent it has.
     """
@@ -137,6 +145,8 @@ class Search:
         self.rescue: Callable[[], bool] | None = None
         self.multipliers: dict[int, float] = {}
         self.campaign: Campaign | None = None
+        self.fine = False
+        self.until: float | None = None
         self.patient = False
         self.workers = workers
         self.rng = np.random.default_rng(seed)
@@ -146,8 +156,19 @@ class Search:
             return True
         return self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
 
+    def done(self) -> bool:
+        """Whether it is closed, and nothing more is worth trying."""
+        if not self.closed():
+            return False
+        wanted = self.fine and not self.infeasible and self.best.gap() > FINE * self.gap
+        if not wanted or (self.enough is not None and self.best.value is not None and self.best.value <= self.enough):
+            return True
+        if self.until is None:
+            self.until = (1 + MORE_SHARE) * self.clock.work + MORE_WORK
+        return self.clock.work >= self.until
+
     def stopped(self) -> bool:
-        return self.closed() or self.clock.over() or (self.stop is not None and self.stop())
+        return self.done() or self.clock.over() or (self.stop is not None and self.stop())
 
     def offer(self, assignment: Ints, source: str) -> bool:
         """Take an assignment as incumbent if it is within the limit and better."""
