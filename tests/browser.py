@@ -56,6 +56,7 @@ def console(driver: Any) -> list[str]:
 
 
 def requests(driver: Any) -> list[str]:
-    """Addresses that were asked for since the last call."""
+    """Addresses outside the browser that pages asked for since the last call; its own start page has some of its inside."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [url for url in asked if not url.startswith(("data:", "chrome:", "about:"))]

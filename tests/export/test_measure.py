@@ -152,4 +152,5 @@ def test_statistics_of_classes_hold_little_more_than_the_result_of_the_op(name: 
         ((result,),) = perform("class-statistics", op, [operands], [whole], [[scores.shape]], [scores.dtype], lambda _, buffers: buffers)
     spare = 0 if "backward" in name else scores.nbytes  # exponentials, on their way to a sum
     assert held.peak <= scores.nbytes + spare + 4 * 64 * 4
-    torch.testing.assert_close(result, overload_of(op.name)(*operands, -1, torch.float32 if "backward" in name else False))
+    expected = overload_of(op.name)(*operands, -1, torch.float32 if "backward" in name else False)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)  # sums of a thousand numbers, in another order

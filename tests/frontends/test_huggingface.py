@@ -120,7 +120,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("[1]", {}, "one JSON object"),
     ({}, {}, "no 'model_type'"),
     ({"model_type": "llamma"}, {}, "does not know; similar ones: .*llama"),
-    (" " * (1 << 20) + "{}", {}, "at most 1048576 are read"),
+    (" " * (1 << 20) + "{}", {}, "has more than 1,048,576 bytes"),
     (LLAMA | {"hidden_size": "wide"}, {}, "hidden_size"),
     (LLAMA | {"num_attention_heads": 5}, {}, "LlamaForCausalLM|llama"),
     (LLAMA, {"batch": 0}, "batch 0"),
