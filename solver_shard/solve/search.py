@@ -152,20 +152,20 @@ class Search:
         self.rng = np.random.default_rng(seed)
 
     def closed(self) -> bool:
-        if self.enough is not None and self.best.value is not None and self.best.value <= self.enough:
-            return True
-        return self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
+        return self._enough() or self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
 
     def done(self) -> bool:
         """Whether it is closed, and nothing more is worth trying."""
         if not self.closed():
             return False
-        wanted = self.fine and not self.infeasible and self.best.gap() > FINE * self.gap
-        if not wanted or (self.enough is not None and self.best.value is not None and self.best.value <= self.enough):
+        if not self.fine or self.infeasible or self._enough() or self.best.gap() <= FINE * self.gap:
             return True
         if self.until is None:
             self.until = (1 + MORE_SHARE) * self.clock.work + MORE_WORK
         return self.clock.work >= self.until
+
+    def _enough(self) -> bool:
+        return self.enough is not None and self.best.value is not None and self.best.value <= self.enough
 
     def stopped(self) -> bool:
         return self.done() or self.clock.over() or (self.stop is not None and self.stop())

@@ -21,6 +21,7 @@ from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Plan
 from solver_shard.plan.report import PURPOSES, local_nbytes, output_names, purpose_of
 from solver_shard.plan.table import shorten, table
+from solver_shard.study.changes import signed_bytes, signed_ns
 from solver_shard.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -269,9 +270,7 @@ def _pairs(m: Moved) -> list[tuple[int, int, int]]:
 
 
 def _signed(value: int, is_bytes: bool = False) -> str:
-    if not value:
-        return "0"
-    return ("+" if value > 0 else "-") + (format_bytes(abs(value)) if is_bytes else format_ns(abs(value)))
+    return "0" if not value else signed_bytes(value) if is_bytes else signed_ns(value)
 
 
 def _more(items: tuple[object, ...]) -> list[str]:
