@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from solver_shard.cli.options import PlanConfig, PlanModel, plan_model
 from solver_shard.cli.output import check_output
 from solver_shard.cli.progress import progress_lines
 
@@ -72,13 +73,8 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The plan's model, where it is not a preset: an entry point package.module:function.", show_default=False),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="The plan's model as a config.json.", show_default=False)
-    ] = None,
+    model: PlanModel = None,
+    config: PlanConfig = None,
     time_limit: Annotated[float, typer.Option(help="Seconds of solving for each plan that is made.")] = 20.0,
     workers: Annotated[int, typer.Option(min=1, help="Processor cores for the solver.")] = 2,
     wide: Annotated[bool, typer.Option("--wide", help="Show what fills the memory at the peak, too.")] = False,
@@ -107,8 +103,7 @@ def compare(
     check_output(output, *plans, *(tp_plan or ()), *(parallelize or ()), *(pins or ()), config)
     if output is not None and output.suffix not in _SUFFIXES:
         raise typer.BadParameter(f"{output} has none of the suffixes {', '.join(_SUFFIXES)}", param_hint="--output")
-    if model is not None and config is not None:
-        raise typer.BadParameter("give one of --model and --config", param_hint="--model")
+    source = plan_model(model, config)
     if recipes and "none" in recipes and len(recipes) > 1:
         raise typer.BadParameter("'none' leaves no other recipe", param_hint="--with")
     given: list[Given] = [
@@ -129,7 +124,7 @@ def compare(
             recipes=None if not recipes else [text for text in recipes if text != "none"],
             given=given,
             pins={path.name: _pins(path) for path in pins or ()},
-            model=config if config is not None else model,
+            model=source,
             time_limit=time_limit,
             workers=workers,
             progress=progress,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from solver_shard.cli.interrupt import catch_interrupts
+from solver_shard.cli.options import PlanConfig, PlanModel, plan_model
 from solver_shard.cli.progress import progress_lines
 
 
@@ -48,15 +49,8 @@ def explain(
         ),
     ] = Decision.LAYOUT,
     alternatives: Annotated[int, typer.Option(min=0, help="Price the best so many; 0 only explains, without tracing or solving.")] = 5,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="What the plan was made for, where it is no preset: package.module:function.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="The Hugging Face config.json that it was made for.", show_default=False)
-    ] = None,
+    model: PlanModel = None,
+    config: PlanConfig = None,
     time_limit: Annotated[float, typer.Option(help="Seconds of solving per alternative.")] = 30.0,
     gap: Annotated[
         float | None,
@@ -76,8 +70,7 @@ def explain(
 
     Exit codes: 0 ok, 1 error, 2 usage, 3 no plan with the layout asked for fits the memory limit or runs at all.
     """
-    if model is not None and config is not None:
-        raise typer.BadParameter("give one of --model and --config", param_hint="--model")
+    source = plan_model(model, config)
     from solver_shard.plan.io import load_plan
     from solver_shard.study.explanation import different, explanation
 
@@ -97,7 +90,7 @@ def explain(
             instead,
             of=of.value,
             alternatives=alternatives,
-            model=config if config is not None else model,
+            model=source,
             time_limit=time_limit,
             gap=gap,
             seed=seed,

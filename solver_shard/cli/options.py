@@ -186,3 +186,20 @@ WorkLimit = Annotated[
 Seed = Annotated[int, typer.Option(help="For the solver's random choices.", metavar="N", rich_help_panel=SEARCH)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.", rich_help_panel=OUTPUT)]
+
+PlanModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="What the plan was made for, where it is no preset: package.module:function.", show_default=False
+    ),
+]
+PlanConfig = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="The Hugging Face config.json that it was made for.", show_default=False)
+]
+
+
+def plan_model(model: str | None, config: str | None) -> str | None:
+    """The model of a plan by one of these options; None for the preset that the plan names."""
+    if model is not None and config is not None:
+        raise typer.BadParameter("give one of --model and --config", param_hint="--model")
+    return config if config is not None else model

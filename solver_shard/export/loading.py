@@ -128,6 +128,18 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
         inputs = _inputs(plan)
     raw = trace_raw(model, inputs, name=plan.name, loss_fn=loss_fn, forward_only=plan.options.forward_only)
     program = clean(raw)
+    program = fitting(plan, program)
+    own: dict[str, torch.Tensor] = dict(raw.constants)
+    own |= dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
+    for t in program.sources():
+        tensor = program.tensors[t]
+        if tensor.role is Role.BUFFER and tensor.name not in own:
+            own[tensor.name] = _attribute(model, tensor.name)
+    return Traced(program=program, values=own)
+
+
+def fitting(plan: Plan, program: Program) -> Program:
+    """A traced program with places for the plan's pins; InputError where it is not the plan's: the message names the first difference."""
     pins = [parse_pin(text, plan.mesh) for text in plan.options.pins]
     program, _ = constrain(program, resolve_pins(pins, program, plan.mesh))
     found = difference(plan, program)
@@ -136,13 +148,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
             f"the model's step is not the one that the plan was made for: {found}. Give the same model, in the same mode (train or "
             "eval) and with the same loss_fn and inputs, or make a plan for this one"
         )
-    own: dict[str, torch.Tensor] = dict(raw.constants)
-    own |= dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
-    for t in program.sources():
-        tensor = program.tensors[t]
-        if tensor.role is Role.BUFFER and tensor.name not in own:
-            own[tensor.name] = _attribute(model, tensor.name)
-    return Traced(program=program, values=own)
+    return program
 
 
 def difference(plan: Plan, program: Program) -> str | None:

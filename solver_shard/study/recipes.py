@@ -40,7 +40,7 @@ from solver_shard.program import Program, Role
 from solver_shard.propagation.passes import PassName
 from solver_shard.propagation.program import propagate_program
 from solver_shard.stages import StageClock
-from solver_shard.study.retrace import Retraced, check_program
+from solver_shard.study.retrace import Retraced
 
 if TYPE_CHECKING:
     from solver_shard.study.given import Given
@@ -116,8 +116,9 @@ class Maker:
 
     def as_given(self, name: str, plan: Plan) -> Made:
         """A plan that was made before; InputError where its ops are not those of the step."""
-        check_program(plan, self.program)
-        return Made(name=name, kind="plan", plan=plan, program=self._constrained(plan.options.pins, plan.mesh))
+        from solver_shard.export.loading import fitting
+
+        return Made(name=name, kind="plan", plan=plan, program=fitting(plan, self.program))
 
     def recipe(self, name: str) -> Made:
         """What a pass, a walk or a template makes of the step.

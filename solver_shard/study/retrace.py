@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from solver_shard.arguments import part_of
-from solver_shard.constraints import constrain
 from solver_shard.errors import InputError
-from solver_shard.pins import parse_pin, resolve_pins
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.source import is_entry_point, traced_of
@@ -59,6 +57,8 @@ def retrace(
         InputError: the plan names no preset and no model is given, or the model's step is not the plan's: the first difference is named.
         TraceError: the model cannot be traced.
     """
+    from solver_shard.export.loading import fitting
+
     options = plan.options
     model = named_model(plan) if model is None else model
     named = isinstance(model, str) and not is_entry_point(model)
@@ -74,7 +74,7 @@ def retrace(
         forward_only=options.forward_only,
         checkpoint=options.checkpoint and named,
     )
-    check_program(plan, program)
+    fitting(plan, program)
     return Retraced(program=program, traced=traced, source=plan.provenance.source or source)
 
 
@@ -89,15 +89,3 @@ def named_model(plan: Plan) -> str:
         f"the plan was made from {plan.provenance.source or 'an unknown model'!r}, which is no preset; say which model it is: --model "
         "package.module:function, or --config FILE for a config.json (retrace(plan, model))"
     )
-
-
-def check_program(plan: Plan, program: Program) -> None:
-    """InputError where a program, with places for the plan's pins, is not the plan's; the message names the first difference."""
-    from solver_shard.export.loading import difference
-
-    pins = [parse_pin(text, plan.mesh) for text in plan.options.pins]
-    found = difference(plan, constrain(program, resolve_pins(pins, program, plan.mesh))[0])
-    if found is not None:
-        raise InputError(
-            f"the model's step is not the one that the plan was made for: {found}. Give the same model, or make a plan for this one"
-        )
