@@ -16,6 +16,7 @@ from solver_shard.choice.graph import Ints
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Column, Dual
 from solver_shard.solve.marginals import marginals
+from solver_shard.solve.messages import Parts
 from solver_shard.solve.pricing import Pricing
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
@@ -26,6 +27,9 @@ LARGE_COUNTS = 2**24
 
 LARGE_FREE_CELLS = 600_000
 """Pairs above which a problem without memory is large: messages alone nearly always solve it, and sweeps are cheap."""
+
+SETTLING = 10
+"""Sweeps at new multipliers before a problem is split."""
 
 Found = Callable[[int, Ints | None, str], None]
 """Called after every step with the bound and a decoded assignment, if any."""
@@ -39,7 +43,13 @@ def is_large(problem: Problem) -> bool:
 
 
 class Bounding(Protocol):
-    """Steps towards a good bound."""
+    """Steps towards a good bound.
+
+    Attributes:
+        scale: by which costs are multiplied in parts.
+    """
+
+    scale: float
 
     def steps(self) -> Iterator[None]:
         """All steps, one at a time; what they find goes to ``found``."""
@@ -49,6 +59,9 @@ class Bounding(Protocol):
 
     def margins(self) -> Margins:
         """How much every strategy costs at least."""
+
+    def split(self, prices: Mapping[int, float]) -> Parts:
+        """The problem at these multipliers (cost per byte by time label) as parts that are never negative, scaled."""
 
     def prices(self) -> dict[int, float]:
         """The best multipliers: cost per byte by time label."""
@@ -76,6 +89,7 @@ class SmallBounding:
 
         start = np.array([prices.get(t, 0.0) for t in problem.times.tolist()])
         self.pricing = Pricing(problem, clock, gap=gap, found=report, value=value, start=start, least_peak=least_peak)
+        self.scale = self.pricing.dual.scale
 
     def steps(self) -> Iterator[None]:
         return self.pricing.steps()
@@ -89,6 +103,16 @@ class SmallBounding:
         least = marginals(dual.messages, parts, 4, self.rng)
         self.clock.spend(dual.messages.work * 10)
         return Margins((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
+
+    def split(self, prices: Mapping[int, float]) -> Parts:
+        dual, messages = self.pricing.dual, self.pricing.dual.messages
+        multipliers = np.array([prices.get(t, 0.0) for t in self.problem.times.tolist()]) * dual.scale
+        theta = dual.price(multipliers)
+        for _ in range(SETTLING):
+            messages.sweep(theta)
+        self.clock.spend(SETTLING * messages.work)
+        parts = messages.reparametrise(theta)
+        return Parts(parts.constant + dual.offset(multipliers), parts.unary, parts.tables)
 
     def prices(self) -> dict[int, float]:
         dual = self.pricing.dual

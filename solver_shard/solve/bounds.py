@@ -16,6 +16,7 @@ from solver_shard.choice.graph import Ints
 from solver_shard.solve.flat import Graph
 from solver_shard.solve.forest import _root
 from solver_shard.solve.jit import compiled
+from solver_shard.solve.messages import Parts
 from solver_shard.solve.problem import Floats
 from solver_shard.solve.sweeps import EXACT, MOST, NO_BOUND, Passing, _belief, _gather
 
@@ -37,20 +38,20 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
     return base, extra
 
 
-def parts(passing: Passing, theta: Floats) -> tuple[list[Floats], list[Floats]]:
-    """Unary parts per node, and cells per edge: the split of the module's start. The messages stay as they are."""
+def parts(passing: Passing, theta: Floats, offset: float = 0.0) -> Parts:
+    """The split of the module's start, with this in the constant too. The messages stay as they are."""
     f, g = passing.flat, passing.flat.graph
     before = passing.forward.copy(), passing.backward.copy()
     unary = np.empty(len(theta))
     rows, cols = np.empty_like(passing.backward), np.empty_like(passing.forward)
     passing.forward_pass(theta)
-    _split(g, theta, passing.forward, passing.backward, unary, rows, cols, passing.scratch)
+    constant = _split(g, theta, passing.forward, passing.backward, unary, rows, cols, passing.scratch)
     passing.forward[:], passing.backward[:] = before
     tables = []
     for first, height, width, row, col in zip(g.toff.tolist(), g.nr.tolist(), g.nc.tolist(), g.bo.tolist(), g.fo.tolist(), strict=False):
         core = g.pool[first : first + height * width].reshape(height, width)
         tables.append(core + rows[row : row + height, None] + cols[col : col + width])
-    return np.split(unary, f.problem.offsets[1:-1].tolist()), tables
+    return Parts(constant + offset, np.split(unary, f.problem.offsets[1:-1].tolist()) if f.size else [], tables)
 
 
 @compiled

@@ -9,7 +9,7 @@ import numpy as np
 from solver_shard.solve.bounding import Found
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import scale_of
+from solver_shard.solve.messages import Parts, scale_of
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
 from solver_shard.solve.relax import Relaxation
@@ -37,6 +37,8 @@ class LargeBounding:
         self.flat = Flat.of(problem, scale_of(problem))
         self.relaxation = Relaxation(self.flat, {}, rng)
         self.given = Relaxation(self.flat, prices, rng) if prices else None
+        self.probe: Relaxation | None = None
+        self.scale = self.flat.scale
         if known is not None:
             self.relaxation.known = known * self.flat.scale
 
@@ -72,6 +74,14 @@ class LargeBounding:
         self.clock.spend(relaxation.work - spent)
         rows = np.split(extra / self.flat.scale, self.flat.graph.off[1:-1].tolist()) if self.flat.size else []
         return Margins(base / self.flat.scale, rows)
+
+    def split(self, prices: Mapping[int, float]) -> Parts:
+        if self.probe is None:
+            self.probe = Relaxation(self.flat, {}, self.relaxation.rng)
+        spent = self.probe.work
+        parts = self.probe.split(prices)
+        self.clock.spend(self.probe.work - spent)
+        return parts
 
     def prices(self) -> dict[int, float]:
         return self._better().prices()

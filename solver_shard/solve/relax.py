@@ -20,7 +20,7 @@ from solver_shard.solve.bounds import margins, parts
 from solver_shard.solve.descent import Local
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.lagrange import Rows
-from solver_shard.solve.messages import scaled_constant
+from solver_shard.solve.messages import Parts, scaled_constant
 from solver_shard.solve.problem import Floats
 from solver_shard.solve.sweeps import Passing
 
@@ -107,6 +107,14 @@ class Relaxation:
         """What the bound has besides the priced problem."""
         own = self.multipliers if multipliers is None else multipliers
         return self.constant + (self.rows.offset(own / self.rows.slack) if len(self.rows) else 0.0)
+
+    def split(self, prices: Mapping[int, float]) -> Parts:
+        """The problem at these multipliers as parts that are never negative, once messages have settled."""
+        self.reprice(prices)
+        self.best = -np.inf
+        for _ in self.settled():
+            pass
+        return parts(self.passing, self.theta(), self.offset())
 
     def margins(self, sweeps: int = MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:
         """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra.
@@ -214,10 +222,10 @@ class Relaxation:
 
     def _round(self, theta: Floats) -> None:
         """An assignment that the bound is made of, where that is tight; see rounding.py."""
-        unary, tables = parts(self.passing, theta)
+        split = parts(self.passing, theta)
         self.work += 1e-4 * self.flat.size
         for slack in rounding.SLACKS:
-            chosen = rounding.consistent(self.flat.problem.edges, unary, tables, slack * abs(self.best))
+            chosen = rounding.consistent(self.flat.problem.edges, split.unary, split.tables, slack * abs(self.best))
             if chosen is not None:
                 better = self.local.settle(chosen, theta, 3)
                 self.found.extend(x for x in (chosen, better) if self.flat.profile(x).max(initial=0) <= self.local.limit)

@@ -25,6 +25,7 @@ from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins, Proof, prove
+from solver_shard.solve.sharpen import sharpen
 from solver_shard.solve.spans import Bools
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ WORTH_FIXING = 600
 
 SHRINK = 0.8
 """Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
+
+NEARER = 0.5
+"""Part of its distance to the bound to which an incumbent must come nearer for exact bounds to be tried again."""
 
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
@@ -241,7 +245,8 @@ class Search:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())
                 if keep is not None:
-                    return self._smaller(current, restore, keep, bounding)
+                    self.multipliers = bounding.prices()
+                    return self._smaller(current, restore, keep)
         if self.best.value is None and self.rescue is not None:
             rescue, self.rescue = self.rescue, None
             self.infeasible = rescue()
@@ -284,13 +289,17 @@ class Search:
         self.multipliers = bounding.prices()
         if self.campaign is not None:
             self.clock.spend(self.campaign.reprice(self.multipliers))
-        ladder, tried = _Ladder(), None
+        ladder, tried, sharpened = _Ladder(), None, np.inf
         while not self.stopped():
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
+                if keep is None and tried - margins.base < NEARER * sharpened:
+                    sharpened = tried - margins.base
+                    margins = self._sharpened(current, restore, bounding, margins)
+                    keep = self._fixing(margins)
                 if keep is not None:
-                    return self._smaller(current, restore, keep, bounding)
+                    return self._smaller(current, restore, keep)
                 if self.stopped():
                     break
             known = self.best.bound, self.best.value
@@ -356,8 +365,23 @@ class Search:
         left = sum(int(mask.sum()) for mask in keep)
         return keep if left < SHRINK * sum(map(len, keep)) else None
 
-    def _smaller(self, current: Problem, restore: Restore, keep: list[Bools], bounding: Bounding) -> tuple[Problem, Restore] | None:
-        self.multipliers = bounding.prices()
+    def _sharpened(self, current: Problem, restore: Restore, bounding: Bounding, margins: Margins) -> Margins:
+        """Exact margins, where the problem is narrow enough for them."""
+        if self.best.value is None or current.offsets[-1] <= WORTH_FIXING:
+            return margins
+        sharp = sharpen(current, bounding, value=self.best.value, gap=self.gap / 4, clock=self.clock)
+        if sharp is None:
+            return margins
+        if sharp.exhausted:
+            self._exhausted("elimination")
+            return margins
+        self.raise_bound(current.whole(sharp.margins.base), "elimination")
+        for assignment in sharp.assignments:
+            self.offer(restore(assignment), "elimination")
+        self.multipliers = sharp.prices
+        return sharp.margins
+
+    def _smaller(self, current: Problem, restore: Restore, keep: list[Bools]) -> tuple[Problem, Restore] | None:
         try:
             smaller, undo = presolve(current, keep)
         except NoAssignment:
