@@ -1,6 +1,6 @@
 """The exact minimum of a reparametrised problem, and of every strategy: nodes are eliminated one after the other in sparse tables.
 
-    exact, work = eliminate(problem, parts, room)       # None in place of exact where that takes too many rows
+    exact = eliminate(problem, parts, room)             # TooWide where that takes too many rows
     parts.constant + exact.least                        # no assignment costs less
     parts.constant + exact.extra[v][x]                  # no assignment that has strategy x of node v costs less
 
@@ -27,10 +27,10 @@ from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.problem import Edge, Floats, Problem
 
-MOST_CODES = 60 * math.log(2)
-"""Logarithm of the states of a table's nodes beyond which they cannot be numbered."""
+MOST_CODES = 2**61
+"""Numbers of states stay below this."""
 
-MOST_ROWS = 40_000_000
+MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
 ROW_WORK, TABLE_WORK = 3e-7, 2e-4
@@ -44,14 +44,24 @@ class Exact:
     """What elimination gave, in the units of the parts.
 
     Attributes:
+        room: what was looked for is below this.
         least: above the parts' constant, of all assignments; ``room`` where none is below that.
         extra: per node and strategy, of all assignments with it; ``room`` where none is below that.
         assignment: one that costs ``least``, or None where there is none below ``room``.
+        rows: that were made on the way.
+        work: spent.
     """
 
+    room: float
     least: float
     extra: list[Floats]
     assignment: Ints | None
+    rows: int
+    work: float
+
+
+class _Empty(Exception):
+    """Nothing is below the room."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,47 +94,75 @@ class _Step:
     best: Ints
 
 
-class _TooWide(Exception):
-    """More rows than may be made."""
+class TooWide(Exception):
+    """More rows than may be made; ``work`` was spent on them."""
+
+    def __init__(self, work: float) -> None:
+        super().__init__(work)
+        self.work = work
 
 
-def eliminate(problem: Problem, parts: Parts, room: float) -> tuple[Exact | None, float]:
-    """The exact minimum below ``room``, and the work that was spent; None in its place where there are too many rows."""
-    run = _Run(problem, room)
+def eliminate(problem: Problem, parts: Parts, room: float, most: int = MOST_ROWS) -> Exact:
+    """The exact minimum below ``room``.
+
+    Raises:
+        TooWide: that takes more than so many rows.
+    """
+    run = _Run(problem, room, most)
     try:
         run.fill(parts)
         run.eliminate()
-        return run.result(), run.work()
-    except _TooWide:
-        return None, run.work()
+    except _Empty:
+        return run.nothing()
+    return run.result()
 
 
 class _Run:
     """One elimination: all tables that were ever made, by number, and the steps that made them."""
 
-    def __init__(self, problem: Problem, room: float) -> None:
-        self.problem, self.room = problem, room
-        self.sizes: list[int] = problem.sizes.tolist()
-        self.logs: list[float] = np.log(problem.sizes).tolist()
+    def __init__(self, problem: Problem, room: float, most: int) -> None:
+        self.problem, self.room, self.most = problem, room, most
+        self.sizes: list[int] = []
+        self.logs: list[float] = []
         self.tables: list[_Table] = []
         self.near: list[set[int]] = [set() for _ in range(problem.size)]
         self.steps: list[_Step] = []
-        self.rows = self.kept = 0
+        self.left: list[Ints] = []
+        self.rows = 0
 
     def fill(self, parts: Parts) -> None:
-        """A table for every node, whose number is the node's, then one for every edge."""
-        for v, unary in enumerate(parts.unary):
-            states = np.flatnonzero(unary < self.room)
-            self._put((v,), states[:, None].astype(np.int32), unary[states])
-        for edge, table in zip(self.problem.edges, parts.tables, strict=True):
-            self._put((edge.a, edge.b), *_pairs(edge, table, parts.unary[edge.a], parts.unary[edge.b], self.room))
+        """A table for every node, whose number is the node's, then one for every edge; of the states that may be below the room.
+
+        A node that has one state left is decided: tables do not mention it.
+        """
+        edges = self.problem.edges
+        masks = [row < self.room for row in parts.unary]
+        pairs = []
+        for edge, table in zip(edges, parts.tables, strict=True):
+            x, y, values = _pairs(edge, table, parts.unary[edge.a], parts.unary[edge.b], self.room)
+            pairs.append((x, y, values))
+            self._count(len(values))
+            for v, states in ((edge.a, x), (edge.b, y)):
+                found = np.zeros(len(masks[v]), dtype=bool)
+                found[states] = True
+                masks[v] &= found
+        self.left = [np.flatnonzero(mask) for mask in masks]
+        self.sizes = [len(states) for states in self.left]
+        self.logs = [math.log(max(1, k)) for k in self.sizes]
+        place = [np.cumsum(mask) - 1 for mask in masks]
+        for v, states in enumerate(self.left):
+            self._put((v,), np.arange(len(states))[:, None], parts.unary[v][states])
+        for edge, (x, y, values) in zip(edges, pairs, strict=True):
+            both = masks[edge.a][x] & masks[edge.b][y]
+            states = np.stack([place[edge.a][x[both]], place[edge.b][y[both]]], axis=1)
+            self._put((edge.a, edge.b), states, values[both])
 
     def eliminate(self) -> None:
         """All nodes: always the one whose join is expected to be the smallest."""
         expected = [self._expected(v) for v in range(self.problem.size)]
         queue = [(rows, v) for v, rows in enumerate(expected)]
         heapq.heapify(queue)
-        gone = [False] * self.problem.size
+        gone = [k == 1 for k in self.sizes]
         while queue:
             rows, v = heapq.heappop(queue)
             if gone[v] or rows != expected[v]:
@@ -151,20 +189,22 @@ class _Run:
                 seen.add(w)
         return max(total, largest), len(seen)
 
-    def _put(self, nodes: tuple[int, ...], states: Places, values: Floats) -> int:
+    def _put(self, nodes: tuple[int, ...], states: Ints | Places, values: Floats) -> int:
         number = len(self.tables)
-        self.tables.append(_Table(nodes, states, values))
+        open_ = [i for i, v in enumerate(nodes) if self.sizes[v] != 1]
+        nodes = tuple(nodes[i] for i in open_)
+        self.tables.append(_Table(nodes, states[:, open_].astype(np.int32), values))
         for v in nodes:
             self.near[v].add(number)
         self._count(len(values))
-        if sum(self.logs[v] for v in nodes) > MOST_CODES:
-            raise _TooWide
+        if not len(values):
+            raise _Empty
         return number
 
     def _count(self, rows: int) -> None:
         self.rows += rows
-        if self.rows > MOST_ROWS:
-            raise _TooWide
+        if self.rows > self.most:
+            raise TooWide(self.work())
 
     def _eliminate(self, v: int) -> tuple[int, ...]:
         """Eliminate one node; the nodes around it."""
@@ -179,7 +219,7 @@ class _Run:
                 self.near[w].discard(t)
         others = [i for i, w in enumerate(joined.nodes) if w != v]
         nodes = tuple(joined.nodes[i] for i in others)
-        codes = self._codes(joined, nodes)
+        (codes,) = self._codes((joined,), nodes)
         order = np.lexsort((joined.values, codes))
         ranked = codes[order]
         first = np.ones(len(ranked), dtype=bool)
@@ -194,7 +234,7 @@ class _Run:
     def _join(self, left: _Table, right: _Table) -> tuple[_Table, Places, Places]:
         """Rows that agree on shared nodes and together stay below the room; and the row of either side in each."""
         shared = tuple(v for v in right.nodes if v in left.nodes)
-        own, codes = self._codes(left, shared), self._codes(right, shared)
+        own, codes = self._codes((left, right), shared)
         # Within a state of the shared nodes rows are sorted by value, and only those that leave room are made.
         known, which = np.unique(codes, return_inverse=True)
         order = np.lexsort((right.values, which))
@@ -212,21 +252,24 @@ class _Run:
         table = _Table(left.nodes + tuple(right.nodes[i] for i in new), states, left.values[rows] + right.values[partners])
         return table, rows.astype(np.int32), partners.astype(np.int32)
 
-    def _codes(self, table: _Table, nodes: Sequence[int]) -> Ints:
-        """A number for every state of these nodes; see MOST_CODES."""
-        codes = np.zeros(len(table.values), dtype=np.int64)
+    def _codes(self, tables: Sequence[_Table], nodes: Sequence[int]) -> list[Ints]:
+        """Of the rows of each table a number for their states of these nodes: equal for equal states."""
+        ends = np.cumsum([len(table.values) for table in tables])
+        codes, count = np.zeros(int(ends[-1]), dtype=np.int64), 1
         for v in nodes:
-            codes = codes * self.sizes[v] + table.states[:, table.nodes.index(v)]
-        return codes
+            if count * self.sizes[v] > MOST_CODES:
+                known, codes = np.unique(codes, return_inverse=True)
+                count = len(known)
+            codes = codes * self.sizes[v] + np.concatenate([table.states[:, table.nodes.index(v)] for table in tables])
+            count *= self.sizes[v]
+        return np.split(codes, ends[:-1])
 
     def result(self) -> Exact:
         """The pass back."""
-        ends = [step.result for step in self.steps if not self.tables[step.result].nodes]
-        if any(not len(self.tables[t].values) for t in ends):
-            return Exact(least=self.room, extra=[np.full(k, self.room) for k in self.sizes], assignment=None)
+        ends = [t for t, table in enumerate(self.tables) if not table.nodes]
         least = sum(float(self.tables[t].values[0]) for t in ends)
         if least >= self.room:
-            return Exact(least=self.room, extra=[np.full(k, self.room) for k in self.sizes], assignment=None)
+            return self.nothing()
         total: list[Floats] = [np.zeros(0)] * len(self.tables)  # of every row: the least of all that has it
         chosen = [0] * len(self.tables)
         for t in ends:
@@ -239,21 +282,25 @@ class _Run:
                 total[t] = np.full(len(self.tables[t].values), self.room)
                 np.minimum.at(total[t], rows, whole)
                 chosen[t] = int(rows[row])
-        extra = [np.full(k, self.room) for k in self.sizes]
+        extra = [np.full(k, self.room) for k in self.problem.sizes.tolist()]
         assignment = np.zeros(self.problem.size, dtype=np.int64)
         for v in range(self.problem.size):
-            states = self.tables[v].states[:, 0]
-            extra[v][states] = np.minimum(total[v], self.room)
-            assignment[v] = states[chosen[v]]
-        return Exact(least=least, extra=extra, assignment=assignment)
+            extra[v][self.left[v]] = np.minimum(total[v], self.room)
+            assignment[v] = self.left[v][chosen[v]]
+        return Exact(room=self.room, least=least, extra=extra, assignment=assignment, rows=self.rows, work=self.work())
+
+    def nothing(self) -> Exact:
+        """Where no assignment is below the room."""
+        extra = [np.full(k, self.room) for k in self.problem.sizes.tolist()]
+        return Exact(room=self.room, least=self.room, extra=extra, assignment=None, rows=self.rows, work=self.work())
 
 
-def _pairs(edge: Edge, table: Floats, first: Floats, second: Floats, room: float) -> tuple[Places, Floats]:
-    """Allowed pairs of strategies that leave room."""
+def _pairs(edge: Edge, table: Floats, first: Floats, second: Floats, room: float) -> tuple[Ints, Ints, Floats]:
+    """Allowed pairs of strategies that leave room, and their cells."""
     core = np.where(edge.core >= FORBIDDEN, np.inf, table)
     cells = core[edge.rows[:, None], edge.cols]
     x, y = np.nonzero(cells + first[:, None] + second < room)
-    return np.stack([x, y], axis=1).astype(np.int32), cells[x, y]
+    return x, y, cells[x, y]
 
 
 def _ends(values: Floats, begin: Ints, end: Ints, most: Floats) -> Ints:

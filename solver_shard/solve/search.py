@@ -369,12 +369,7 @@ class Search:
         """Exact margins, where the problem is narrow enough for them."""
         if self.best.value is None or current.offsets[-1] <= WORTH_FIXING:
             return margins
-        sharp = sharpen(current, bounding, value=self.best.value, gap=self.gap / 4, clock=self.clock)
-        if sharp is None:
-            return margins
-        if sharp.exhausted:
-            self._exhausted("elimination")
-            return margins
+        sharp = sharpen(current, bounding, margins, value=self.best.value, gap=self.gap / 4, clock=self.clock)
         self.raise_bound(current.whole(sharp.margins.base), "elimination")
         for assignment in sharp.assignments:
             self.offer(restore(assignment), "elimination")

@@ -1,6 +1,6 @@
 """Exact bounds by elimination, and the multipliers that are best for them.
 
-    sharp = sharpen(problem, bounding, value=incumbent, gap=1e-4, clock=clock)        # None where elimination takes too many rows
+    sharp = sharpen(problem, bounding, margins, value=incumbent, gap=1e-4, clock=clock)
 
 For multipliers of the memory rows, elimination finds the least priced cost exactly, and an assignment that has it. Each of those is a
 cutting plane on the bound as a function of the multipliers (Kelley 1960), and the best multipliers for all planes so far, or half way
@@ -18,7 +18,8 @@ from ortools.linear_solver import pywraplp
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.bounding import Bounding
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import eliminate
+from solver_shard.solve.elimination import Exact, TooWide, eliminate
+from solver_shard.solve.messages import Parts
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
 from solver_shard.solve.solution import MIB
@@ -29,6 +30,9 @@ STEPS = 12
 WHOLE_STEPS = 3
 """Of those, the first ones that go all the way to what the planes say is best."""
 
+FIRST, LARGER = 1 / 16, 2.0
+"""Part of the distance to the incumbent below which the least priced cost is looked for first, and by what that grows."""
+
 WORTH, SMALL = 0.6, 0.05
 """Part of the strategies that may be left for a problem to be shrunk at once, and of the distance to the incumbent that a step must promise."""
 
@@ -38,58 +42,105 @@ class Sharp:
     """What was found.
 
     Attributes:
-        margins: at the best multipliers, exact.
-        prices: these multipliers, cost per byte by time label.
+        margins: the largest bounds that any multipliers gave.
+        prices: the best multipliers, cost per byte by time label.
         assignments: those of least priced cost, which may be above the limit.
-        exhausted: there is no solution below the incumbent.
     """
 
     margins: Margins
     prices: dict[int, float]
     assignments: list[Ints]
-    exhausted: bool = False
 
 
-def sharpen(problem: Problem, bounding: Bounding, *, value: int, gap: float, clock: Clock) -> Sharp | None:
-    """Exact margins at good multipliers.
+def sharpen(problem: Problem, bounding: Bounding, margins: Margins, *, value: int, gap: float, clock: Clock) -> Sharp:
+    """Better margins, exact ones where the problem is narrow enough.
 
     Args:
         problem: that of ``bounding``.
         bounding: with good multipliers.
+        margins: what is known; nothing of it is lost.
         value: objective of an incumbent; only what costs less is looked for.
         gap: relative gap to the incumbent that is enough.
         clock: limits.
     """
-    scale, planes, prices = bounding.scale, _Planes(problem, value), bounding.prices()
-    best: Sharp | None = None
-    for step in range(STEPS):
-        parts = bounding.split(prices)
-        room = value * scale - parts.constant
+    return _Sharpening(problem, bounding, margins, value, clock).run(gap * abs(value))
+
+
+class _Sharpening:
+    """One run.
+
+    Attributes:
+        base, lows: the bound, and that of each strategy, in units of the objective.
+        prices: the best multipliers.
+        found: assignments of least priced cost.
+    """
+
+    def __init__(self, problem: Problem, bounding: Bounding, margins: Margins, value: int, clock: Clock) -> None:
+        self.problem, self.bounding, self.value, self.clock = problem, bounding, value, clock
+        self.base, self.lows = margins.base, [margins.base + row for row in margins.extra]
+        self.prices = bounding.prices()
+        self.found: list[Ints] = []
+        self.planes = _Planes(problem, value)
+        self.window = FIRST
+
+    def run(self, small: float) -> Sharp:
+        """Try multipliers until the problem can be shrunk, nothing more is promised, or the bound is so near the incumbent."""
+        prices, best, whole = self.prices, -np.inf, self.problem.weight or self.problem.limit is None
+        for step in range(STEPS):
+            parts = self.bounding.split(prices)
+            exact = self._least(parts)
+            if exact is None and step == 0:
+                break
+            if exact is None:
+                prices = _between(self.prices, prices)
+                continue
+            if exact.assignment is None:
+                break
+            bound = (parts.constant + exact.least) / self.bounding.scale
+            if bound > best:
+                best, self.prices = bound, prices
+            if whole or self._room() <= small or self.clock.over():
+                break
+            self.planes.add(exact.assignment, prices)
+            answer = self.planes.best()
+            if answer is None or answer[0] - best <= SMALL * self._room():
+                break
+            prices = answer[1] if step < WHOLE_STEPS else _between(self.prices, answer[1])
+        if self._room() > small and not self.clock.over() and best > -np.inf:
+            self._eliminate(self.bounding.split(self.prices), 1.0)
+        margins = Margins(self.base, [np.maximum(row - self.base, 0.0) for row in self.lows])
+        return Sharp(margins=margins, prices=self.prices, assignments=self.found)
+
+    def _room(self) -> float:
+        return self.value - self.base
+
+    def _least(self, parts: Parts) -> Exact | None:
+        """The least priced cost, looked for below ever larger parts of the distance to the incumbent; None where that is too wide."""
+        while True:
+            exact = self._eliminate(parts, min(1.0, self.window))
+            if exact is None or exact.assignment is not None or self.window >= 1.0:
+                return exact
+            self.window *= LARGER
+
+    def _eliminate(self, parts: Parts, share: float) -> Exact | None:
+        """Use what elimination below this part of the distance to the incumbent says; None where that is too wide."""
+        scale = self.bounding.scale
+        room = self.value * scale - parts.constant
         if room <= 0:
-            return Sharp(margins=_nothing(problem, value), prices=prices, assignments=[], exhausted=True)
-        exact, work = eliminate(problem, parts, room)
-        clock.spend(work)
-        if exact is None:
-            return best
-        if exact.assignment is None:
-            return Sharp(margins=_nothing(problem, value), prices=prices, assignments=[], exhausted=True)
-        base = (parts.constant + exact.least) / scale
-        assignments = [exact.assignment] if best is None else [*best.assignments, exact.assignment]
-        if best is None or base > best.margins.base:
-            margins = Margins(base, [(row - exact.least) / scale for row in exact.extra])
-            best = Sharp(margins=margins, prices=prices, assignments=assignments)
-        else:
-            best = Sharp(margins=best.margins, prices=best.prices, assignments=assignments)
-        room = value - best.margins.base
-        left = sum(int((row < room).sum()) for row in best.margins.extra)
-        if left < WORTH * problem.offsets[-1] or room <= gap * abs(value) or problem.weight or problem.limit is None or clock.over():
-            return best
-        planes.add(exact.assignment, prices)
-        found = planes.best()
-        if found is None or found[0] - best.margins.base <= SMALL * room:
-            return best
-        prices = found[1] if step < WHOLE_STEPS else _between(best.prices, found[1])
-    return best
+            self.base = float(self.value)
+            return None
+        try:
+            exact = eliminate(self.problem, parts, max(1.0, np.ceil(share * room)))
+        except TooWide as wide:
+            self.clock.spend(wide.work)
+            return None
+        self.clock.spend(exact.work)
+        self.base = max(self.base, (parts.constant + exact.least) / scale)
+        for low, row in zip(self.lows, exact.extra, strict=True):
+            np.maximum(low, (parts.constant + row) / scale, out=low)
+        if exact.assignment is not None:
+            self.found.append(exact.assignment)
+        return exact
 
 
 class _Planes:
@@ -125,6 +176,8 @@ class _Planes:
         objective = solver.Objective()
         objective.SetMaximization()
         objective.SetCoefficient(bound, 1.0)
+        for multiplier in multipliers:  # of the best ones the least: beyond them lies nothing that is known
+            objective.SetCoefficient(multiplier, -1e-6)
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
         labels = self.problem.times
@@ -134,7 +187,3 @@ class _Planes:
 
 def _between(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
     return {t: (one.get(t, 0.0) + other.get(t, 0.0)) / 2 for t in sorted({*one, *other})}
-
-
-def _nothing(problem: Problem, value: int) -> Margins:
-    return Margins(float(value), [np.zeros(int(k)) for k in problem.sizes])
