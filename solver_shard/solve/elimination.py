@@ -30,7 +30,7 @@ from solver_shard.solve.problem import Edge, Floats, Problem
 MOST_CODES = 2**61
 """Numbers of states stay below this."""
 
-MOST_ROWS = 30_000_000
+MOST_ROWS = 60_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
 ROW_WORK, TABLE_WORK = 3e-7, 2e-4
@@ -167,6 +167,8 @@ class _Run:
             rows, v = heapq.heappop(queue)
             if gone[v] or rows != expected[v]:
                 continue
+            if rows[0] > math.log(self.most):
+                raise TooWide(self.work())
             gone[v] = True
             for w in self._eliminate(v):
                 expected[w] = self._expected(w)

@@ -12,7 +12,7 @@ from solver_shard.solve.flat import Flat
 from solver_shard.solve.messages import Parts, scale_of
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
-from solver_shard.solve.relax import Relaxation
+from solver_shard.solve.relax import SETTLED, Relaxation
 
 
 class LargeBounding:
@@ -45,6 +45,10 @@ class LargeBounding:
     def steps(self) -> Iterator[None]:
         if self.given is not None:
             yield from self._told(self.given, self.given.settled())
+            yield from self._told(self.given, self.given.planes())
+            if self.given.best >= self.relaxation.known - SETTLED * abs(self.given.best):
+                return
+        yield from self._told(self.relaxation, self.relaxation.planes())
         yield from self._told(self.relaxation, self.relaxation.steps())
 
     def _told(self, relaxation: Relaxation, steps: Iterator[None]) -> Iterator[None]:

@@ -21,6 +21,7 @@ from solver_shard.solve.descent import Local
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.lagrange import Rows
 from solver_shard.solve.messages import Parts, scaled_constant
+from solver_shard.solve.planes import Planes, between
 from solver_shard.solve.problem import Floats
 from solver_shard.solve.sweeps import Passing
 
@@ -40,6 +41,9 @@ LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
 
 STILL = 5
 """Sweeps without a better bound after which messages are taken to have settled."""
+
+MOST_PLANES, WHOLE_PLANES, STALE_PLANES, PLANE_SWEEPS, SETTLING_WORTH = 60, 3, 4, 12, 1e-4
+"""Steps by cutting planes; of those, the first ones that go all the way; steps without a better bound that end them; sweeps of one."""
 
 REPAIR_EVERY = 5
 HIGHEST = 1e30
@@ -87,10 +91,17 @@ class Relaxation:
                 right = min(int(np.searchsorted(times, t)), len(times) - 1)
                 place = right if right == 0 or times[right] - t <= t - times[right - 1] else right - 1
                 given[place] = given.get(place, 0.0) + prices[t]
-        for place in given:
-            self.rows.add(place)
-        start = [given.get(place, 0.0) * self.flat.scale for place in self.rows.times]
-        self.multipliers = np.array(start) * self.rows.slack if start else np.zeros(0)
+        self.multipliers = self._vector({int(times[place]): price for place, price in given.items()})
+
+    def _vector(self, prices: Mapping[int, float]) -> Floats:
+        """Multipliers as this keeps them, of times that the problem has; their rows are added."""
+        times = self.flat.problem.times
+        places = {int(np.searchsorted(times, t)): price for t, price in prices.items()}
+        for place in places:
+            if self.rows.add(place):
+                self.multipliers = np.append(self.multipliers, 0.0)
+        start = [places.get(place, 0.0) * self.flat.scale for place in self.rows.times]
+        return np.array(start) * self.rows.slack if start else np.zeros(0)
 
     def prices(self) -> dict[int, float]:
         """The multipliers by time label, unscaled cost per byte, for a further relaxation."""
@@ -180,6 +191,46 @@ class Relaxation:
                 yield from self._sweeps()
                 return
 
+    def planes(self) -> Iterator[None]:
+        """Multipliers by cutting planes: a few steps where few times bind. Messages begin from those of the best multipliers."""
+        if self.flat.limit is None:
+            return
+        planes, prices, stale = Planes(self.flat.problem), self.prices(), 0
+        kept = self.passing.forward.copy(), self.passing.backward.copy()
+        scale = self.flat.scale
+        for step in range(MOST_PLANES):
+            multipliers = self._vector(prices)
+            theta, offset = self.theta(multipliers), self.offset(multipliers)
+            bound = -np.inf
+            for swept in range(1, PLANE_SWEEPS + 1):
+                before, bound = bound, max(bound, self.passing.sweep(theta) + offset)
+                if swept >= SWEEPS and bound - before <= 1e-5 * abs(bound):
+                    break
+            chosen = self.local.settle(self.passing.decode(theta), theta, 3)
+            self.work += (swept + 0.5) * self.passing.work + 1e-4 + 1e-6 * self.flat.size
+            stale = 0 if bound > self.best + 1e-5 * abs(self.best) else stale + 1
+            if bound > self.best:
+                self.best, self.multipliers = bound, multipliers
+                kept = self.passing.forward.copy(), self.passing.backward.copy()
+            for assignment in (chosen, self._repair(chosen, theta)):
+                if assignment is not None and self.flat.problem.allowed(assignment):
+                    planes.add(assignment, prices)
+            yield
+            most = min(self.target, self.best + abs(self.best)) / scale
+            if stale >= STALE_PLANES:
+                before = self.best
+                self.passing.forward[:], self.passing.backward[:] = kept
+                yield from self.settled()
+                kept = self.passing.forward.copy(), self.passing.backward.copy()
+                if self.best - before <= SETTLING_WORTH * abs(self.best):
+                    break
+                stale = 0
+            answer = planes.best(most)
+            if answer is None or answer[0] * scale - self.best <= 1e-5 * abs(self.best):
+                break
+            prices = answer[1] if step < WHOLE_PLANES else between(self.prices(), answer[1])
+        self.passing.forward[:], self.passing.backward[:] = kept
+
     def settled(self) -> Iterator[None]:
         """Sweeps until messages have settled at the given multipliers: what these are worth."""
         theta, offset, stale = self.theta(), self.offset(), 0
@@ -231,9 +282,12 @@ class Relaxation:
                 self.found.extend(x for x in (chosen, better) if self.flat.profile(x).max(initial=0) <= self.local.limit)
                 return
 
-    def _repair(self, chosen: Ints, theta: Floats) -> None:
+    def _repair(self, chosen: Ints, theta: Floats) -> Ints | None:
+        """An assignment within the limit near this one; it is among those found, too."""
         better = self.local.repair(self.local.settle(chosen, theta, 3), theta)
         self.work += 3e-4 + 1e-6 * self.flat.size
-        if better is not None:
-            self.found.append(self.local.descend(better, self.flat.theta, self.rng, 20))
-            self.work += 2e-6 * self.flat.size
+        if better is None:
+            return None
+        self.found.append(self.local.descend(better, self.flat.theta, self.rng, 20))
+        self.work += 2e-6 * self.flat.size
+        return self.found[-1]

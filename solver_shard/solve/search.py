@@ -54,6 +54,12 @@ SHRINK = 0.8
 NEARER = 0.5
 """Part of its distance to the bound to which an incumbent must come nearer for exact bounds to be tried again."""
 
+STEADY = 0.9
+"""Part of the distance to the bound that an epoch must leave for exact bounds to be tried: they are the easier the better the incumbent."""
+
+NARROWER = 0.7
+"""Part of the strategies of a problem that was too wide for exact bounds that another must have at most to be tried."""
+
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
@@ -152,6 +158,7 @@ class Search:
         self.fine = False
         self.until: float | None = None
         self.patient = False
+        self.wide = np.inf
         self.workers = workers
         self.rng = np.random.default_rng(seed)
 
@@ -289,27 +296,30 @@ class Search:
         self.multipliers = bounding.prices()
         if self.campaign is not None:
             self.clock.spend(self.campaign.reprice(self.multipliers))
-        ladder, tried, sharpened = _Ladder(), None, np.inf
+        ladder, tried, sharpened, settled = _Ladder(), None, np.inf, self.campaign is None
         while not self.stopped():
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
-                if keep is None and tried - margins.base < NEARER * sharpened:
-                    sharpened = tried - margins.base
-                    margins = self._sharpened(current, restore, bounding, margins)
-                    keep = self._fixing(margins)
                 if keep is not None:
                     return self._smaller(current, restore, keep)
-                if self.stopped():
-                    break
+            if self.best.value is not None and settled and self._gap(margins) < NEARER * sharpened:
+                margins, before = self._sharpened(current, restore, bounding, margins), margins
+                sharpened = self._gap(margins)
+                if margins is not before:
+                    ladder, tried = _Ladder(), None
+                    continue
+            if self.stopped():
+                break
             known = self.best.bound, self.best.value
             proof = self._epoch(current, margins, ladder)
             if proof is not None:
                 self._take(proof, restore)
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
+            settled = settled or (known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base))
             if ladder.complete:
                 return None
-            if ladder.ended and self.campaign is not None and not self.patient:
+            if ladder.ended and self.campaign is not None and not self.patient and settled:
                 self.patient = True
                 self.multipliers = {}
                 return self.problem, _same
@@ -318,6 +328,10 @@ class Search:
         if not self.stopped() and self.campaign is None and self.best.assignment is not None:
             neighbourhoods(self.problem, self.best.assignment, self.clock, seed=self.seed, gap=self.gap, offer=self.offer)
         return None
+
+    def _gap(self, margins: Margins) -> float:
+        """Distance of the incumbent to the bound of the margins."""
+        return np.inf if self.best.value is None else self.best.value - margins.base
 
     def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder) -> Proof | None:
         """An integer program where the ladder has one, and improvements beside it."""
@@ -367,9 +381,12 @@ class Search:
 
     def _sharpened(self, current: Problem, restore: Restore, bounding: Bounding, margins: Margins) -> Margins:
         """Exact margins, where the problem is narrow enough for them."""
-        if self.best.value is None or current.offsets[-1] <= WORTH_FIXING:
+        if self.best.value is None or current.offsets[-1] <= WORTH_FIXING or current.offsets[-1] > NARROWER * self.wide:
             return margins
         sharp = sharpen(current, bounding, margins, value=self.best.value, gap=self.gap / 4, clock=self.clock)
+        if sharp is None:
+            self.wide = float(current.offsets[-1])
+            return margins
         self.raise_bound(current.whole(sharp.margins.base), "elimination")
         for assignment in sharp.assignments:
             self.offer(restore(assignment), "elimination")
