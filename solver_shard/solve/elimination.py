@@ -1,22 +1,26 @@
 """The exact minimum of a reparametrised problem, and of every strategy: nodes are eliminated one after the other in sparse tables.
 
-    exact = eliminate(problem, parts, room)             # TooWide where that takes too many rows
+    order = order_of(problem)
+    exact = eliminate(problem, parts, room, order)      # TooWide where that takes too many rows
     parts.constant + exact.least                        # no assignment costs less
     parts.constant + exact.extra[v][x]                  # no assignment that has strategy x of node v costs less
 
-Message passing bounds a problem edge by edge. What several edges decide together it does not see, and on layers that share tensors that
-can be most of the gap. Bucket elimination (Dechter 1999) sees all of it: to eliminate a node, all tables that mention it are joined, and
-the least value over its strategies for every state of the nodes around it is a new table. Such tables grow with the product of the
-strategies around a node; but costs that messages have split (``messages.Parts``) are never negative, so a state whose parts so far exceed ``room``
-cannot be part of an assignment below constant + room, and is dropped. What is left are some dozens of states for each node.
+Message passing bounds a problem edge by edge. What the edges of a small circle decide together it does not see, and over the circles of
+all layers that adds up to most of the gap. Bucket elimination (Dechter 1999) sees all of it: to eliminate a node, all tables that mention
+it are joined, and the least value over its strategies for every state of the nodes around it is a new table. Such tables grow with the
+product of the strategies around a node; but parts (``messages.Parts``) are never negative, so what cannot be part of an assignment below
+constant + ``room`` is dropped, and some dozens of states are left for each node. There are three passes.
 
-A second pass, back from the last node to the first, gives every row of every table the least that all other tables add to it.
+1. **Floors**: nodes are eliminated with tables that hold only what is near their own least value. That is cheap, and finds what each
+   step adds to the bound, whatever is decided elsewhere: its *rise*.
+2. **Up**: nodes are eliminated again. A state is dropped if its parts so far and the rises of all steps that have nothing to do with
+   them reach the room.
+3. **Down**: from the last node to the first, every row of every table gets the least that all other tables add to it.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,16 +31,35 @@ from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.problem import Edge, Floats, Problem
 
-MOST_CODES = 2**61
-"""Numbers of states stay below this."""
-
-MOST_ROWS = 60_000_000
+MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
-ROW_WORK, TABLE_WORK = 3e-7, 2e-4
+MOST_STATES = 2.0**61
+"""Numbers of states stay below this."""
+
+WINDOWS = (1 / 16, 1 / 4)
+"""Parts of the room within which the first pass keeps rows; the next one is tried where the rises fall short."""
+
+SHORT = 0.8
+"""Part of the room that rises reach at most when they fall short."""
+
+ROW_WORK, TABLE_WORK = 2e-7, 7e-5
 """Work of a row and of a table."""
 
 Places = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """In which order nodes are eliminated.
+
+    Attributes:
+        nodes: all nodes, first to last.
+        parent: per node, the first of those around it when it is eliminated; -1 where there is none.
+    """
+
+    nodes: list[int]
+    parent: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,24 +67,113 @@ class Exact:
     """What elimination gave, in the units of the parts.
 
     Attributes:
-        room: what was looked for is below this.
         least: above the parts' constant, of all assignments; ``room`` where none is below that.
         extra: per node and strategy, of all assignments with it; ``room`` where none is below that.
         assignment: one that costs ``least``, or None where there is none below ``room``.
-        rows: that were made on the way.
         work: spent.
     """
 
-    room: float
     least: float
     extra: list[Floats]
     assignment: Ints | None
-    rows: int
     work: float
+
+
+class TooWide(Exception):
+    """More rows than may be made.
+
+    Attributes:
+        least: a bound, above the parts' constant, that was found nevertheless.
+        work: spent.
+    """
+
+    def __init__(self, least: float, work: float) -> None:
+        super().__init__(least, work)
+        self.least, self.work = least, work
+
+
+def order_of(problem: Problem) -> Order:
+    """Always the node with the fewest states of it and those around it."""
+    around: list[set[int]] = [set() for _ in range(problem.size)]
+    for edge in problem.edges:
+        around[edge.a].add(edge.b)
+        around[edge.b].add(edge.a)
+    logs = np.log2(problem.sizes).tolist()
+
+    def weight(v: int) -> float:
+        return float(logs[v] + sum(logs[w] for w in sorted(around[v])))
+
+    weights = [weight(v) for v in range(problem.size)]
+    queue = [(weight, v) for v, weight in enumerate(weights)]
+    heapq.heapify(queue)
+    nodes: list[int] = []
+    near: list[set[int]] = [set()] * problem.size
+    gone = [False] * problem.size
+    while queue:
+        found, v = heapq.heappop(queue)
+        if gone[v] or found != weights[v]:
+            continue
+        gone[v] = True
+        nodes.append(v)
+        near[v] = around[v]
+        for w in sorted(near[v]):
+            around[w] |= near[v]
+            around[w] -= {v, w}
+        for w in sorted(near[v]):
+            weights[w] = weight(w)
+            heapq.heappush(queue, (weights[w], w))
+    place = {v: i for i, v in enumerate(nodes)}
+    return Order(nodes=nodes, parent=[min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)])
+
+
+def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS) -> Exact:
+    """The exact minimum below ``room``.
+
+    Raises:
+        TooWide: that takes more than so many rows.
+    """
+    rises, work = np.zeros(problem.size), 0.0
+    for window in WINDOWS:
+        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most)
+        try:
+            floors.run(parts, order)
+        except _Wide:
+            break
+        finally:
+            work += floors.work()
+        rises = floors.rises if floors.rises.sum() > rises.sum() else rises
+        if rises.sum() > SHORT * room:
+            break
+    up = _Up(problem, room, most, _elsewhere(rises, order))
+    try:
+        up.run(parts, order)
+        exact = up.down()
+    except _Empty:
+        exact = up.nothing()
+    except _Wide:
+        raise TooWide(float(rises.sum()), work + up.work()) from None
+    return Exact(least=exact.least, extra=exact.extra, assignment=exact.assignment, work=work + up.work())
 
 
 class _Empty(Exception):
     """Nothing is below the room."""
+
+
+class _Wide(Exception):
+    """More rows than may be made."""
+
+
+def _elsewhere(rises: Floats, order: Order) -> tuple[Floats, Floats]:
+    """Per node, what steps add that share no part with the table that its step makes, and with the tables that it joins."""
+    inside, above = rises.copy(), np.zeros(len(rises))
+    for v in order.nodes:
+        if order.parent[v] >= 0:
+            inside[order.parent[v]] += inside[v]
+    for v in reversed(order.nodes):
+        if order.parent[v] >= 0:
+            above[v] = above[order.parent[v]] + rises[order.parent[v]]
+    total = rises.sum()
+    return total - inside - above, total - rises - above
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +183,159 @@ class _Table:
     nodes: tuple[int, ...]
     states: Places
     values: Floats
+
+
+class _Joins:
+    """Tables by number, and joins of them.
+
+    Attributes:
+        tables: a table for every node, whose number is the node's, one for every edge, then those that steps make.
+        near: per node, the numbers of the tables that mention it and are not yet joined.
+        left: per node, the strategies that its states stand for.
+        rows: made so far.
+    """
+
+    def __init__(self, problem: Problem, most: int) -> None:
+        self.problem, self.most = problem, most
+        self.tables: list[_Table] = []
+        self.near: list[set[int]] = [set() for _ in range(problem.size)]
+        self.left: list[Ints] = []
+        self.sizes: list[int] = []
+        self.rows = 0
+
+    def work(self) -> float:
+        """Work spent so far."""
+        return ROW_WORK * self.rows + TABLE_WORK * len(self.tables)
+
+    def fill(self, parts: Parts, rooms: Floats, edge_rooms: Floats) -> None:
+        """The tables of nodes and edges: what is below the room of each, of strategies that are left everywhere."""
+        masks = [row < room for row, room in zip(parts.unary, rooms, strict=True)]
+        pairs = []
+        for edge, table, room in zip(self.problem.edges, parts.tables, edge_rooms, strict=True):
+            pairs.append(_pairs(edge, table, masks[edge.a], masks[edge.b], room))
+            self.count(len(pairs[-1][0]))
+        for edge, (x, y, _) in zip(self.problem.edges, pairs, strict=True):
+            for v, states in ((edge.a, x), (edge.b, y)):
+                found = np.zeros(len(masks[v]), dtype=bool)
+                found[states] = True
+                masks[v] &= found
+        self.left = [np.flatnonzero(mask) for mask in masks]
+        self.sizes = [len(states) for states in self.left]
+        if not all(self.sizes):
+            raise _Empty
+        place = [np.cumsum(mask) - 1 for mask in masks]
+        for v, states in enumerate(self.left):
+            self.put((v,), np.arange(len(states))[:, None], parts.unary[v][states])
+        for edge, (x, y, values) in zip(self.problem.edges, pairs, strict=True):
+            both = masks[edge.a][x] & masks[edge.b][y]
+            states = np.stack([place[edge.a][x[both]], place[edge.b][y[both]]], axis=1)
+            self.put((edge.a, edge.b), states, values[both])
+
+    def put(self, nodes: Sequence[int], states: Ints | Places, values: Floats) -> int:
+        """A new table; it does not mention nodes that have one state left: they are decided."""
+        number = len(self.tables)
+        open_ = [i for i, v in enumerate(nodes) if self.sizes[v] > 1]
+        self.tables.append(_Table(tuple(nodes[i] for i in open_), states[:, open_].astype(np.int32), values))
+        for v in self.tables[-1].nodes:
+            self.near[v].add(number)
+        return number
+
+    def count(self, rows: int) -> None:
+        """Some rows are made."""
+        self.rows += rows
+        if self.rows > self.most:
+            raise _Wide
+
+    def take(self, v: int) -> list[int]:
+        """The tables that mention a node, small ones first; they are joined now."""
+        numbers = sorted(self.near[v], key=lambda t: (len(self.tables[t].values), t))
+        for t in numbers:
+            for w in self.tables[t].nodes:
+                self.near[w].discard(t)
+        return numbers
+
+    def join(self, left: _Table, right: _Table, room: float) -> tuple[_Table, Places, Places]:
+        """Rows that agree on shared nodes and together stay below the room; and the row of either side in each."""
+        shared = tuple(v for v in right.nodes if v in left.nodes)
+        own, codes = self.codes((left, right), shared)
+        # Within a state of the shared nodes rows are sorted by value, and only those that leave room are made.
+        known, which = np.unique(codes, return_inverse=True)
+        order = np.lexsort((right.values, which))
+        starts = np.searchsorted(which[order], np.arange(len(known) + 1))
+        place = np.searchsorted(known, own)
+        found = np.flatnonzero(known[np.minimum(place, len(known) - 1)] == own) if len(known) else np.zeros(0, dtype=np.int64)
+        begin = starts[place[found]]
+        counts = _ends(right.values[order], begin, starts[place[found] + 1], room - left.values[found]) - begin
+        self.count(int(counts.sum()))
+        rows = np.repeat(found, counts)
+        partners = order[np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(len(rows))]
+        new = [i for i, v in enumerate(right.nodes) if v not in shared]
+        states = np.concatenate([left.states[rows], right.states[partners][:, new]], axis=1)
+        table = _Table(left.nodes + tuple(right.nodes[i] for i in new), states, left.values[rows] + right.values[partners])
+        return table, rows.astype(np.int32), partners.astype(np.int32)
+
+    def codes(self, tables: Sequence[_Table], nodes: Sequence[int]) -> list[Ints]:
+        """Of the rows of each table a number for their states of these nodes: equal for equal states."""
+        ends = np.cumsum([len(table.values) for table in tables])
+        codes, count = np.zeros(int(ends[-1]), dtype=np.int64), 1
+        for v in nodes:
+            if count * self.sizes[v] > MOST_STATES:
+                known, codes = np.unique(codes, return_inverse=True)
+                count = len(known)
+            codes = codes * self.sizes[v] + np.concatenate([table.states[:, table.nodes.index(v)] for table in tables])
+            count *= self.sizes[v]
+        return np.split(codes, ends[:-1])
+
+    def least(self, joined: _Table, v: int) -> tuple[tuple[int, ...], list[int], Ints, Places]:
+        """(Nodes but v, their columns, the row of least value for each of their states, which of these each row belongs to)."""
+        others = [i for i, w in enumerate(joined.nodes) if w != v]
+        nodes = tuple(joined.nodes[i] for i in others)
+        (codes,) = self.codes((joined,), nodes)
+        order = np.lexsort((joined.values, codes))
+        ranked = codes[order]
+        first = np.ones(len(ranked), dtype=bool)
+        first[1:] = ranked[1:] != ranked[:-1]
+        target = np.empty(len(order), dtype=np.int32)
+        target[order] = np.cumsum(first) - 1
+        return nodes, others, order[first], target
+
+
+class _Floors(_Joins):
+    """The first pass.
+
+    Attributes:
+        rises: per node, what its step adds to the bound.
+    """
+
+    def __init__(self, problem: Problem, window: float, most: int) -> None:
+        super().__init__(problem, most)
+        self.window = window
+        self.rises = np.zeros(problem.size)
+        self.missing: list[float] = []
+        """Per table, what a state costs at least that is not in it."""
+
+    def run(self, parts: Parts, order: Order) -> None:
+        """Eliminate all nodes; every table's least value is taken out of it, and is the rise of the step that made it."""
+        self.fill(parts, np.full(self.problem.size, self.window), np.full(len(self.problem.edges), self.window))
+        self.missing = [self.window] * len(self.tables)
+        for v in order.nodes:
+            self._step(v)
+
+    def _step(self, v: int) -> None:
+        numbers = self.take(v)
+        if not numbers:
+            return
+        joined = self.tables[numbers[0]]
+        missing = min(self.window, *(self.missing[t] for t in numbers)) if numbers else self.window
+        for t in numbers[1:]:
+            joined, _, _ = self.join(joined, self.tables[t], self.window)
+        nodes, others, best, _ = self.least(joined, v)
+        values = joined.values[best]
+        rise = min(float(values.min(initial=np.inf)), missing)
+        self.rises[v] = rise
+        if len(values):  # with nothing left it says nothing of any state
+            self.put(nodes, joined.states[best][:, others], values - rise)
+            self.missing.append(missing - rise)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,180 +359,40 @@ class _Step:
     best: Ints
 
 
-class TooWide(Exception):
-    """More rows than may be made; ``work`` was spent on them."""
+class _Up(_Joins):
+    """The second and the third pass; ``elsewhere``: see the function of that name."""
 
-    def __init__(self, work: float) -> None:
-        super().__init__(work)
-        self.work = work
-
-
-def eliminate(problem: Problem, parts: Parts, room: float, most: int = MOST_ROWS) -> Exact:
-    """The exact minimum below ``room``.
-
-    Raises:
-        TooWide: that takes more than so many rows.
-    """
-    run = _Run(problem, room, most)
-    try:
-        run.fill(parts)
-        run.eliminate()
-    except _Empty:
-        return run.nothing()
-    return run.result()
-
-
-class _Run:
-    """One elimination: all tables that were ever made, by number, and the steps that made them."""
-
-    def __init__(self, problem: Problem, room: float, most: int) -> None:
-        self.problem, self.room, self.most = problem, room, most
-        self.sizes: list[int] = []
-        self.logs: list[float] = []
-        self.tables: list[_Table] = []
-        self.near: list[set[int]] = [set() for _ in range(problem.size)]
+    def __init__(self, problem: Problem, room: float, most: int, elsewhere: tuple[Floats, Floats]) -> None:
+        super().__init__(problem, most)
+        self.room, self.elsewhere = room, elsewhere
         self.steps: list[_Step] = []
-        self.left: list[Ints] = []
-        self.rows = 0
 
-    def fill(self, parts: Parts) -> None:
-        """A table for every node, whose number is the node's, then one for every edge; of the states that may be below the room.
+    def run(self, parts: Parts, order: Order) -> None:
+        """Eliminate all nodes."""
+        place = np.empty(self.problem.size, dtype=np.int64)
+        place[order.nodes] = np.arange(self.problem.size)
+        rooms = self.room - self.elsewhere[1]
+        first = [edge.a if place[edge.a] < place[edge.b] else edge.b for edge in self.problem.edges]
+        self.fill(parts, rooms, rooms[first])
+        for v in order.nodes:
+            if self.sizes[v] > 1:
+                self._step(v)
 
-        A node that has one state left is decided: tables do not mention it.
-        """
-        edges = self.problem.edges
-        masks = [row < self.room for row in parts.unary]
-        pairs = []
-        for edge, table in zip(edges, parts.tables, strict=True):
-            x, y, values = _pairs(edge, table, parts.unary[edge.a], parts.unary[edge.b], self.room)
-            pairs.append((x, y, values))
-            self._count(len(values))
-            for v, states in ((edge.a, x), (edge.b, y)):
-                found = np.zeros(len(masks[v]), dtype=bool)
-                found[states] = True
-                masks[v] &= found
-        self.left = [np.flatnonzero(mask) for mask in masks]
-        self.sizes = [len(states) for states in self.left]
-        self.logs = [math.log(max(1, k)) for k in self.sizes]
-        place = [np.cumsum(mask) - 1 for mask in masks]
-        for v, states in enumerate(self.left):
-            self._put((v,), np.arange(len(states))[:, None], parts.unary[v][states])
-        for edge, (x, y, values) in zip(edges, pairs, strict=True):
-            both = masks[edge.a][x] & masks[edge.b][y]
-            states = np.stack([place[edge.a][x[both]], place[edge.b][y[both]]], axis=1)
-            self._put((edge.a, edge.b), states, values[both])
-
-    def eliminate(self) -> None:
-        """All nodes: always the one whose join is expected to be the smallest."""
-        expected = [self._expected(v) for v in range(self.problem.size)]
-        queue = [(rows, v) for v, rows in enumerate(expected)]
-        heapq.heapify(queue)
-        gone = [k == 1 for k in self.sizes]
-        while queue:
-            rows, v = heapq.heappop(queue)
-            if gone[v] or rows != expected[v]:
-                continue
-            if rows[0] > math.log(self.most):
-                raise TooWide(self.work())
-            gone[v] = True
-            for w in self._eliminate(v):
-                expected[w] = self._expected(w)
-                heapq.heappush(queue, (expected[w], w))
-
-    def work(self) -> float:
-        """Work spent so far."""
-        return ROW_WORK * self.rows + TABLE_WORK * len(self.tables)
-
-    def _expected(self, v: int) -> tuple[float, int]:
-        """Logarithm of the rows of the join of all tables with this node, if their states were independent; and its nodes."""
-        total, largest = 0.0, 0.0
-        seen: set[int] = set()
-        for t in sorted(self.near[v]):
-            rows = math.log(max(1, len(self.tables[t].values)))
-            total += rows
-            largest = max(largest, rows)
-            for w in self.tables[t].nodes:
-                total -= self.logs[w] if w in seen else 0.0
-                seen.add(w)
-        return max(total, largest), len(seen)
-
-    def _put(self, nodes: tuple[int, ...], states: Ints | Places, values: Floats) -> int:
-        number = len(self.tables)
-        open_ = [i for i, v in enumerate(nodes) if self.sizes[v] != 1]
-        nodes = tuple(nodes[i] for i in open_)
-        self.tables.append(_Table(nodes, states[:, open_].astype(np.int32), values))
-        for v in nodes:
-            self.near[v].add(number)
-        self._count(len(values))
-        if not len(values):
-            raise _Empty
-        return number
-
-    def _count(self, rows: int) -> None:
-        self.rows += rows
-        if self.rows > self.most:
-            raise TooWide(self.work())
-
-    def _eliminate(self, v: int) -> tuple[int, ...]:
-        """Eliminate one node; the nodes around it."""
-        numbers = sorted(self.near[v], key=lambda t: (len(self.tables[t].values), t))
+    def _step(self, v: int) -> None:
+        numbers = self.take(v)
         joined = self.tables[numbers[0]]
         rows: list[Places] = [np.arange(len(joined.values), dtype=np.int32)]
         for t in numbers[1:]:
-            joined, left, right = self._join(joined, self.tables[t])
+            joined, left, right = self.join(joined, self.tables[t], self.room - self.elsewhere[0][v])
             rows = [row[left] for row in rows] + [right]
-        for t in numbers:
-            for w in self.tables[t].nodes:
-                self.near[w].discard(t)
-        others = [i for i, w in enumerate(joined.nodes) if w != v]
-        nodes = tuple(joined.nodes[i] for i in others)
-        (codes,) = self._codes((joined,), nodes)
-        order = np.lexsort((joined.values, codes))
-        ranked = codes[order]
-        first = np.ones(len(ranked), dtype=bool)
-        first[1:] = ranked[1:] != ranked[:-1]
-        best = order[first]
-        target = np.empty(len(order), dtype=np.int32)
-        target[order] = np.cumsum(first) - 1
-        result = self._put(nodes, joined.states[best][:, others], joined.values[best])
+        if not len(joined.values):
+            raise _Empty
+        nodes, others, best, target = self.least(joined, v)
+        result = self.put(nodes, joined.states[best][:, others], joined.values[best])
         self.steps.append(_Step(numbers, result, rows, joined.values, target, best))
-        return nodes
 
-    def _join(self, left: _Table, right: _Table) -> tuple[_Table, Places, Places]:
-        """Rows that agree on shared nodes and together stay below the room; and the row of either side in each."""
-        shared = tuple(v for v in right.nodes if v in left.nodes)
-        own, codes = self._codes((left, right), shared)
-        # Within a state of the shared nodes rows are sorted by value, and only those that leave room are made.
-        known, which = np.unique(codes, return_inverse=True)
-        order = np.lexsort((right.values, which))
-        starts = np.searchsorted(which[order], np.arange(len(known) + 1))
-        place = np.searchsorted(known, own)
-        found = np.flatnonzero(known[np.minimum(place, len(known) - 1)] == own) if len(known) else np.zeros(0, dtype=np.int64)
-        begin = starts[place[found]]
-        ends = _ends(right.values[order], begin, starts[place[found] + 1], self.room - left.values[found])
-        counts = ends - begin
-        self._count(int(counts.sum()))
-        rows = np.repeat(found, counts)
-        partners = order[np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(len(rows))]
-        new = [i for i, v in enumerate(right.nodes) if v not in shared]
-        states = np.concatenate([left.states[rows], right.states[partners][:, new]], axis=1)
-        table = _Table(left.nodes + tuple(right.nodes[i] for i in new), states, left.values[rows] + right.values[partners])
-        return table, rows.astype(np.int32), partners.astype(np.int32)
-
-    def _codes(self, tables: Sequence[_Table], nodes: Sequence[int]) -> list[Ints]:
-        """Of the rows of each table a number for their states of these nodes: equal for equal states."""
-        ends = np.cumsum([len(table.values) for table in tables])
-        codes, count = np.zeros(int(ends[-1]), dtype=np.int64), 1
-        for v in nodes:
-            if count * self.sizes[v] > MOST_CODES:
-                known, codes = np.unique(codes, return_inverse=True)
-                count = len(known)
-            codes = codes * self.sizes[v] + np.concatenate([table.states[:, table.nodes.index(v)] for table in tables])
-            count *= self.sizes[v]
-        return np.split(codes, ends[:-1])
-
-    def result(self) -> Exact:
-        """The pass back."""
+    def down(self) -> Exact:
+        """The third pass."""
         ends = [t for t, table in enumerate(self.tables) if not table.nodes]
         least = sum(float(self.tables[t].values[0]) for t in ends)
         if least >= self.room:
@@ -286,22 +411,22 @@ class _Run:
                 chosen[t] = int(rows[row])
         extra = [np.full(k, self.room) for k in self.problem.sizes.tolist()]
         assignment = np.zeros(self.problem.size, dtype=np.int64)
-        for v in range(self.problem.size):
-            extra[v][self.left[v]] = np.minimum(total[v], self.room)
-            assignment[v] = self.left[v][chosen[v]]
-        return Exact(room=self.room, least=least, extra=extra, assignment=assignment, rows=self.rows, work=self.work())
+        for v, left in enumerate(self.left):
+            extra[v][left] = np.minimum(total[v], self.room)
+            assignment[v] = left[chosen[v]]
+        return Exact(least=least, extra=extra, assignment=assignment, work=0.0)
 
     def nothing(self) -> Exact:
         """Where no assignment is below the room."""
         extra = [np.full(k, self.room) for k in self.problem.sizes.tolist()]
-        return Exact(room=self.room, least=self.room, extra=extra, assignment=None, rows=self.rows, work=self.work())
+        return Exact(least=self.room, extra=extra, assignment=None, work=0.0)
 
 
-def _pairs(edge: Edge, table: Floats, first: Floats, second: Floats, room: float) -> tuple[Ints, Ints, Floats]:
-    """Allowed pairs of strategies that leave room, and their cells."""
-    core = np.where(edge.core >= FORBIDDEN, np.inf, table)
+def _pairs(edge: Edge, table: Floats, first: NDArray[np.bool_], second: NDArray[np.bool_], room: float) -> tuple[Ints, Ints, Floats]:
+    """Allowed pairs of such strategies below the room, and their cells."""
+    core = np.where((edge.core < FORBIDDEN) & (table < room), table, np.inf)
     cells = core[edge.rows[:, None], edge.cols]
-    x, y = np.nonzero(cells + first[:, None] + second < room)
+    x, y = np.nonzero((cells < room) & first[:, None] & second)
     return x, y, cells[x, y]
 
 

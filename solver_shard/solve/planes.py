@@ -19,6 +19,9 @@ from solver_shard.solve.problem import Problem
 from solver_shard.solve.solution import MIB
 
 
+REACH = 4.0
+
+
 class Planes:
     """The bound is at most cost + sum over times of multiplier x (bytes - limit), for every assignment known."""
 
@@ -37,11 +40,19 @@ class Planes:
             wanted.append(int(profile.argmax()))
         self.times += [t for t in dict.fromkeys(wanted) if t not in self.times]
 
-    def best(self, most: float) -> tuple[float, dict[int, float]] | None:
-        """(The bound, the multipliers) that the planes allow at best, the bound at most so much: what an incumbent costs."""
+    def best(self, most: float, near: Mapping[int, float]) -> tuple[float, dict[int, float]] | None:
+        """(The bound, the multipliers) that the planes allow at best.
+
+        Args:
+            most: what the bound is at most: the cost of an incumbent.
+            near: multipliers which positive ones stay near, within a factor of REACH; few planes say little of what is far.
+        """
         solver = pywraplp.Solver.CreateSolver("GLOP")
         infinity, unit = solver.infinity(), max(abs(most), 1.0) / 1e4
-        multipliers = [solver.NumVar(0.0, infinity, "") for _ in self.times]
+        scale = MIB / unit
+        labels = self.problem.times[self.times].tolist()
+        known = [near.get(t, 0.0) * scale for t in labels]
+        multipliers = [solver.NumVar(k / REACH, k * REACH if k > 0 else infinity, "") for k in known]
         bound = solver.NumVar(-infinity, most / unit, "")
         limit = self.problem.limit or 0
         for cost, profile in self.planes:
@@ -56,8 +67,7 @@ class Planes:
             objective.SetCoefficient(multiplier, -1e-6)
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
-        labels = self.problem.times
-        prices = {int(labels[t]): m.solution_value() * unit / MIB for t, m in zip(self.times, multipliers, strict=True)}
+        prices = {t: m.solution_value() / scale for t, m in zip(labels, multipliers, strict=True)}
         return bound.solution_value() * unit, {t: p for t, p in prices.items() if p > 0}
 
 

@@ -225,7 +225,7 @@ class Relaxation:
                 if self.best - before <= SETTLING_WORTH * abs(self.best):
                     break
                 stale = 0
-            answer = planes.best(most)
+            answer = planes.best(most, near=self.prices())
             if answer is None or answer[0] * scale - self.best <= 1e-5 * abs(self.best):
                 break
             prices = answer[1] if step < WHOLE_PLANES else between(self.prices(), answer[1])

@@ -15,7 +15,7 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.bounding import Bounding
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import MOST_ROWS, Exact, TooWide, eliminate
+from solver_shard.solve.elimination import TooWide, eliminate, order_of
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.planes import Planes, between
 from solver_shard.solve.problem import Problem
@@ -27,11 +27,8 @@ STEPS = 12
 WHOLE_STEPS = 3
 """Of those, the first ones that go all the way to what the planes say is best."""
 
-FIRST, LARGER = 1 / 16, 2.0
-"""Part of the distance to the incumbent below which the least priced cost is looked for first, and by what that grows."""
-
-WORTH, SMALL = 0.6, 0.05
-"""Part of the strategies that may be left for a problem to be shrunk at once, and of the distance to the incumbent that a step must promise."""
+SMALL, WORTH = 0.05, 0.7
+"""Part of the distance to the incumbent that a step must promise; part of the strategies that may be left for a problem to be shrunk at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,34 +75,25 @@ class _Sharpening:
         self.prices = bounding.prices()
         self.found: list[Ints] = []
         self.planes = Planes(problem)
-        self.window = FIRST
-        self.tried: list[tuple[float, int]] = []
+        self.order = order_of(problem)
 
     def run(self, small: float) -> Sharp | None:
-        """Try multipliers until the problem can be shrunk, nothing more is promised, or the bound is so near the incumbent."""
-        prices, best, whole = self.prices, -np.inf, self.problem.weight or self.problem.limit is None
+        """Try multipliers until nothing more is promised, or the bound is so near the incumbent."""
+        prices, best, single = self.prices, -np.inf, self.problem.weight or self.problem.limit is None
         for step in range(STEPS):
-            parts = self.bounding.split(prices)
-            exact = self._least(parts)
-            if exact is None and step == 0:
-                return None if not self.tried else self._sharp()
-            if exact is None:
-                prices = between(self.prices, prices)
-                continue
-            if exact.assignment is None:
-                break
-            bound = (parts.constant + exact.least) / self.bounding.scale
+            bound, assignment = self._eliminate(self.bounding.split(prices))
+            if assignment is None and step == 0:
+                return self._sharp() if bound > -np.inf else None
             if bound > best:
                 best, self.prices = bound, prices
-            if whole or self._room() <= small or self.clock.over():
+            if single or self._room() <= small or self._left() < WORTH or self.clock.over():
                 break
-            self.planes.add(exact.assignment, prices)
-            answer = self.planes.best(self.value)
+            if assignment is not None:
+                self.planes.add(assignment, prices)
+            answer = self.planes.best(self.value, near=self.prices)
             if answer is None or answer[0] - best <= SMALL * self._room():
                 break
-            prices = answer[1] if step < WHOLE_STEPS else between(self.prices, answer[1])
-        if self._room() > small and not self.clock.over() and best > -np.inf:
-            self._eliminate(self.bounding.split(self.prices), 1.0)
+            prices = answer[1] if step < WHOLE_STEPS and assignment is not None else between(self.prices, answer[1])
         return self._sharp()
 
     def _sharp(self) -> Sharp:
@@ -115,40 +103,28 @@ class _Sharpening:
     def _room(self) -> float:
         return self.value - self.base
 
-    def _least(self, parts: Parts) -> Exact | None:
-        """The least priced cost, looked for below ever larger parts of the distance to the incumbent; None where that is too wide."""
-        while True:
-            exact = self._eliminate(parts, min(1.0, self.window))
-            if exact is None or exact.assignment is not None or self.window >= 1.0:
-                return exact
-            self.window *= LARGER
+    def _left(self) -> float:
+        """Part of the strategies that may be part of a better solution."""
+        return sum(int((low < self.value).sum()) for low in self.lows) / max(1, int(self.problem.offsets[-1]))
 
-    def _expected(self, share: float) -> float:
-        """Rows that this part of the distance would take, if they went on growing as between the last two parts that were tried."""
-        if len(self.tried) < 2 or self.tried[-1][0] <= self.tried[-2][0] or share <= self.tried[-1][0]:
-            return 0.0
-        (less, few), (more, many) = self.tried[-2:]
-        return many * (share / more) ** (np.log(many / few) / np.log(more / less))
-
-    def _eliminate(self, parts: Parts, share: float) -> Exact | None:
-        """Use what elimination below this part of the distance to the incumbent says; None where that is too wide."""
+    def _eliminate(self, parts: Parts) -> tuple[float, Ints | None]:
+        """Use what elimination says; (the bound, -inf where there is none, an assignment of least priced cost, if there is one below)."""
         scale = self.bounding.scale
         room = self.value * scale - parts.constant
         if room <= 0:
             self.base = float(self.value)
-            return None
-        if self._expected(share) > MOST_ROWS:
-            return None
+            return self.base, None
         try:
-            exact = eliminate(self.problem, parts, max(1.0, np.ceil(share * room)))
+            exact = eliminate(self.problem, parts, room, self.order)
         except TooWide as wide:
             self.clock.spend(wide.work)
-            return None
+            self.base = max(self.base, (parts.constant + wide.least) / scale)
+            return -np.inf, None
         self.clock.spend(exact.work)
-        self.tried.append((share, exact.rows))
-        self.base = max(self.base, (parts.constant + exact.least) / scale)
+        bound = (parts.constant + exact.least) / scale
+        self.base = max(self.base, bound)
         for low, row in zip(self.lows, exact.extra, strict=True):
             np.maximum(low, (parts.constant + row) / scale, out=low)
         if exact.assignment is not None:
             self.found.append(exact.assignment)
-        return exact
+        return bound, exact.assignment
