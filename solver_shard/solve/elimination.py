@@ -38,10 +38,7 @@ MOST_STATES = 2.0**61
 """Numbers of states stay below this."""
 
 WINDOWS = (1 / 16, 1 / 4)
-"""Parts of the room within which the first pass keeps rows; the next one is tried where the rises fall short."""
-
-SHORT = 0.8
-"""Part of the room that rises reach at most when they fall short."""
+"""Parts of the room within which the first pass keeps rows; the next one is tried where that limits a rise."""
 
 ROW_WORK, TABLE_WORK = 2e-7, 7e-5
 """Work of a row and of a table."""
@@ -142,7 +139,7 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
         finally:
             work += floors.work()
         rises = floors.rises if floors.rises.sum() > rises.sum() else rises
-        if rises.sum() > SHORT * room:
+        if not floors.capped:
             break
     up = _Up(problem, room, most, _elsewhere(rises, order))
     try:
@@ -305,12 +302,14 @@ class _Floors(_Joins):
 
     Attributes:
         rises: per node, what its step adds to the bound.
+        capped: whether a rise may be larger with a larger window.
     """
 
     def __init__(self, problem: Problem, window: float, most: int) -> None:
         super().__init__(problem, most)
         self.window = window
         self.rises = np.zeros(problem.size)
+        self.capped = False
         self.missing: list[float] = []
         """Per table, what a state costs at least that is not in it."""
 
@@ -326,12 +325,13 @@ class _Floors(_Joins):
         if not numbers:
             return
         joined = self.tables[numbers[0]]
-        missing = min(self.window, *(self.missing[t] for t in numbers)) if numbers else self.window
+        missing = min(self.window, *(self.missing[t] for t in numbers))
         for t in numbers[1:]:
             joined, _, _ = self.join(joined, self.tables[t], self.window)
         nodes, others, best, _ = self.least(joined, v)
         values = joined.values[best]
         rise = min(float(values.min(initial=np.inf)), missing)
+        self.capped |= rise == missing
         self.rises[v] = rise
         if len(values):  # with nothing left it says nothing of any state
             self.put(nodes, joined.states[best][:, others], values - rise)

@@ -15,6 +15,10 @@ from solver_shard.solve.prove import Margins
 from solver_shard.solve.relax import SETTLED, Relaxation
 
 
+FEW = 3
+"""Times with multipliers up to which cutting planes find good ones by themselves."""
+
+
 class LargeBounding:
     """See ``Bounding``; by relax.py.
 
@@ -30,7 +34,7 @@ class LargeBounding:
         found: Found,
         value: Callable[[], int | None],
         prices: Mapping[int, float],
-        known: int | None,
+        known: float | None,
         rng: np.random.Generator,
     ) -> None:
         self.problem, self.clock, self.found, self.value = problem, clock, found, value
@@ -49,6 +53,8 @@ class LargeBounding:
             if self.given.best >= self.relaxation.known - SETTLED * abs(self.given.best):
                 return
         yield from self._told(self.relaxation, self.relaxation.planes())
+        if 0 < len(self.relaxation.prices()) <= FEW and self.value() is not None:
+            return
         yield from self._told(self.relaxation, self.relaxation.steps())
 
     def _told(self, relaxation: Relaxation, steps: Iterator[None]) -> Iterator[None]:

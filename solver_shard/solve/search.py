@@ -25,7 +25,7 @@ from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins, Proof, prove
-from solver_shard.solve.sharpen import sharpen
+from solver_shard.solve.sharpen import Sharpening
 from solver_shard.solve.spans import Bools
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class Search:
         self.until: float | None = None
         self.patient = False
         self.wide = np.inf
+        self.level: float | None = None
         self.workers = workers
         self.rng = np.random.default_rng(seed)
 
@@ -252,7 +253,7 @@ class Search:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())
                 if keep is not None:
-                    self.multipliers = bounding.prices()
+                    self.multipliers, self.level = bounding.prices(), bounding.level()
                     return self._smaller(current, restore, keep)
         if self.best.value is None and self.rescue is not None:
             rescue, self.rescue = self.rescue, None
@@ -270,7 +271,7 @@ class Search:
             from solver_shard.solve.large import LargeBounding
 
             large = LargeBounding(
-                current, self.clock, found=found, value=value, prices=self.multipliers, known=self.best.bound, rng=self.rng
+                current, self.clock, found=found, value=value, prices=self.multipliers, known=self.level, rng=self.rng
             )
             if current is self.problem and self.campaign is None:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
@@ -293,22 +294,25 @@ class Search:
     def _close(self, current: Problem, restore: Restore, bounding: Bounding) -> tuple[Problem, Restore] | None:
         """Prove and improve until the gap is closed or nothing helps; a smaller problem if that has become possible."""
         margins = bounding.margins()
-        self.multipliers = bounding.prices()
+        self.multipliers, self.level = bounding.prices(), bounding.level()
         if self.campaign is not None:
             self.clock.spend(self.campaign.reprice(self.multipliers))
-        ladder, tried, sharpened, settled = _Ladder(), None, np.inf, self.campaign is None
+        ladder, tried = _Ladder(), None
+        sharpening, sharpened, settled = self._sharpening(current, bounding, margins), np.inf, False
         while not self.stopped():
+            if settled and sharpening is not None and self._gap(margins) < NEARER * sharpened:
+                sharpening.again()
+                sharpened = self._gap(margins)
+            if settled and sharpening is not None and not sharpening.finished and self.best.value is not None:
+                before, tried = self._gap(margins), None
+                margins = self._sharpen(sharpening, current, restore)
+                sharpened = min(sharpened, self._gap(margins))
+                ladder = _Ladder() if self._gap(margins) < STEADY * before else ladder
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
                 if keep is not None:
                     return self._smaller(current, restore, keep)
-            if self.best.value is not None and settled and self._gap(margins) < NEARER * sharpened:
-                margins, before = self._sharpened(current, restore, bounding, margins), margins
-                sharpened = self._gap(margins)
-                if margins is not before:
-                    ladder, tried = _Ladder(), None
-                    continue
             if self.stopped():
                 break
             known = self.best.bound, self.best.value
@@ -316,12 +320,12 @@ class Search:
             if proof is not None:
                 self._take(proof, restore)
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
-            settled = settled or (known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base))
+            settled = known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base)
             if ladder.complete:
                 return None
             if ladder.ended and self.campaign is not None and not self.patient and settled:
                 self.patient = True
-                self.multipliers = {}
+                self.multipliers, self.level = {}, None
                 return self.problem, _same
             if ladder.ended and (self.campaign is None or self.best.assignment is None or self.campaign.idle > IDLE):
                 break
@@ -379,19 +383,23 @@ class Search:
         left = sum(int(mask.sum()) for mask in keep)
         return keep if left < SHRINK * sum(map(len, keep)) else None
 
-    def _sharpened(self, current: Problem, restore: Restore, bounding: Bounding, margins: Margins) -> Margins:
-        """Exact margins, where the problem is narrow enough for them."""
-        if self.best.value is None or current.offsets[-1] <= WORTH_FIXING or current.offsets[-1] > NARROWER * self.wide:
-            return margins
-        sharp = sharpen(current, bounding, margins, value=self.best.value, gap=self.gap / 4, clock=self.clock)
-        if sharp is None:
+    def _sharpening(self, current: Problem, bounding: Bounding, margins: Margins) -> Sharpening | None:
+        """Exact margins of a problem that is worth shrinking and not known to be too wide for them."""
+        count = int(current.offsets[-1])
+        return Sharpening(current, bounding, margins, self.clock) if WORTH_FIXING < count < NARROWER * self.wide else None
+
+    def _sharpen(self, sharpening: Sharpening, current: Problem, restore: Restore) -> Margins:
+        """One step; the margins after it."""
+        assert self.best.value is not None
+        sharpening.step(self.best.value, self.gap / 4 * abs(self.best.value))
+        if sharpening.wide:
             self.wide = float(current.offsets[-1])
-            return margins
-        self.raise_bound(current.whole(sharp.margins.base), "elimination")
-        for assignment in sharp.assignments:
+        self.raise_bound(current.whole(sharpening.margins.base), "elimination")
+        for assignment in sharpening.found:
             self.offer(restore(assignment), "elimination")
-        self.multipliers = sharp.prices
-        return sharp.margins
+        sharpening.found.clear()
+        self.multipliers = sharpening.prices
+        return sharpening.margins
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools]) -> tuple[Problem, Restore] | None:
         try:
