@@ -19,9 +19,6 @@ from solver_shard.solve.problem import Problem
 from solver_shard.solve.solution import MIB
 
 
-REACH = 4.0
-
-
 class Planes:
     """The bound is at most cost + sum over times of multiplier x (bytes - limit), for every assignment known."""
 
@@ -40,19 +37,20 @@ class Planes:
             wanted.append(int(profile.argmax()))
         self.times += [t for t in dict.fromkeys(wanted) if t not in self.times]
 
-    def best(self, most: float, near: Mapping[int, float]) -> tuple[float, dict[int, float]] | None:
+    def best(self, most: float, near: Mapping[int, float], reach: float) -> tuple[float, dict[int, float]] | None:
         """(The bound, the multipliers) that the planes allow at best.
 
         Args:
             most: what the bound is at most: the cost of an incumbent.
-            near: multipliers which positive ones stay near, within a factor of REACH; few planes say little of what is far.
+            near: multipliers to which positive ones stay near: few planes say little of what is far.
+            reach: the factor within which they stay.
         """
         solver = pywraplp.Solver.CreateSolver("GLOP")
         infinity, unit = solver.infinity(), max(abs(most), 1.0) / 1e4
         scale = MIB / unit
         labels = self.problem.times[self.times].tolist()
         known = [near.get(t, 0.0) * scale for t in labels]
-        multipliers = [solver.NumVar(k / REACH, k * REACH if k > 0 else infinity, "") for k in known]
+        multipliers = [solver.NumVar(k / reach, k * reach if k > 0 else infinity, "") for k in known]
         bound = solver.NumVar(-infinity, most / unit, "")
         limit = self.problem.limit or 0
         for cost, profile in self.planes:

@@ -7,8 +7,8 @@ small and grows until the gap is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,12 @@ from solver_shard.solve.dual import Dual
 from solver_shard.solve.kernel import cells_of, solve_kernel
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Floats, Problem
+
+LARGER, QUICK = 3, 0.5
+"""How many times as many pairs the next kernel has; work of an integer program after which that one follows at once."""
+
+AT_ONCE = 12.0
+"""Work after which no larger kernel follows at once."""
 
 MOST_CELLS = 60_000
 """Pairs after presolve beyond which an integer program is not tried."""
@@ -42,6 +48,8 @@ class Proof:
         proven: it was solved to the end.
         large: it was too large to try.
         work: work spent.
+        cells: pairs that were wanted.
+        effort: of that work, the integer program's.
     """
 
     assignment: Ints | None = None
@@ -50,6 +58,24 @@ class Proof:
     proven: bool = True
     large: bool = False
     work: float = 0.0
+    cells: int = 0
+    effort: float = 0.0
+
+    @property
+    def quick(self) -> bool:
+        """Whether the next larger one may be tried at once."""
+        return self.proven and not self.whole and not self.large and self.assignment is None and self.effort <= QUICK
+
+
+def prove_quickly(prove_one: Callable[[int], Proof], cells: int) -> Proof:
+    """The kernel of so many pairs, and larger ones as long as they are solved at once and find nothing; the last one, with the best bound."""
+    last = prove_one(cells)
+    work, bound = last.work, last.bound
+    while last.quick and bound is not None and work < AT_ONCE:
+        last = prove_one(LARGER * last.cells)
+        work += last.work
+        bound = bound if last.large else None if last.bound is None else max(bound, last.bound)
+    return replace(last, work=work, bound=bound)
 
 
 def prove(
@@ -89,21 +115,30 @@ def prove(
     try:
         kernel, undo = presolve(problem, keep)
     except NoAssignment:
-        return Proof(bound=outside, whole=whole, work=clock.work - spent)
+        return Proof(bound=outside, whole=whole, work=clock.work - spent, cells=cells)
     size = cells_of(kernel)
     if size > MOST_CELLS:
-        return Proof(whole=whole, large=True, work=clock.work - spent)
+        return Proof(whole=whole, large=True, work=clock.work - spent, cells=cells)
     inner = Dual(kernel, least_peak=least_peak)
     start = np.array([multipliers.get(t, 0.0) for t in kernel.times.tolist()]) * inner.scale
     for _ in range(4):
         inner.evaluate(start, 5)
     inner.multipliers = start
     clock.spend(inner.work)
+    before = clock.work
     result = solve_kernel(kernel, inner, clock, cutoff=value, gap=gap, seed=seed, effort=patience * usual_effort(size))
     inside = max(inner.bound, result.bound if result.bound is not None else inner.bound)
     bound = outside if result.empty else inside if outside is None else min(inside, outside)
     assignment = None if result.assignment is None else undo.restore(result.assignment)
-    return Proof(assignment=assignment, bound=bound, whole=whole, proven=result.proven, work=clock.work - spent)
+    return Proof(
+        assignment=assignment,
+        bound=bound,
+        whole=whole,
+        proven=result.proven,
+        work=clock.work - spent,
+        cells=cells,
+        effort=clock.work - before,
+    )
 
 
 def usual_effort(cells: int) -> float:

@@ -42,8 +42,11 @@ LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
 STILL = 5
 """Sweeps without a better bound after which messages are taken to have settled."""
 
-MOST_PLANES, WHOLE_PLANES, STALE_PLANES, PLANE_SWEEPS, SETTLING_WORTH = 60, 3, 4, 12, 1e-4
+MOST_PLANES, WHOLE_PLANES, STALE_PLANES, PLANE_SWEEPS, SETTLING_WORTH = 60, 3, 6, 30, 1e-4
 """Steps by cutting planes; of those, the first ones that go all the way; steps without a better bound that end them; sweeps of one."""
+
+REACH = 4.0
+"""Factor by which such a step changes a multiplier at most."""
 
 REPAIR_EVERY = 5
 HIGHEST = 1e30
@@ -225,7 +228,7 @@ class Relaxation:
                 if self.best - before <= SETTLING_WORTH * abs(self.best):
                     break
                 stale = 0
-            answer = planes.best(most, near=self.prices())
+            answer = planes.best(most, near=self.prices(), reach=REACH)
             if answer is None or answer[0] * scale - self.best <= 1e-5 * abs(self.best):
                 break
             prices = answer[1] if step < WHOLE_PLANES else between(self.prices(), answer[1])

@@ -24,7 +24,7 @@ from solver_shard.solve.clock import Clock
 from solver_shard.solve.neighbourhood import neighbourhoods
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.prove import Margins, Proof, prove
+from solver_shard.solve.prove import LARGER, Margins, Proof, prove, prove_quickly
 from solver_shard.solve.sharpen import Sharpening
 from solver_shard.solve.spans import Bools
 
@@ -56,6 +56,9 @@ NEARER = 0.5
 
 STEADY = 0.9
 """Part of the distance to the bound that an epoch must leave for exact bounds to be tried: they are the easier the better the incumbent."""
+
+SHARPENING, HALF = 5.0, 0.5
+"""Work after which, and part of the strategies below which, no further step to exact bounds follows at once."""
 
 NARROWER = 0.7
 """Part of the strategies of a problem that was too wide for exact bounds that another must have at most to be tried."""
@@ -120,7 +123,7 @@ class _Ladder:
         self.complete = proof.whole and proof.proven
         self.ended = proof.large or self.complete or (not proof.proven and self.patience >= MOST_PATIENCE)
         if proof.proven:
-            self.cells *= 3
+            self.cells = LARGER * proof.cells
         else:
             self.patience = min(MOST_PATIENCE, 3 * self.patience)
         self.pause = 0 if useful or proof.proven else PAUSE
@@ -341,18 +344,21 @@ class Search:
         """An integer program where the ladder has one, and improvements beside it."""
 
         def prover(clock: Clock) -> Proof:
-            return prove(
-                current,
-                margins,
-                value=self.best.value,
-                multipliers=self.multipliers,
-                least_peak=self.least_peak,
-                cells=ladder.cells,
-                patience=ladder.patience,
-                gap=self.gap / 4,
-                seed=self.seed,
-                clock=clock,
-            )
+            def one(cells: int) -> Proof:
+                return prove(
+                    current,
+                    margins,
+                    value=self.best.value,
+                    multipliers=self.multipliers,
+                    least_peak=self.least_peak,
+                    cells=cells,
+                    patience=ladder.patience,
+                    gap=self.gap / 4,
+                    seed=self.seed,
+                    clock=clock,
+                )
+
+            return prove_quickly(one, ladder.cells)
 
         if self.campaign is None or self.best.assignment is None or (ladder.first and current.pairs <= FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)
@@ -363,7 +369,7 @@ class Search:
 
     def _take(self, proof: Proof, restore: Restore) -> None:
         """Use what a kernel gave."""
-        if proof.large:
+        if proof.large and not proof.bound:
             return
         if proof.assignment is not None:
             self.offer(restore(proof.assignment), "kernel")
@@ -389,17 +395,25 @@ class Search:
         return Sharpening(current, bounding, margins, self.clock) if WORTH_FIXING < count < NARROWER * self.wide else None
 
     def _sharpen(self, sharpening: Sharpening, current: Problem, restore: Restore) -> Margins:
-        """One step; the margins after it."""
-        assert self.best.value is not None
-        sharpening.step(self.best.value, self.gap / 4 * abs(self.best.value))
+        """Some steps; the margins after them."""
+        started = self.clock.work
+        while self.best.value is not None and not sharpening.finished and not self.stopped():
+            sharpening.step(self.best.value, self.gap / 4 * abs(self.best.value))
+            for assignment in sharpening.found:
+                self.offer(restore(assignment), "elimination")
+            sharpening.found.clear()
+            self.raise_bound(current.whole(sharpening.margins.base), "elimination")
+            if self._left(sharpening.margins) < HALF or self.clock.work - started > SHARPENING:
+                break
         if sharpening.wide:
             self.wide = float(current.offsets[-1])
-        self.raise_bound(current.whole(sharpening.margins.base), "elimination")
-        for assignment in sharpening.found:
-            self.offer(restore(assignment), "elimination")
-        sharpening.found.clear()
         self.multipliers = sharpening.prices
         return sharpening.margins
+
+    def _left(self, margins: Margins) -> float:
+        """Part of the strategies that may still occur in a better solution."""
+        room = self._gap(margins)
+        return sum(int((row < room).sum()) for row in margins.extra) / max(1, sum(map(len, margins.extra)))
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools]) -> tuple[Problem, Restore] | None:
         try:

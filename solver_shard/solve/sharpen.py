@@ -30,6 +30,9 @@ STEPS = 12
 WHOLE_STEPS = 3
 """Of those, the first ones that go all the way to what the planes say is best."""
 
+REACH = 1.5
+"""Factor by which a step changes a multiplier at most."""
+
 SMALL = 0.05
 """Part of the distance to the incumbent that a step must promise."""
 
@@ -77,10 +80,10 @@ class Sharpening:
             self.planes.add(assignment, self.next)
         room = value - self.margins.base
         single = self.problem.weight or self.problem.limit is None
-        self.finished = bool(single) or self.best == -np.inf or self.steps >= STEPS or room <= small
+        self.finished = bool(single) or bound == -np.inf or self.steps >= STEPS or room <= small
         if self.finished:
             return
-        answer = self.planes.best(value, near=self.prices)
+        answer = self.planes.best(value, near=self.prices, reach=REACH)
         if answer is None or answer[0] - self.best <= SMALL * room:
             self.finished = True
             return
