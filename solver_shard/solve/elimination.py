@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.spans import Bools
 
 MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
@@ -39,6 +40,9 @@ MOST_STATES = 2.0**61
 
 WINDOWS = (1 / 16, 1 / 4)
 """Parts of the room within which the first pass keeps rows; the next one is tried where that limits a rise."""
+
+FEWER = 4
+"""How many times fewer rows the first pass may make: where it is not cheap, the next one is out of reach."""
 
 ROW_WORK, TABLE_WORK = 2e-7, 7e-5
 """Work of a row and of a table."""
@@ -131,10 +135,12 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
     """
     rises, work = np.zeros(problem.size), 0.0
     for window in WINDOWS:
-        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most)
+        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER)
         try:
             floors.run(parts, order)
         except _Wide:
+            if not rises.any():
+                raise TooWide(float(floors.rises.sum()), work + floors.work()) from None
             break
         finally:
             work += floors.work()
@@ -204,18 +210,8 @@ class _Joins:
         """Work spent so far."""
         return ROW_WORK * self.rows + TABLE_WORK * len(self.tables)
 
-    def fill(self, parts: Parts, rooms: Floats, edge_rooms: Floats) -> None:
-        """The tables of nodes and edges: what is below the room of each, of strategies that are left everywhere."""
-        masks = [row < room for row, room in zip(parts.unary, rooms, strict=True)]
-        pairs = []
-        for edge, table, room in zip(self.problem.edges, parts.tables, edge_rooms, strict=True):
-            pairs.append(_pairs(edge, table, masks[edge.a], masks[edge.b], room))
-            self.count(len(pairs[-1][0]))
-        for edge, (x, y, _) in zip(self.problem.edges, pairs, strict=True):
-            for v, states in ((edge.a, x), (edge.b, y)):
-                found = np.zeros(len(masks[v]), dtype=bool)
-                found[states] = True
-                masks[v] &= found
+    def fill(self, parts: Parts, masks: Sequence[Bools], pairs: Sequence[tuple[Ints, Ints, Floats]]) -> None:
+        """The tables of nodes, of these strategies, and of edges, of these pairs of them."""
         self.left = [np.flatnonzero(mask) for mask in masks]
         self.sizes = [len(states) for states in self.left]
         if not all(self.sizes):
@@ -314,8 +310,16 @@ class _Floors(_Joins):
         """Per table, what a state costs at least that is not in it."""
 
     def run(self, parts: Parts, order: Order) -> None:
-        """Eliminate all nodes; every table's least value is taken out of it, and is the rise of the step that made it."""
-        self.fill(parts, np.full(self.problem.size, self.window), np.full(len(self.problem.edges), self.window))
+        """Eliminate all nodes; every table's least value is taken out of it, and is the rise of the step that made it.
+
+        What is not in a table has at least ``missing`` in the parts that the table is made of. So each is cut for itself: a strategy that
+        has no partner in one table stays in the others, and no node counts as decided.
+        """
+        pairs = []
+        for edge, table in zip(self.problem.edges, parts.tables, strict=True):
+            pairs.append(_pairs(edge, table, self.window))
+            self.count(len(pairs[-1][0]))
+        self.fill(parts, [np.ones(int(k), dtype=bool) for k in self.problem.sizes], pairs)
         self.missing = [self.window] * len(self.tables)
         for v in order.nodes:
             self._step(v)
@@ -372,8 +376,22 @@ class _Up(_Joins):
         place = np.empty(self.problem.size, dtype=np.int64)
         place[order.nodes] = np.arange(self.problem.size)
         rooms = self.room - self.elsewhere[1]
-        first = [edge.a if place[edge.a] < place[edge.b] else edge.b for edge in self.problem.edges]
-        self.fill(parts, rooms, rooms[first])
+        masks = [row < room for row, room in zip(parts.unary, rooms, strict=True)]
+        pairs = []
+        for edge, table in zip(self.problem.edges, parts.tables, strict=True):
+            first = edge.a if place[edge.a] < place[edge.b] else edge.b
+            x, y, values = _pairs(edge, table, rooms[first])
+            both = masks[edge.a][x] & masks[edge.b][y]
+            pairs.append((x[both], y[both], values[both]))
+            self.count(len(pairs[-1][0]))
+        for edge, (x, y, _) in zip(self.problem.edges, pairs, strict=True):
+            for v, states in ((edge.a, x), (edge.b, y)):
+                found = np.zeros(len(masks[v]), dtype=bool)
+                found[states] = True
+                masks[v] &= found
+        self.fill(parts, masks, pairs)
+        if not all(len(table.values) for table in self.tables):
+            raise _Empty
         for v in order.nodes:
             if self.sizes[v] > 1:
                 self._step(v)
@@ -422,11 +440,11 @@ class _Up(_Joins):
         return Exact(least=self.room, extra=extra, assignment=None, work=0.0)
 
 
-def _pairs(edge: Edge, table: Floats, first: NDArray[np.bool_], second: NDArray[np.bool_], room: float) -> tuple[Ints, Ints, Floats]:
-    """Allowed pairs of such strategies below the room, and their cells."""
+def _pairs(edge: Edge, table: Floats, room: float) -> tuple[Ints, Ints, Floats]:
+    """Allowed pairs of strategies below the room, and their cells."""
     core = np.where((edge.core < FORBIDDEN) & (table < room), table, np.inf)
     cells = core[edge.rows[:, None], edge.cols]
-    x, y = np.nonzero((cells < room) & first[:, None] & second)
+    x, y = np.nonzero(cells < room)
     return x, y, cells[x, y]
 
 

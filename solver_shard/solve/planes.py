@@ -19,6 +19,10 @@ from solver_shard.solve.problem import Problem
 from solver_shard.solve.solution import MIB
 
 
+TIE = 1e-7
+"""Part of the price of the whole limit by which smaller multipliers are preferred."""
+
+
 class Planes:
     """The bound is at most cost + sum over times of multiplier x (bytes - limit), for every assignment known."""
 
@@ -62,7 +66,7 @@ class Planes:
         objective.SetMaximization()
         objective.SetCoefficient(bound, 1.0)
         for multiplier in multipliers:  # of the best ones the least: beyond them lies nothing that is known
-            objective.SetCoefficient(multiplier, -1e-6)
+            objective.SetCoefficient(multiplier, -TIE * max(limit, 1) / MIB)
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
         prices = {t: m.solution_value() / scale for t, m in zip(labels, multipliers, strict=True)}

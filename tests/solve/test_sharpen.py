@@ -1,0 +1,162 @@
+"""Exact margins and multipliers: valid at every step, never worse than before, and at least as good as any multipliers can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flat_problems import allowed, optimum, some_problem
+
+import solver_shard.solve.sharpen as sharpen
+from solver_shard.solve.bounding import Bounding, SmallBounding
+from solver_shard.solve.clock import Clock
+from solver_shard.solve.elimination import TooWide
+from solver_shard.solve.large import LargeBounding
+from solver_shard.solve.planes import Planes, between
+from solver_shard.solve.problem import Problem
+from solver_shard.solve.sharpen import STEPS, Sharpening
+
+
+def bounding_of(problem: Problem, rng: np.random.Generator, *, large: bool, value: int | None, steps: int) -> Bounding:
+    """Some steps of bounding, large or small."""
+    prices = {int(t): float(rng.random()) for t in problem.times} if rng.random() < 0.5 else {}
+    found: Bounding
+    if large:
+        found = LargeBounding(
+            problem, Clock(None, None), found=lambda *told: None, value=lambda: value, prices=prices, known=None, rng=rng
+        )
+    else:
+        found = SmallBounding(
+            problem, Clock(None, None), gap=0.0, found=lambda *told: None, value=lambda: value, prices=prices, least_peak=0, rng=rng
+        )
+    for step, _ in enumerate(found.steps()):
+        if step >= steps:
+            break
+    return found
+
+
+def solvable(seed: int) -> tuple[np.random.Generator, Problem, int] | None:
+    rng = np.random.default_rng(seed)
+    problem = some_problem(rng, nodes=int(rng.integers(1, 6)), strategies=3, high=int(rng.choice([5, 1000, 10**6])))
+    best = optimum(problem)
+    return None if best is None or not len(problem.base) else (rng, problem, best)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("block", range(10))
+def test_margins_hold_and_only_rise(block: int, large: bool) -> None:
+    for seed in range(20 * block, 20 * block + 20):
+        case = solvable(seed)
+        if case is None:
+            continue
+        rng, problem, best = case
+        value = best + int(rng.choice([1, 1 + best // 10, 10 + best]))
+        bounding = bounding_of(problem, rng, large=large, value=value, steps=int(rng.integers(0, 4)))
+        sharpening = Sharpening(problem, bounding, bounding.margins(), Clock(None, None))
+        for _ in range(STEPS + 1):
+            before = sharpening.margins
+            if sharpening.finished:
+                break
+            sharpening.step(value, 0.0)
+            after = sharpening.margins
+            assert after.base >= before.base
+            assert all((row >= 0).all() for row in after.extra)
+            for old, new in zip(before.extra, after.extra, strict=True):
+                assert (after.base + new >= before.base + old - 1e-9 * abs(before.base)).all()
+            extra = np.concatenate(after.extra)
+            for x in allowed(problem):
+                total = problem.value(x)
+                if total is not None:
+                    assert after.base + extra[problem.offsets[:-1] + x].max() <= max(total, value) * (1 + 1e-12), (seed, x)
+                    assert after.base + extra[problem.offsets[:-1] + x].max() <= total * (1 + 1e-12) or total >= value, (seed, x)
+            for x in sharpening.found:
+                assert problem.allowed(x)
+        assert sharpening.finished
+
+
+def knapsack(seed: int) -> Problem:
+    """No edges, one time, a limit that binds: the best bound of any multiplier is that of the linear program."""
+    rng = np.random.default_rng(seed)
+    while True:
+        problem = some_problem(rng, nodes=8, strategies=3, degree=0.0, times=1, high=1000)
+        if len(problem.base) and len(problem.carriers) > 6 and optimum(problem) is not None:
+            return problem
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_planes_find_the_best_multiplier(seed: int) -> None:
+    problem = knapsack(seed)
+    best = optimum(problem)
+    assert best is not None
+    assert problem.limit is not None
+
+    def dual(price: float) -> float:
+        return min(problem.cost(x) + price * (int(problem.profile(x)[0]) - problem.limit) for x in allowed(problem))
+
+    prices = [0.0, *np.geomspace(1e-14, 1e4, 2000)]
+    grid = max(dual(price) for price in prices)
+    (time,) = problem.times.tolist()
+    near = {time: 1.5 * max(prices, key=dual)}
+    bounding = bounding_of(problem, np.random.default_rng(seed), large=False, value=None, steps=0)
+    sharpening = Sharpening(problem, bounding, bounding.margins(), Clock(None, None))
+    sharpening.prices = sharpening.next = near
+    while not sharpening.finished:
+        sharpening.step(best + 100, 0.0)
+    assert sharpening.margins.base >= grid - 0.05 * (best + 100 - grid) - 1, "but for what was not worth another step"
+    assert sharpening.margins.base <= best
+
+
+def test_a_problem_that_is_too_wide_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(*args: object) -> None:
+        raise TooWide(3.0, 1.5)
+
+    monkeypatch.setattr(sharpen, "eliminate", wide)
+    case = solvable(2)
+    assert case is not None
+    rng, problem, best = case
+    clock = Clock(None, None)
+    bounding = bounding_of(problem, rng, large=False, value=None, steps=2)
+    margins = bounding.margins()
+    sharpening = Sharpening(problem, bounding, margins, clock)
+    sharpening.step(best + 10**9, 0.0)
+    assert sharpening.wide
+    assert sharpening.finished
+    assert clock.work == 1.5
+    assert margins.base <= sharpening.margins.base <= best
+    sharpening.again()
+    assert sharpening.finished, "nothing makes it narrower"
+
+
+def test_an_incumbent_that_comes_nearer_opens_it_again() -> None:
+    case = solvable(2)
+    assert case is not None
+    rng, problem, best = case
+    bounding = bounding_of(problem, rng, large=False, value=None, steps=2)
+    sharpening = Sharpening(problem, bounding, bounding.margins(), Clock(None, None))
+    while not sharpening.finished:
+        sharpening.step(best + 1000, 0.0)
+    sharpening.again()
+    assert not sharpening.finished
+    assert sharpening.next == sharpening.prices
+
+
+def test_multipliers_stay_in_reach_and_no_larger_than_they_must() -> None:
+    problem = knapsack(0)
+    planes = Planes(problem)
+    assert problem.limit is not None
+    over = next(x for x in allowed(problem) if problem.profile(x)[0] > problem.limit)
+    planes.add(over, {})
+    cost, excess = problem.cost(over), int(problem.profile(over)[0]) - problem.limit
+    answer = planes.best(cost + 100.0, near={}, reach=2.0)
+    assert answer is not None
+    (time,) = problem.times.tolist()
+    assert answer[0] == pytest.approx(cost + 100.0)
+    assert answer[1][time] == pytest.approx(100.0 / excess)
+    near = {time: 10.0 / excess}
+    answer = planes.best(cost + 100.0, near=near, reach=2.0)
+    assert answer is not None
+    assert answer[1][time] == pytest.approx(20.0 / excess)
+    assert answer[0] == pytest.approx(cost + 20.0)
+
+
+def test_half_way_between_multipliers() -> None:
+    assert between({1: 4.0, 3: 2.0}, {1: 2.0, 7: 6.0}) == {1: 3.0, 3: 1.0, 7: 3.0}
