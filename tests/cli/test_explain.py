@@ -71,6 +71,15 @@ def test_alternatives_are_priced_of_one_tensor(saved: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.endswith("\n\n2 different tensors or ops; name one of them to price its alternatives\n")
 
 
+def test_a_work_limit_ends_a_price(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["explain", str(saved), "x", "--instead", "R,S(1)", "--json", "--work-limit"]
+    assert main([*asking, "1e-4", *MODEL]) == 0
+    found = json.loads(capsys.readouterr().out)["instead"]["best"]
+    assert found["low"] < found["high"]
+    assert main([*asking, "0", *MODEL]) == 1
+    assert "work limit 0.0 is not legal; give a number of work units, more than 0" in capsys.readouterr().err
+
+
 def test_slips_are_told(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(saved), "x", "--of", "shape"]) == 2
     assert main(["explain", str(saved), "x", "--model", "a:b", "--config", "c.json"]) == 2
