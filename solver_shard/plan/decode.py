@@ -21,6 +21,7 @@ from solver_shard.costs.overlap import exposed
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import (
     CATEGORIES,
+    MOST_HOLDERS,
     Costs,
     Hold,
     Holder,
@@ -35,7 +36,6 @@ from solver_shard.plan.plan import (
 from solver_shard.program import DTYPE_BYTES, Role, Tensor
 from solver_shard.solve.solution import objective_value
 
-_HOLDERS = 4096
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
 
 
@@ -378,7 +378,7 @@ class _Reader:
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
-        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
+        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:MOST_HOLDERS]
         named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 

@@ -17,6 +17,7 @@ from solver_shard.errors import InputError
 from solver_shard.files import read_text, write_whole
 from solver_shard.layout import Layout
 from solver_shard.plan.codec import decode, encode, json_schema
+from solver_shard.plan.figures import check_figures
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
 from solver_shard.program import DTYPE_BYTES
 
@@ -63,6 +64,7 @@ def plan_from_json(text: str) -> Plan:
     try:
         plan: Plan = decode(Plan, data)
         check_plan(plan)
+        check_figures(plan)
     except InputError as error:
         raise InputError(f"not a valid plan: {error}") from None
     return plan

@@ -32,6 +32,9 @@ CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "
 results of ops; copies of tensors in another layout; and what transitions of several steps hold in between, at each time of the one
 that holds most, because those that run before one op run one after the other."""
 
+MOST_HOLDERS = 4096
+"""Of what fills the memory at the peak, how many tensors a plan lists: the largest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:

@@ -25,6 +25,7 @@ from solver_shard.arguments import check_search
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError, SolverShardError
 from solver_shard.plan.evaluate import Evaluation, evaluate
+from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
 from solver_shard.study.recipes import Made, Maker, RowKind, default_recipes
@@ -296,8 +297,10 @@ def check_same(plan: Plan, other: Plan, title: str) -> None:
 def _row(first: Plan, made: Made) -> Row:
     """The row of a plan, with the figures of the evaluator."""
     plan, options = made.plan, made.plan.options
-    costs = CostModel(plan.mesh, plan.cluster, overlap=options.overlap)
-    found = evaluate(plan, made.program, options.rulebook(), costs)
+    if made.kind == "plan":
+        found = evaluated(plan, made.program)
+    else:
+        found = evaluate(plan, made.program, options.rulebook(), CostModel(plan.mesh, plan.cluster, overlap=options.overlap))
     bound, totals = bound_of(first), found.totals
     fullest = totals.index(found.peak)
     notes = list(made.notes)

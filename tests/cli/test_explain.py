@@ -56,7 +56,8 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(tmp_path: Path, capsys: p
     plan = planned()
     limit = dataclasses.replace(plan.options, memory_limit=plan.memory.peak, reserve=0)
     path = tmp_path / "tight.json"
-    save_plan(dataclasses.replace(plan, options=limit), path)
+    memory = dataclasses.replace(plan.memory, limit=limit.usable_memory)
+    save_plan(dataclasses.replace(plan, options=limit, memory=memory), path)
     assert main(["explain", str(path), "layers.*.*.weight", "--instead", "R,R", *MODEL]) == 3
     assert "does not fit into memory" in capsys.readouterr().out
 
