@@ -176,6 +176,12 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_drop("certificate.stages"), "certificate.stages is missing"),
         (_set("certificate.proof", 1), "certificate.proof is not known"),
         (_set("cluster.device", None), "cluster.device: expected an object"),
+        (_set("mesh.axes.0.name", "d" * 65), "a mesh axis name of 65 characters"),
+        (_set("tensors.1.name", "n" * 10**6), "a name has 1,000,000 characters, 'n{60}'"),
+        (_set("ops.1.module", "a." * 501), "a name has 1,002 characters"),
+        (_set("reshards.1.family", "f" * 1001), "a name has 1,001 characters"),
+        (_set("options.pins", ["w=S(0),R"] * 100_001), "options.pins: 100,001 rules were given; at most 100,000"),
+        (_set("options.pins", ["w" * 1001]), "options.pins: a pattern has 1,001 characters"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(change: Callable[[Any], None], message: str) -> None:
