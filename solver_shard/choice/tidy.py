@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.fold import fold
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.transients import Transients
 from solver_shard.names import template
@@ -46,7 +46,7 @@ def tidied(graph: ChoiceGraph, assignment: Sequence[int] | Ints, alike: Ints, co
             other = chosen.copy()
             other[island] = usual[island]
             before, after = touching.cost(island, chosen), touching.cost(island, other)
-            if after <= before and after < FORBIDDEN and graph.peak(other) <= peak:
+            if after <= before and graph.peak(other) <= peak:
                 chosen, moved = other, True
     return chosen
 
@@ -122,7 +122,7 @@ class _Touching:
             self.of[v].append(e)
 
     def cost(self, nodes: Sequence[int], chosen: Ints) -> int:
-        """Of these nodes and of all edges at them; FORBIDDEN or more where something of it is forbidden."""
+        """Of these nodes and of all edges at them; what is forbidden costs more than all that is not."""
         graph = self.graph
         edges = dict.fromkeys(e for v in nodes for e in self.of[v])
         paid = [int(graph.node_costs(v)[chosen[v]]) for v in nodes]
