@@ -140,7 +140,7 @@ def _proof(plan: Plan) -> Iterator[Figure]:
     yield "certificate.objective", proof.objective, objective
     yield "certificate.bound", proof.bound, min(proof.bound, objective)
     yield "certificate.gap", proof.gap, relative_gap(objective, proof.bound)
-    yield "certificate.status", proof.status == "optimal", proof.bound == objective
+    yield "certificate.status", proof.status == "optimal", proof.status == "optimal" and proof.bound == objective
     if proof.history:
         last = proof.history[-1]
         yield "certificate.history", (last.objective, last.bound), (objective, proof.bound)
