@@ -10,11 +10,13 @@ prices are those of the cost model, only the evaluator can say, which has the mo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.costs.overlap import exposed
 from solver_shard.errors import InputError
+from solver_shard.layout import Layout
 from solver_shard.plan.plan import MOST_HOLDERS, Plan
 from solver_shard.solve.solution import objective_value, relative_gap
 
@@ -24,7 +26,7 @@ Figure = tuple[str, Any, Any]
 
 def check_figures(plan: Plan) -> None:
     """InputError names the first figure that does not fit the others."""
-    _check(itertools.chain(_moves(plan), _overlap(plan), _costs(plan), _memory(plan), _proof(plan)))
+    _check(itertools.chain(_moves(plan), _layouts(plan), _overlap(plan), _costs(plan), _memory(plan), _proof(plan)))
 
 
 def check_times(plan: Plan) -> None:
@@ -35,8 +37,9 @@ def check_times(plan: Plan) -> None:
 def _check(figures: Iterable[Figure]) -> None:
     for name, said, found in figures:
         if said != found:
+            shown = [str(x) if isinstance(x, Layout) else repr(x) for x in (said, found)]
             raise InputError(
-                f"{name}: the file says {said!r:.60}, and its other figures give {found!r:.60}: it was changed after it was written; "
+                f"{name}: the file says {shown[0]:.60}, and its other figures give {shown[1]:.60}: it was changed after it was written; "
                 "take it as solve wrote it, or solve again"
             )
 
@@ -69,6 +72,34 @@ def _moves(plan: Plan) -> Iterator[Figure]:
         yield f"holds[{i}].nbytes", hold.nbytes, max(hold.nbytes, 0)
         if kept is not None:
             yield f"holds[{i}].reshard", (hold.tensor, hold.layout), (kept.tensor, kept.layout)
+
+
+def _layouts(plan: Plan) -> Iterator[Figure]:
+    """A tensor starts from where it is made, kept or stored, and ends where its readers take it."""
+    made = {t: layout for op in plan.ops for t, layout in zip(op.results, op.result_layouts, strict=True)}
+    kept = {hold.tensor: hold.layout for hold in plan.holds}
+    handed = {(r.tensor, str(r.purpose)): r.layout for r in plan.reshards}
+    for t, tensor in enumerate(plan.tensors):
+        ends = [
+            made.get(t, tensor.layout),
+            *(handed[t, purpose] for purpose in ("optimizer", "output") if t in made and (t, purpose) in handed),
+        ]
+        yield f"tensors[{t}].layout", tensor.layout, _one_of(tensor.layout, ends)
+    for i, reshard in enumerate(plan.reshards):
+        t, tensor = reshard.tensor, plan.tensors[reshard.tensor]
+        starts = [made.get(t, tensor.layout), *([kept[t]] if t in kept and reshard.purpose != "forward" else [])]
+        if reshard.purpose == "optimizer" and (t, "accumulate") in handed:
+            starts = [handed[t, "accumulate"]]
+        if reshard.purpose == "update":
+            starts = [tensor.state] if tensor.state is not None else []
+        yield f"reshards[{i}].source", reshard.source, _one_of(reshard.source, starts)
+        for op, k in reshard.readers:
+            read = plan.ops[op].operand_layouts[k]
+            yield f"ops[{op}].operand_layouts[{k}]", read, read if free_move(reshard.layout, read) else reshard.layout
+
+
+def _one_of(said: Layout, legal: Sequence[Layout]) -> Layout | None:
+    return said if said in legal else legal[0] if legal else None
 
 
 def _inside(moves: Any, name: str = "collectives") -> Iterator[tuple[str, int]]:

@@ -42,7 +42,10 @@ def test_saved_plans_are_valid_under_the_published_schema() -> None:
 def test_another_order_is_written_and_read_back() -> None:
     plan = example()
     up = dataclasses.replace(plan.tensors[1], layout=Layout.parse("_S(0)S(0)"), state=Layout.parse("_S(1)S(1)"))
-    changed = dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:]))
+    gather = dataclasses.replace(
+        plan.reshards[0], source=up.layout, steps=(dataclasses.replace(plan.reshards[0].steps[0], before=up.layout),)
+    )
+    changed = dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:]), reshards=(gather, *plan.reshards[1:]))
     text = plan_to_json(changed)
     assert '"layout":"_S(0)S(0)"' in text
     assert plan_from_json(text) == changed
