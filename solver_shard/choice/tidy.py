@@ -7,8 +7,8 @@
 A solver takes any of the plans that cost the same, so that one layer of a stack may store a weight where the others store its part.
 Nodes that are **odd**, that is do not choose what most of their copies do, form islands in the graph. An island is moved as a whole: its
 neighbours do what most do already, so what it moves to is mostly allowed, and costs there what it costs the copies. A move that is
-forbidden, costs more, or needs more memory than the peak is not made. What an island moves to is fixed from the start, so every move
-leaves fewer odd nodes, and the order is that of the graph: the result is always the same.
+forbidden, costs more, or needs more memory than the peak is not made. No edge joins two islands, so what one move costs does not depend
+on the others, and they are made in the order of the graph: the result is always the same.
 
 Which nodes are copies is read from names here, not from structure (:mod:`solver_shard.choice.structure`): the first and last layers of a
 stack belong to it although they begin and end otherwise. Nothing depends on whether that is right but how tidy the plan is.
@@ -38,16 +38,18 @@ def tidied(graph: ChoiceGraph, assignment: Sequence[int] | Ints, alike: Ints, co
     chosen = np.array(assignment, dtype=np.int64)
     usual = _usual(chosen, alike, np.ones_like(chosen) if copies is None else copies)
     touching = _Touching(graph)
-    peak = graph.peak(chosen)
-    moved = True
-    while moved:
-        moved = False
-        for island in _islands(touching, chosen != usual):
-            other = chosen.copy()
-            other[island] = usual[island]
-            before, after = touching.cost(island, chosen), touching.cost(island, other)
-            if after <= before and graph.peak(other) <= peak:
-                chosen, moved = other, True
+    profile = graph.profile(chosen)
+    peak = profile.max(initial=0)
+    free = [island for island in _islands(touching, chosen != usual) if touching.cost(island, usual) <= touching.cost(island, chosen)]
+    for _ in range(2):  # what did not fit at first may fit when others have moved
+        left = []
+        for island in free:
+            after = profile + _more(graph, island, chosen, usual, len(profile))
+            if after.max(initial=0) <= peak:
+                chosen[island], profile = usual[island], after
+            else:
+                left.append(island)
+        free = left
     return chosen
 
 
@@ -108,6 +110,17 @@ def _usual(chosen: Ints, alike: Ints, copies: Ints) -> Ints:
         if number not in most or count > most[number][0]:
             most[number] = count, choice
     return np.array([most[number][1] for number in alike.tolist()], dtype=np.int64)
+
+
+def _more(graph: ChoiceGraph, nodes: Sequence[int], before: Ints, after: Ints, end: int) -> Ints:
+    """Bytes that one choice of some nodes uses more than another, at each time before ``end``."""
+    change = np.zeros(end + 1, dtype=np.int64)
+    for v in nodes:
+        usages = graph.node_usages(v)
+        for start, stop in graph.node_intervals(v).tolist():
+            change[start] += usages[after[v]] - usages[before[v]]
+            change[stop] -= usages[after[v]] - usages[before[v]]
+    return np.cumsum(change[:-1])
 
 
 class _Touching:
