@@ -37,6 +37,8 @@ def tidied(graph: ChoiceGraph, assignment: Sequence[int] | Ints, alike: Ints, co
     """
     chosen = np.array(assignment, dtype=np.int64)
     usual = _usual(chosen, alike, np.ones_like(chosen) if copies is None else copies)
+    if (chosen == usual).all():
+        return chosen
     touching = _Touching(graph)
     profile = graph.profile(chosen)
     peak = profile.max(initial=0)
