@@ -36,6 +36,19 @@ def written(tmp_path: Path, change: Callable[[Any], object]) -> str:
     return str(path)
 
 
+def other_layout(data: Any) -> None:
+    layouts = data["ops"][0]["result_layouts"]
+    layouts[0] = "RR" if layouts[0] != "RR" else "S(0)R"
+
+
+@pytest.mark.parametrize("command", [COMMANDS["export"], COMMANDS["report"], COMMANDS["explain"]], ids=["export", "report", "explain"])
+def test_layouts_that_do_not_fit_are_refused_without_the_model(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(written(tmp_path, other_layout))) == 1
+    assert "and its other figures give" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 def test_figures_that_do_not_fit_are_refused_by_every_command(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = written(tmp_path, lambda data: data["costs"].update(total_ns=1))
@@ -50,10 +63,8 @@ def other_strategy(data: Any) -> None:
     data["ops"][0]["strategy"][0] = "nonsense"
 
 
-def other_layout(data: Any) -> None:
-    """One that no figure shows: the layout in which an op leaves its result."""
-    layouts = data["ops"][0]["result_layouts"]
-    layouts[0] = "RR" if layouts[0] != "RR" else "S(0)R"
+def other_implementation(data: Any) -> None:
+    data["ops"][0]["implementation"] = "nonsense"
 
 
 DECISIONS = {
@@ -62,7 +73,7 @@ DECISIONS = {
 }
 
 
-@pytest.mark.parametrize("change", [other_strategy, other_layout])
+@pytest.mark.parametrize("change", [other_strategy, other_implementation])
 @pytest.mark.parametrize(("command", "message"), DECISIONS.values(), ids=DECISIONS.keys())
 def test_decisions_that_the_model_cannot_run_are_refused(
     command: Command, message: str, change: Callable[[Any], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
