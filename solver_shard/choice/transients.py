@@ -1,12 +1,13 @@
-"""What transitions of several steps hold in between, counted against the memory limit where it matters.
+"""What transitions hold in between, counted against the memory limit where it matters.
 
-A transition of one collective needs its source and its destination, which are bytes of other nodes. One of several steps also
-holds **intermediates** (``TransitionTable.intermediates``), and how many depends on where it starts and where it ends: on the
-strategies of two nodes. A *transient* node knows both (``pairs``) and owns the bytes while the transition runs.
+A transition needs its source and its destination, which are bytes of other nodes. One of several steps, or of a collective whose
+pieces are no rows, also holds **intermediates** (``TransitionTable.intermediates``), and how many depends on where it starts
+and where it ends: on the strategies of two nodes. A *transient* node knows both (``pairs``) and owns the bytes while the transition runs.
 
 **Time.** Transitions that run before one op run one after the other, so what they need at once is the largest of them, not the sum:
-every transient node has a time point of its own, put in right after the op's. At that point all that lives at the op's time is
-live too, and no other transient.
+every transient node has a time point of its own, put in right before the op's. At that point all that lives at the op's time is
+live too, but for what the op is about to make (``made_by_ops``), and no other transient. A gradient is reduced right after the op that has
+made it: those points come after the op's, and what the op has made is live.
 
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
@@ -20,7 +21,6 @@ transition starts, because otherwise the node would tie what may differ.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_ord
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.pairs import Cells, cells_of
 from solver_shard.costs.model import CostModel
+from solver_shard.costs.staging import intermediates
 from solver_shard.costs.transitions import TransitionTable
 from solver_shard.layout import Layout
 from solver_shard.solve.solution import WarmStart
@@ -43,7 +44,7 @@ NEAR = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Move:
-    """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, while op ``time`` waits.
+    """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, before or ``after`` op ``time``.
 
     The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step.
     """
@@ -51,6 +52,7 @@ class Move:
     start: int
     stop: int
     time: int
+    after: bool
     aliases: int
     shape: tuple[int, ...]
     dtype: str
@@ -85,21 +87,29 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
-        fresh = lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
         found.append(
             Move(
                 start=start,
                 stop=stop,
                 time=time,
+                after=leaves,
                 aliases=aliases,
                 shape=tensors[t].shape,
                 dtype=dtype,
                 bucket=lowering.buckets.get((t, purpose), 1),
                 orders=t in either,
-                converted=fresh and dtype != tensors[t].dtype,
+                converted=leaves and dtype != tensors[t].dtype,
             )
         )
     return tuple(found)
+
+
+def made_by_ops(lowering: Lowering, moves: Sequence[Move]) -> Ints:
+    """Nodes whose bytes are not there yet when transitions run before the op at which their lives start: its results, and their copies
+    that are made right after it."""
+    results = [v for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT]
+    return np.array(sorted({*results, *(move.stop for move in moves if move.after)}), dtype=np.int64)
 
 
 class Transients:
@@ -115,6 +125,7 @@ class Transients:
         self.moves = moves_of(lowering)
         self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
         self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
+        self._late = made_by_ops(lowering, self.moves)
         self.added: set[int] = set()
         self._last: tuple[Ints, dict[int, int]] | None = None
         self._known: dict[Hashable, int] = {}
@@ -135,15 +146,15 @@ class Transients:
     def peak(self, assignment: Sequence[int] | Ints) -> int:
         """Largest number of bytes in use at any time, all intermediates counted."""
         plain = self.plain(assignment)
-        profile = self.lowering.graph.profile(plain)
-        return max([int(profile.max(initial=0)), *(int(profile[self.moves[m].time]) + n for m, n in self._held(plain).items())])
+        before, own = self._profiles(plain)
+        return max([int(own.max(initial=0)), *(self._during(m, before, own) + n for m, n in self._held(plain).items())])
 
     def missed(self, assignment: Sequence[int] | Ints, above: int) -> tuple[int, ...]:
         """Positions in ``moves`` of the transitions that are not in the graph and during which more than so many bytes are in use."""
         plain = self.plain(assignment)
-        profile = self.lowering.graph.profile(plain)
+        before, own = self._profiles(plain)
         held = self._held(plain).items()
-        return tuple(m for m, n in held if m not in self.added and profile[self.moves[m].time] + n > above)
+        return tuple(m for m, n in held if m not in self.added and self._during(m, before, own) + n > above)
 
     def add(self, moves: Collection[int]) -> None:
         """Count these transitions, all others that run at the same time, and the copies of all of them in repeated layers."""
@@ -183,8 +194,22 @@ class Transients:
                 allowed[c] = np.arange(sizes[c]) == x
         return WarmStart(name=name, allowed=allowed)
 
+    def _profiles(self, plain: Ints) -> tuple[Ints, Ints]:
+        """Bytes in use at each time before the op runs, and when it has."""
+        graph, late = self.lowering.graph, self._late
+        own = graph.profile(plain)
+        made = np.zeros_like(own)
+        starts = graph.intervals[graph.interval_offsets[late], 0]
+        stops = graph.intervals[graph.interval_offsets[late], 1]
+        np.add.at(made, starts, np.where(starts < stops, graph.usages[graph.offsets[late] + plain[late]], 0))
+        return own - made, own
+
+    def _during(self, m: int, before: Ints, own: Ints) -> int:
+        """Bytes in use while a transition runs, without its intermediates."""
+        return int((own if self.moves[m].after else before)[self.moves[m].time])
+
     def _held(self, plain: Ints) -> dict[int, int]:
-        """Bytes of the intermediates of every transition that an assignment makes in several steps."""
+        """Bytes of the intermediates of every transition of an assignment that has any."""
         if self._last is not None and np.array_equal(self._last[0], plain):
             return self._last[1]
         found = {}
@@ -201,9 +226,8 @@ class Transients:
         key = (move.prices, source, target)
         if key not in self._known:
             table = self._transitions(move, (source, target))
-            made = [int(table.nbytes[table.index[step.after]]) for step in table.path(source, target)[:-1]]
             first = int(table.nbytes[table.index[source]]) if move.converted else 0
-            self._known[key] = max(map(sum, itertools.pairwise([first, *made, 0])))
+            self._known[key] = intermediates(table.path(source, target), first)
         return self._known[key]
 
     def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
@@ -239,7 +263,9 @@ class Transients:
 
     def _build(self) -> ChoiceGraph:
         added = sorted(self.added)
-        graph = with_cells(self.lowering.graph, [(self.moves[m], self._cells_of(m)) for m in added]) if added else self.lowering.graph
+        graph = self.lowering.graph
+        if added:
+            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._late)
         if self.classes is None:
             return graph
         first = int(self.classes.max(initial=-1)) + 1
@@ -249,20 +275,27 @@ class Transients:
         return self.folded.graph
 
 
-def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]]) -> ChoiceGraph:
+def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], late: Ints) -> ChoiceGraph:
     """The graph with a transient node for each of these transitions, at time points of their own.
 
-    Times move: what happened at time t happens at t plus the number of points put in before, and lives go on through them.
+    Times move: instead of time t there are the points of what runs before op t, the op's own, and those of what runs after it. Lives go on
+    through them; those that start at t start with the first, those of nodes in ``late`` with the op's own.
     """
     end = int(graph.intervals[:, 1].max(initial=0))
     times = np.array([move.time for move, _ in added], dtype=np.int64)
-    put_in = np.bincount(times, minlength=end + 1)
-    later = np.arange(end + 1) + np.cumsum(put_in) - put_in
-    next_free = later + 1
-    intervals = [later[graph.intervals]]
-    for time in times.tolist():
-        intervals.append(np.array([[next_free[time], next_free[time] + 1]], dtype=np.int64))
-        next_free[time] += 1
+    after = np.array([move.after for move, _ in added], dtype=np.bool_)
+    put_in, put_before = np.bincount(times, minlength=end + 1), np.bincount(times[~after], minlength=end + 1)
+    first = np.arange(end + 1) + np.cumsum(put_in) - put_in
+    own = first + put_before
+    lives = first[graph.intervals]
+    rows = np.isin(np.repeat(np.arange(graph.size), np.diff(graph.interval_offsets)), late) & (graph.intervals[:, 0] < graph.intervals[:, 1])
+    lives[rows, 0] = own[graph.intervals[rows, 0]]
+    intervals = [lives]
+    free = {False: first.copy(), True: own + 1}
+    for time, behind in zip(times.tolist(), after.tolist(), strict=True):
+        point = int(free[behind][time])
+        intervals.append(np.array([[point, point + 1]], dtype=np.int64))
+        free[behind][time] += 1
     tables = list(graph.tables)
     known: dict[int, tuple[int, int]] = {}
     edges: list[tuple[int, int]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,13 @@ from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_n
 from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
+from solver_shard.choice.transients import made_by_ops, moves_of
 from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
+from solver_shard.costs.staging import intermediates
+from solver_shard.costs.transitions import Step as Transition
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import (
     CATEGORIES,
@@ -272,8 +274,6 @@ class _Reader:
         bucket = self.lowering.buckets.get((t, purpose), 1)
         steps: tuple[Step, ...] = ()
         if copy:
-            reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-            path = self.costs.transitions(tensor.shape, dtype, reductions, bucket, t in self.either).path(source, layout)
             steps = tuple(
                 Step(
                     kind=s.kind,
@@ -283,7 +283,7 @@ class _Reader:
                     before=s.before,
                     after=s.after,
                 )
-                for s in path
+                for s in self.path(t, purpose, source, layout)
             )
         full = sum(s.nanoseconds for s in steps)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, OPTIMIZER)
@@ -303,6 +303,13 @@ class _Reader:
             stop=stop,
             nbytes=_local_bytes(tensor, layout, self.mesh.shape, dtype) if start < stop else 0,
         )
+
+    def path(self, t: int, purpose: str, source: Layout, layout: Layout) -> tuple[Transition, ...]:
+        """The steps of a copy."""
+        reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
+        bucket = self.lowering.buckets.get((t, purpose), 1)
+        shape, dtype = self.program.tensors[t].shape, self.dtype(t, purpose)
+        return self.costs.transitions(shape, dtype, reductions, bucket, t in self.either).path(source, layout)
 
     def dtype(self, t: int, purpose: str) -> str:
         """In which a tensor is resharded."""
@@ -348,17 +355,25 @@ class _Reader:
         return exposed(unshared_ns(steps, self.costs.collective_ns), self.costs.overlap)
 
     def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
-        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other."""
+        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other.
+
+        Of those that run before an op, what is beyond the results that the op makes after them.
+        """
         found: dict[int, tuple[int, int]] = {}
+        results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
+        for v in made_by_ops(self.lowering, moves_of(self.lowering)).tolist():
+            for start, stop in self.graph.node_intervals(v).tolist():
+                results[start] += self.graph.node_usages(v)[self.assignment[v]] if start < stop else 0
         for reshard in reshards:
-            tensor, dtype = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose)
-            converted = bool(reshard.steps) and self.converts(reshard.tensor, reshard.purpose, reshard.copy)
-            if len(reshard.steps) > 1 or converted:
-                first = _local_bytes(tensor, reshard.source, self.mesh.shape, dtype) if converted else 0
-                between = [first, *(_local_bytes(tensor, step.after, self.mesh.shape, dtype) for step in reshard.steps[:-1]), 0]
-                fullest = max(a + b for a, b in itertools.pairwise(between))
-                time = min(reshard.start, self.lowering.lives.end - 1)
-                found[time] = max(found.get(time, (0, 0)), (fullest, -reshard.tensor))
+            tensor, dtype, purpose = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose), reshard.purpose
+            leaves = purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates)
+            converted = self.converts(reshard.tensor, purpose, reshard.copy)
+            first = _local_bytes(tensor, reshard.source, self.mesh.shape, dtype) if converted else 0
+            time = min(reshard.start, self.lowering.lives.end - 1)
+            path = self.path(reshard.tensor, purpose, reshard.source, reshard.layout) if reshard.copy else ()
+            nbytes = intermediates(path, first) - (0 if leaves else int(results[time]))
+            if nbytes > 0:
+                found[time] = max(found.get(time, (0, 0)), (nbytes, -reshard.tensor))
         return found
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
