@@ -69,7 +69,7 @@ class World:
         return parts
 
     def stages(self, step: StepLike, shape: Sequence[int]) -> tuple[Callable[[Parts], Parts], ...]:
-        """``run`` as what is done in turn: pack, call, unpack. Calling them raises what ``run`` raises."""
+        """``run`` as what is done in turn: pack, call, and unpack where device 0 makes a copy. Calling them raises what ``run`` raises."""
         made = [prepare(step, tuple(shape), self.mesh, device) for device in range(self.mesh.size)]
 
         def pack(parts: Parts) -> Parts:
@@ -78,7 +78,11 @@ class World:
         def unpack(received: Parts) -> Parts:
             return tuple(exchange.unpack(buffer) for exchange, buffer in zip(made, received, strict=True))
 
-        return (pack,) if made[0].is_local else (pack, lambda sent: self._counted(step, made, sent), unpack)
+        if made[0].is_local:
+            return (pack,)
+        if made[0].placed:
+            return pack, lambda sent: self._counted(step, made, sent), unpack
+        return pack, lambda sent: unpack(self._counted(step, made, sent))
 
     def _counted(self, step: StepLike, made: Sequence[Exchange], sent: Parts) -> Parts:
         self.counts[step.kind, step.axes] += 1

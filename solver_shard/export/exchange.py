@@ -61,6 +61,7 @@ class Exchange:
         reduction: sum, avg, max or min; empty where nothing is reduced.
         pack: from the local tensor to the flat buffer that the collective is called with.
         unpack: from the buffer that it returns to the new local tensor.
+        placed: whether that is a copy; else it is the buffer as it lies.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class Exchange:
     reduction: str
     pack: Move
     unpack: Move
+    placed: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -114,8 +116,10 @@ def _prepared(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange
     if step.kind not in _KINDS or not changed or changed != set(group):
         _wrong(step, f"it changes axes {', '.join(mesh.names[a] for a in sorted(changed)) or 'none'}")
     view = _View(step=step, shape=shape, mesh=mesh, device=device, group=group, members=group_of(group, mesh, device))
-    reduction, pack, unpack = _KINDS[step.kind](view)
-    return Exchange(kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack)
+    reduction, pack, (unpack, placed) = _KINDS[step.kind](view)
+    return Exchange(
+        kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack, placed=placed
+    )
 
 
 def in_turn(moves: Sequence[Move]) -> Move:
@@ -196,8 +200,8 @@ class _View:
 
         return pack, longest
 
-    def receiving(self, pieces: Sequence[Box], longest: int) -> Move:
-        """Put the members' pieces together; they must make up the new local tensor, each element once."""
+    def receiving(self, pieces: Sequence[Box], longest: int) -> tuple[Move, bool]:
+        """Put the members' pieces together, and whether that takes a copy; they must make up the new local tensor, each element once."""
         target = self.wanted[self.device]
         if not covers(target, [piece.overlap(target) for piece in pieces]):
             _wrong(self.step, "a device does not get each of its elements once from its group")
@@ -217,10 +221,10 @@ class _View:
                 whole[here] = received[lies].view(length)[there]
             return whole
 
-        return unpack
+        return unpack, True
 
 
-def _all_gather(view: _View) -> tuple[str, Move, Move]:
+def _all_gather(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     longest = max(_volume(view.held[member]) for member in view.first)
     unpack = view.receiving([view.held[member] for member in view.members], longest)
     if _volume(view.held[view.device]) == longest:
@@ -228,22 +232,22 @@ def _all_gather(view: _View) -> tuple[str, Move, Move]:
     return "", lambda part: _padded(part.reshape(-1), longest), unpack
 
 
-def _all_to_all(view: _View) -> tuple[str, Move, Move]:
+def _all_to_all(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     pack, longest = view.sending()
     return "", pack, view.receiving([view.held[member].overlap(view.wanted[view.device]) for member in view.members], longest)
 
 
-def _reduce_scatter(view: _View) -> tuple[str, Move, Move]:
+def _reduce_scatter(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     reduction = view.reduction()
     pack, longest = view.sending()
     return reduction, pack, view.receiving([view.held[view.device].overlap(view.wanted[view.device])], longest)
 
 
-def _all_reduce(view: _View) -> tuple[str, Move, Move]:
-    return view.reduction(), torch.Tensor.contiguous, _same
+def _all_reduce(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
+    return view.reduction(), torch.Tensor.contiguous, (_same, False)
 
 
-_KINDS: dict[str, Callable[[_View], tuple[str, Move, Move]]] = {
+_KINDS: dict[str, Callable[[_View], tuple[str, Move, tuple[Move, bool]]]] = {
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
@@ -270,17 +274,17 @@ def _dealt(length: Shape, dim: int, count: int) -> Move:
     """A local tensor as equal pieces along a dim, one after the other."""
     if math.prod(length[:dim]) == 1:
         return _flat
-    apart = (*length[:dim], count, length[dim] // count, *length[dim + 1 :])
-    return lambda part: part.reshape(apart).movedim(dim, 0).reshape(-1)
+    each = count, length[dim] // count
+    return lambda part: part.unflatten(dim, each).movedim(dim, 0).reshape(-1)  # a view until the last, whatever its strides
 
 
-def _collected(piece: Shape, dim: int, count: int) -> Move:
-    """Equal pieces one after the other, as a local tensor in which they lie along a dim."""
+def _collected(piece: Shape, dim: int, count: int) -> tuple[Move, bool]:
+    """Equal pieces one after the other, as a local tensor in which they lie along a dim, and whether that takes a copy."""
     target = tuple(n * count if d == dim else n for d, n in enumerate(piece))
     if count == 1 or math.prod(piece[:dim]) == 1:
-        return lambda received: received.view(target)
+        return lambda received: received.view(target), False
     stacked = (count, *piece)
-    return lambda received: received.view(stacked).movedim(0, dim).reshape(target).contiguous()  # kernels rely on it
+    return lambda received: received.view(stacked).movedim(0, dim).reshape(target).contiguous(), True  # kernels rely on it
 
 
 def _padded(flat: torch.Tensor, length: int) -> torch.Tensor:
