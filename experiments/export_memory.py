@@ -53,10 +53,10 @@ PLANS = {
     "zero3 over megatron-sp": {"mesh": "dp=2,tp=2", "template": "dp=zero3,tp=megatron-sp"},
     "solver": {"mesh": "dp=2,tp=2"},
     "solver, least memory": {"mesh": "dp=2,tp=2", "objective": "memory"},
-    "random 0 on 4": {"mesh": "dp=4", "seed": 0},
-    "random 1 on 4": {"mesh": "dp=4", "seed": 1},
-    "random 0 on 2,2": {"mesh": "dp=2,tp=2", "seed": 0},
-    "random 1 on 2,2": {"mesh": "dp=2,tp=2", "seed": 1},
+    "context-parallel": {"mesh": "cp=4", "template": "context-parallel"},
+    "megatron-sp": {"mesh": "tp=4", "template": "megatron-sp"},
+    **{f"random {seed} on 4": {"mesh": "dp=4", "seed": seed} for seed in range(6)},
+    **{f"random {seed} on 2,2": {"mesh": "dp=2,tp=2", "seed": seed} for seed in range(6)},
 }
 
 

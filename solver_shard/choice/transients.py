@@ -6,8 +6,9 @@ and where it ends: on the strategies of two nodes. A *transient* node knows both
 
 **Time.** Transitions that run before one op run one after the other, so what they need at once is the largest of them, not the sum:
 every transient node has a time point of its own, put in right before the op's. At that point all that lives at the op's time is
-live too, but for what the op is about to make (``made_by_ops``), and no other transient. A gradient is reduced right after the op that has
-made it: those points come after the op's, and what the op has made is live.
+live too, but for what the op is about to make and the copies of transitions that come later: they run in the order of
+the op's operands (``turns_of``). A gradient is reduced right after the op that has made it: those points come after the op's, and what the op has
+made is live.
 
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
@@ -46,13 +47,15 @@ NEAR = 3
 class Move:
     """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, before or ``after`` op ``time``.
 
-    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step.
+    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step. ``operand``: of the
+    op, whose turn it is; 0 where the op does not read it.
     """
 
     start: int
     stop: int
     time: int
     after: bool
+    operand: int
     aliases: int
     shape: tuple[int, ...]
     dtype: str
@@ -87,6 +90,7 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
+        readers = lowering.lives.groups[t][node.group].readers if node.kind is Kind.RESHARD else ()
         leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
         found.append(
             Move(
@@ -94,6 +98,7 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
                 stop=stop,
                 time=time,
                 after=leaves,
+                operand=min((j for i, j in readers if i == time), default=0),
                 aliases=aliases,
                 shape=tensors[t].shape,
                 dtype=dtype,
@@ -105,11 +110,20 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
     return tuple(found)
 
 
-def made_by_ops(lowering: Lowering, moves: Sequence[Move]) -> Ints:
-    """Nodes whose bytes are not there yet when transitions run before the op at which their lives start: its results, and their copies
-    that are made right after it."""
-    results = [v for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT]
-    return np.array(sorted({*results, *(move.stop for move in moves if move.after)}), dtype=np.int64)
+def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
+    """When in the first time of a node's life its bytes come to be, int64[nodes].
+
+    0: at once; a copy for an operand k: with the transitions for that operand; results of ops, and copies that are made of them right
+    away: with the op, after all of these.
+    """
+    turns = np.zeros(len(lowering.nodes), dtype=np.int64)
+    for move in moves:
+        if not move.after and lowering.nodes[move.stop].kind is Kind.RESHARD:
+            turns[move.stop] = move.operand
+    with_op = turns.max(initial=0) + 1
+    turns[[v for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT]] = with_op
+    turns[[move.stop for move in moves if move.after]] = with_op
+    return turns
 
 
 class Transients:
@@ -125,7 +139,8 @@ class Transients:
         self.moves = moves_of(lowering)
         self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
         self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
-        self._late = made_by_ops(lowering, self.moves)
+        self._turns = turns_of(lowering, self.moves)
+        self._absent = self._not_there()
         self.added: set[int] = set()
         self._last: tuple[Ints, dict[int, int]] | None = None
         self._known: dict[Hashable, int] = {}
@@ -146,15 +161,15 @@ class Transients:
     def peak(self, assignment: Sequence[int] | Ints) -> int:
         """Largest number of bytes in use at any time, all intermediates counted."""
         plain = self.plain(assignment)
-        before, own = self._profiles(plain)
-        return max([int(own.max(initial=0)), *(self._during(m, before, own) + n for m, n in self._held(plain).items())])
+        profile = self.lowering.graph.profile(plain)
+        return max([int(profile.max(initial=0)), *(self._during(m, plain, profile) + n for m, n in self._held(plain).items())])
 
     def missed(self, assignment: Sequence[int] | Ints, above: int) -> tuple[int, ...]:
         """Positions in ``moves`` of the transitions that are not in the graph and during which more than so many bytes are in use."""
         plain = self.plain(assignment)
-        before, own = self._profiles(plain)
+        profile = self.lowering.graph.profile(plain)
         held = self._held(plain).items()
-        return tuple(m for m, n in held if m not in self.added and self._during(m, before, own) + n > above)
+        return tuple(m for m, n in held if m not in self.added and self._during(m, plain, profile) + n > above)
 
     def add(self, moves: Collection[int]) -> None:
         """Count these transitions, all others that run at the same time, and the copies of all of them in repeated layers."""
@@ -194,19 +209,23 @@ class Transients:
                 allowed[c] = np.arange(sizes[c]) == x
         return WarmStart(name=name, allowed=allowed)
 
-    def _profiles(self, plain: Ints) -> tuple[Ints, Ints]:
-        """Bytes in use at each time before the op runs, and when it has."""
-        graph, late = self.lowering.graph, self._late
-        own = graph.profile(plain)
-        made = np.zeros_like(own)
-        starts = graph.intervals[graph.interval_offsets[late], 0]
-        stops = graph.intervals[graph.interval_offsets[late], 1]
-        np.add.at(made, starts, np.where(starts < stops, graph.usages[graph.offsets[late] + plain[late]], 0))
-        return own - made, own
+    def _not_there(self) -> tuple[Ints, ...]:
+        """Per move, the nodes whose lives start at its time, but after it."""
+        graph = self.lowering.graph
+        starts, stops = graph.intervals[graph.interval_offsets[:-1]].T
+        late: dict[int, list[int]] = {}
+        for v in np.flatnonzero((self._turns > 0) & (starts < stops)).tolist():
+            late.setdefault(int(starts[v]), []).append(v)
+        found = []
+        for move in self.moves:
+            nodes = np.array([] if move.after else late.get(move.time, []), dtype=np.int64)
+            found.append(nodes[self._turns[nodes] > move.operand])
+        return tuple(found)
 
-    def _during(self, m: int, before: Ints, own: Ints) -> int:
+    def _during(self, m: int, plain: Ints, profile: Ints) -> int:
         """Bytes in use while a transition runs, without its intermediates."""
-        return int((own if self.moves[m].after else before)[self.moves[m].time])
+        absent = self._absent[m]
+        return int(profile[self.moves[m].time]) - int(self.lowering.graph.usages[self.lowering.graph.offsets[absent] + plain[absent]].sum())
 
     def _held(self, plain: Ints) -> dict[int, int]:
         """Bytes of the intermediates of every transition of an assignment that has any."""
@@ -265,7 +284,7 @@ class Transients:
         added = sorted(self.added)
         graph = self.lowering.graph
         if added:
-            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._late)
+            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._turns)
         if self.classes is None:
             return graph
         first = int(self.classes.max(initial=-1)) + 1
@@ -275,27 +294,33 @@ class Transients:
         return self.folded.graph
 
 
-def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], late: Ints) -> ChoiceGraph:
+def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: Ints) -> ChoiceGraph:
     """The graph with a transient node for each of these transitions, at time points of their own.
 
-    Times move: instead of time t there are the points of what runs before op t, the op's own, and those of what runs after it. Lives go on
-    through them; those that start at t start with the first, those of nodes in ``late`` with the op's own.
+    Times move: instead of time t there are the points of what runs before op t, by operand, the op's own, and those of what runs after it.
+    Lives go on through them; one that starts at t starts when it is the node's turn (``turns_of``).
     """
     end = int(graph.intervals[:, 1].max(initial=0))
+    wide = int(turns.max(initial=0)) + 1
     times = np.array([move.time for move, _ in added], dtype=np.int64)
     after = np.array([move.after for move, _ in added], dtype=np.bool_)
-    put_in, put_before = np.bincount(times, minlength=end + 1), np.bincount(times[~after], minlength=end + 1)
+    keys = times * wide + [move.operand for move, _ in added]
+    put_in = np.bincount(times, minlength=end + 1)
     first = np.arange(end + 1) + np.cumsum(put_in) - put_in
-    own = first + put_before
-    lives = first[graph.intervals]
-    rows = np.isin(np.repeat(np.arange(graph.size), np.diff(graph.interval_offsets)), late) & (graph.intervals[:, 0] < graph.intervals[:, 1])
-    lives[rows, 0] = own[graph.intervals[rows, 0]]
-    intervals = [lives]
-    free = {False: first.copy(), True: own + 1}
-    for time, behind in zip(times.tolist(), after.tolist(), strict=True):
-        point = int(free[behind][time])
-        intervals.append(np.array([[point, point + 1]], dtype=np.int64))
-        free[behind][time] += 1
+    ahead = np.sort(keys[~after])
+
+    def point(time: Ints, turn: Ints) -> Ints:
+        """The first point at a time when it is this turn."""
+        return np.asarray(first[time] + np.searchsorted(ahead, time * wide + turn) - np.searchsorted(ahead, time * wide))
+
+    of_node = np.repeat(turns, np.diff(graph.interval_offsets))
+    lives = np.stack([point(graph.intervals[:, 0], of_node), first[graph.intervals[:, 1]]], axis=1)
+    empty = graph.intervals[:, 0] >= graph.intervals[:, 1]
+    lives[empty, 0] = lives[empty, 1]
+    own = point(times, np.where(after, wide - 1, keys % wide)) + after
+    order = np.argsort(own, kind="stable")  # those of one turn, one after the other
+    own[order] += np.arange(len(order)) - np.searchsorted(own[order], own[order])
+    intervals = [lives, np.stack([own, own + 1], axis=1)]
     tables = list(graph.tables)
     known: dict[int, tuple[int, int]] = {}
     edges: list[tuple[int, int]] = []

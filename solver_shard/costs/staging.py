@@ -91,3 +91,19 @@ def intermediates(steps: Sequence[Staged], converted: int = 0) -> int:
         return 0
     packed, received, made = (np.array(row, dtype=np.int64) for row in zip(*((s.packed, s.received, s.made) for s in steps), strict=True))
     return int(fullest(np.array([converted, *made[:-1]], dtype=np.int64), packed, received, made).max() - made[-1])
+
+
+def beyond(turns: Sequence[tuple[int, int, int]], results: int) -> list[int]:
+    """Bytes that each of the transitions before one op holds beyond what is counted at the op's time; 0 where it holds no more.
+
+    Counted there are all copies, and what the op makes; while a transition runs, the copies of later ones and the results are not there.
+
+    >>> beyond([(0, 100, 40), (1, 100, 30)], results=20)
+    [50, 80]
+
+    Args:
+        turns: the operand of the op for which each runs, bytes of its intermediates, and of its copy.
+        results: bytes of what the op makes.
+    """
+    later = [sum(copy for other, _, copy in turns if other > turn) for turn, _, _ in turns]
+    return [max(0, held - absent - results) for (_, held, _), absent in zip(turns, later, strict=True)]

@@ -13,12 +13,11 @@ from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_n
 from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
-from solver_shard.choice.transients import made_by_ops, moves_of
 from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
-from solver_shard.costs.staging import intermediates
+from solver_shard.costs.staging import beyond, intermediates
 from solver_shard.costs.transitions import Step as Transition
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import (
@@ -357,24 +356,32 @@ class _Reader:
     def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
         """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other.
 
-        Of those that run before an op, what is beyond the results that the op makes after them.
+        Of those that run before an op, what is beyond the copies and results that come after them.
         """
+        before: dict[int, list[tuple[int, int, int]]] = {}
+        tensors: dict[int, list[int]] = {}
         found: dict[int, tuple[int, int]] = {}
         results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
-        for v in made_by_ops(self.lowering, moves_of(self.lowering)).tolist():
-            for start, stop in self.graph.node_intervals(v).tolist():
-                results[start] += self.graph.node_usages(v)[self.assignment[v]] if start < stop else 0
-        for reshard in reshards:
-            tensor, dtype, purpose = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose), reshard.purpose
-            leaves = purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates)
-            converted = self.converts(reshard.tensor, purpose, reshard.copy)
-            first = _local_bytes(tensor, reshard.source, self.mesh.shape, dtype) if converted else 0
+        for v, node in enumerate(self.lowering.nodes):
+            if node.kind is Kind.RESULT:
+                results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
+        for reshard in (reshard for reshard in reshards if reshard.copy):
+            t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
+            converted = self.converts(t, purpose, reshard.copy)
+            first = _local_bytes(self.program.tensors[t], reshard.source, self.mesh.shape, dtype) if converted else 0
+            held = intermediates(self.path(t, purpose, reshard.source, reshard.layout), first)
             time = min(reshard.start, self.lowering.lives.end - 1)
-            path = self.path(reshard.tensor, purpose, reshard.source, reshard.layout) if reshard.copy else ()
-            nbytes = intermediates(path, first) - (0 if leaves else int(results[time]))
-            if nbytes > 0:
-                found[time] = max(found.get(time, (0, 0)), (nbytes, -reshard.tensor))
-        return found
+            if purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates):
+                found[time] = max(found.get(time, (0, 0)), (held, -t))
+                results[time] += reshard.nbytes
+            else:
+                turn = min((j for i, j in reshard.readers if i == time), default=0)
+                before.setdefault(time, []).append((turn, held, reshard.nbytes))
+                tensors.setdefault(time, []).append(t)
+        for time, moves in before.items():
+            for t, nbytes in zip(tensors[time], beyond(moves, int(results[time])), strict=True):
+                found[time] = max(found.get(time, (0, 0)), (nbytes, -t))
+        return {time: held for time, held in found.items() if held[0]}
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
         end = self.lowering.lives.end

@@ -26,7 +26,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
-from solver_shard.costs.staging import intermediates
+from solver_shard.costs.staging import beyond, intermediates
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
@@ -112,7 +112,7 @@ class _Walk:
         self.gradients = GradientCheck(plan, program, costs, state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
-        self.before: dict[int, int] = {}
+        self.before: dict[int, list[tuple[int, int, int]]] = {}
         self.after: dict[int, int] = {}
         self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
@@ -140,8 +140,8 @@ class _Walk:
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
         for start in sorted({*self.before, *self.after}):
-            fullest = max(self.before.get(start, 0) - self.results.get(start, 0), self.after.get(start, 0), 0)
-            self.profile.add("intermediates", start, start + 1, fullest)
+            ahead = beyond(self.before.get(start, []), self.results.get(start, 0))
+            self.profile.add("intermediates", start, start + 1, max([self.after.get(start, 0), *ahead]))
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
@@ -241,9 +241,12 @@ class _Walk:
         orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
         path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
         time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
-        during = self.after if self._leaves(key) else self.before
-        fullest = intermediates(path, self.ops.local_bytes(t, source, dtype) if converted else 0)
-        during[time] = max(during.get(time, 0), fullest)
+        held = intermediates(path, self.ops.local_bytes(t, source, dtype) if converted else 0)
+        if self._leaves(key):
+            self.after[time] = max(self.after.get(time, 0), held)
+        else:
+            turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
+            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype)))
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
