@@ -62,10 +62,13 @@ PLANS = {
 
 NOTES = """
 What is stored (parameters, gradients, states of the optimizer) has the planned bytes, to the byte. All but states is what is left of a
-peak without parameters and states. A run holds a little that no plan counts: labels and masks of a step, and the buffers that
-collectives are called with. These are large in one case: what a gather brings lies piece after piece, and where pieces are
-columns (a cut in any dim but the first), a copy puts them in place while the buffer is still there, so that the gathered tensor is there
-twice. Where a plan gathers its largest activations so while memory is fullest, as random ones do, this is more than 5%.
+peak without parameters and states; of every plan, the random ones too, it is within 5%.
+
+The buffers that collectives are called with are counted on both sides. What a gather brings lies piece after piece, and where pieces are
+columns (a cut in any dim but the first that is longer than 1), a copy puts them in place while the buffer is still there, so that the
+gathered tensor is there twice; what a reduce-scatter or an all-to-all cuts in such a dim is packed first. Most of the random plans are
+fullest at such a moment. A run holds a little that no plan counts: labels and masks of a step, scalars. A plan says
+more than a run holds where the source of a transition is gone before its reader runs: it counts both until the reader is done.
 """
 
 

@@ -7,8 +7,8 @@ and where it ends: on the strategies of two nodes. A *transient* node knows both
 **Time.** Transitions that run before one op run one after the other, so what they need at once is the largest of them, not the sum:
 every transient node has a time point of its own, put in right before the op's. At that point all that lives at the op's time is
 live too, but for what the op is about to make and the copies of transitions that come later: they run in the order of
-the op's operands (``turns_of``). A gradient is reduced right after the op that has made it: those points come after the op's, and what the op has
-made is live.
+the op's operands (``turns_of``). A gradient is reduced right after the op that has made it: those points come after the op's, and what
+the op has made is live.
 
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such

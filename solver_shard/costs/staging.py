@@ -5,20 +5,19 @@
 (0, 512)
 
 A collective is called with one flat buffer and fills another, in which the pieces of the devices lie one after the other, each padded to
-the longest. In three cases that is not how the tensor lies, and a buffer is there beside it (each as large as ``nbytes``):
+the longest. Where pieces are **rows** of equal length, that is how the tensor lies: they are sent from where they are, and are in place
+where they arrive. Where a dim before the cut one is longer than 1, or the pieces are uneven, there is a buffer beside the tensor, as large
+as the call's ``nbytes``:
 
-- what is **sent** is packed into a buffer of its own, where a dim is cut (reduce_scatter, all_to_all) and the pieces are not rows of equal
-  length: a dim before it is longer than 1, or the pieces are uneven;
-- what is **received** is put in place out of its buffer, where a dim is joined (all_gather, all_to_all) and the pieces are not rows of
-  equal length, as before;
-- nothing else: rows of equal length are sent from where they lie, and are in place where they arrive. An all_reduce is
-  called with the tensor itself.
+- what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
+- what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
 
-Sizes are those of the device with the fullest shards. The steps of a transition run one after the other, and each holds, moment after
-moment: what it reads and what it packs; what it sends and what it receives; what it has received and what it makes. What
-a step in the middle reads is gone when it is packed. This is what an applied plan does (:mod:`solver_shard.export.exchange`) and, with the
-source whole until the end, what DTensor's ``redistribute`` does (torch 2.13, ``_collective_utils.py`` and ``placement_types.py``:
-all_gather, then chunk and cat).
+An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards.
+
+The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends and
+what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an
+applied plan does (:mod:`solver_shard.export.exchange`, held to it by tests); DTensor's ``redistribute`` needs as much for a step (torch
+2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a reduce-scatter).
 
 Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the bytes of
 the fullest moment, without those of the source, less those of the destination.
@@ -71,14 +70,16 @@ def _rows(whole: Ints, piece: Ints, dim: Ints, count: Ints) -> NDArray[np.bool_]
         return np.ones(len(whole), dtype=np.bool_)
     at = np.clip(dim, 0, dims - 1)
     before = np.where(np.arange(dims) < at[:, None], whole, 1).prod(axis=1)
-    even: NDArray[np.bool_] = whole[each, at] == count * piece[each, at]
-    return even & (before == 1)
+    rows: NDArray[np.bool_] = (whole[each, at] == count * piece[each, at]) & (before == 1)
+    return rows
 
 
 def fullest(reads: Ints, packed: Ints, received: Ints, made: Ints) -> Ints:
     """Bytes of the fullest moment of one step; ``reads``: of what it reads, 0 where that is the source of the transition."""
     sent = np.where(packed > 0, packed, reads)
-    return np.maximum(np.maximum(reads + packed, sent + np.where(received > 0, received, made)), received + made)
+    call = sent + np.where(received > 0, received, made)
+    moments: Ints = np.maximum(np.maximum(reads + packed, call), received + made)
+    return moments
 
 
 def intermediates(steps: Sequence[Staged], converted: int = 0) -> int:

@@ -250,11 +250,10 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
                 # the piece that one device sends: cut along the old and the new dim
                 piece = numel[before] // np.maximum(sizes[before, target % dims], 1) * sizes[after, target % dims]
                 elements = np.where(was == R, 0, group * piece)
-            steps, dim = np.full(len(before), number, dtype=np.int64), max(dims, 1)  # a strided cut is one of the same dim
-            staged = buffers(
-                kinds, sizes[before], sizes[after], np.full_like(steps, target % dim), was % dim, np.full_like(steps, group), elements * itemsize
-            )
-            found.append((before, after, kinds, steps, elements * itemsize, *staged))
+            count_of, dim = np.full_like(before, group), max(dims, 1)  # a strided cut is one of the same dim
+            cut, nbytes = np.full_like(before, target % dim), elements * itemsize
+            staged = buffers(kinds, sizes[before], sizes[after], cut, was % dim, count_of, nbytes)
+            found.append((before, after, kinds, np.full_like(before, number), nbytes, *staged))
     if not found:
         found = [(np.empty(0, dtype=np.int64),) * 7]
     before, after, kinds, sets, nbytes, packed, received = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))

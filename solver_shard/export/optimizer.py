@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import Runtime, runtime_of
+from solver_shard.export.exchange import Move
 from solver_shard.export.interpret import DTYPES
-from solver_shard.export.runtime import Move, moves_of
+from solver_shard.export.runtime import moves_of
 from solver_shard.export.shards import boxes, coordinates, local_move
 
 _HALVES = (torch.bfloat16, torch.float16)
