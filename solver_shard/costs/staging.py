@@ -12,7 +12,8 @@ as the call's ``nbytes``:
 - what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
 - what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
 
-An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards.
+An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards. That
+rows of a tensor that lies in other strides (a transposed product) must be packed too is not counted.
 
 The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends and
 what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an

@@ -144,7 +144,7 @@ def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int
         group=group,
         members=group_of(group, mesh, device),
         reduction=reduction,
-        pack=torch.Tensor.contiguous,
+        pack=_same,
         unpack=_same,
     )
 
@@ -244,7 +244,7 @@ def _reduce_scatter(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
 
 
 def _all_reduce(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
-    return view.reduction(), torch.Tensor.contiguous, (_same, False)
+    return view.reduction(), _same, (_same, False)  # the functional collective copies, whatever the strides
 
 
 _KINDS: dict[str, Callable[[_View], tuple[str, Move, tuple[Move, bool]]]] = {

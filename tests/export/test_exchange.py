@@ -13,6 +13,7 @@ from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.staging import intermediates
 from solver_shard.costs.transitions import Step, TransitionTable
+from solver_shard.export.collectives import World
 from solver_shard.export.exchange import Exchange, Move, in_turn, prepare
 from solver_shard.export.shards import boxes
 from solver_shard.layout import Layout
@@ -112,3 +113,13 @@ def test_a_tensor_of_any_strides_is_packed_by_one_copy() -> None:
         sent = prepare(step, (8, 16), mesh, 0).pack(turned)
     assert held.peak == sent.nbytes == 512
     assert torch.equal(sent.view(4, 8, 4).movedim(0, 1).reshape(8, 16), turned)
+
+
+def test_a_tensor_of_any_strides_is_all_reduced_without_packing() -> None:
+    step = PlannedStep(kind="all_reduce", axes=("d0",), nbytes=512, nanoseconds=0, before=Layout.parse("P"), after=Layout.parse("R"))
+    turned = torch.arange(128.0).reshape(16, 8).T
+    with World(mesh := Mesh.parse("4")) as world, Held(turned) as held:
+        prepare(step, (8, 16), mesh, 0).pack(turned)
+        assert held.peak == 0
+        parts = world.run((turned,) * 4, step, (8, 16))
+    assert all(part.is_contiguous() and torch.equal(part, 4 * turned) for part in parts)
