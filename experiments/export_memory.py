@@ -6,7 +6,8 @@ Four gloo processes run a GPT of two layers. In the process of device 0, which h
 counted from when it is made until it is freed (a dispatch mode sees all ops, collectives and their padded buffers, and the scratch of our
 own steps); parameters, buffers and the states of the optimizer are counted from the start. The peak is over a whole step: forward,
 backward and update; the least of five after the first, for on a busy machine one step was once seen to hold a buffer longer than the
-others (of gloo's threads, presumably). The last plans are random points of the choice graph, which move whole activations about as no planner would.
+others (by one of gloo's threads, presumably). The last plans are random points of the choice graph, which move whole activations about as
+no planner would.
 """
 
 from __future__ import annotations
