@@ -18,6 +18,7 @@ from pathlib import Path
 from solver_shard import Plan, load_plan, optimize
 from solver_shard.api import plan_program
 from solver_shard.stages import StageClock
+from solver_shard.study.counterfactual import Limits
 from solver_shard.study.explain import Asking, Explanation, Value
 from solver_shard.study.explanation import explanation
 from solver_shard.study.reopen import Reopened, reopen
@@ -72,7 +73,7 @@ def asking(reopened: Reopened, pattern: str) -> Asking:
         explanation(reopened.plan, pattern),
         pattern=pattern,
         of="layout",
-        time_limit=LIMIT,
+        limits=Limits(seconds=LIMIT),
         gap=None,
         seed=None,
         workers=1,

@@ -131,7 +131,15 @@ def check_numbers(
         raise InputError(f"{workers!r} workers are not legal; give a whole number of processor cores, 1 to {MAX_WORKERS}")
 
 
-def check_search(options: Options, *, time_limit: float, workers: int, gap: float | None = None, seed: int | None = None) -> None:
+def check_search(
+    options: Options,
+    *,
+    time_limit: float,
+    workers: int,
+    work_limit: float | None = None,
+    gap: float | None = None,
+    seed: int | None = None,
+) -> None:
     """Check how long and how exactly is searched anew on a plan's graph, before the model is traced for it; None is the plan's own."""
     check_numbers(
         overlap=options.overlap,
@@ -140,7 +148,7 @@ def check_search(options: Options, *, time_limit: float, workers: int, gap: floa
         gap=options.gap if gap is None else gap,
         time_limit=time_limit,
         total_time_limit=None,
-        work_limit=None,
+        work_limit=work_limit,
         seed=options.seed if seed is None else seed,
         workers=workers,
     )

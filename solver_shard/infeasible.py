@@ -375,7 +375,7 @@ def _likely(unsolved: Unsolved, problem: Transients) -> tuple[int, ...]:
 def _running(unsolved: Unsolved, problem: Transients, t: int) -> str:
     """What runs at a time of the graph."""
     added, ops = _added_times(problem), unsolved.program.ops
-    starts = np.arange(len(ops) + 1) + np.searchsorted(added, np.arange(len(ops) + 1))  # a time's own points come right after it
+    starts = np.arange(len(ops) + 1) + np.searchsorted(added, np.arange(len(ops) + 1))  # a time's own points come around it
     i = int(np.searchsorted(starts, t, side="right")) - 1
     return _op(unsolved.program, i) if i < len(ops) else "optimizer"
 

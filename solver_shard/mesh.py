@@ -32,6 +32,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_DEVICES = 1_000_000
 MAX_AXES = 6
+MAX_AXIS_NAME = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Mesh:
         if len(names) > MAX_AXES:
             raise InputError(f"a mesh of {len(names)} axes was asked; at most {MAX_AXES} are supported")
         for axis in self.axes:
+            if len(axis.name) > MAX_AXIS_NAME:
+                raise InputError(f"a mesh axis name of {len(axis.name):,} characters was given; at most {MAX_AXIS_NAME} are read")
             if not _NAME.match(axis.name if axis.parent is None else axis.parent):
                 raise InputError(f"mesh axis name {axis.name!r} is not legal; use letters, digits and '_', not starting with a digit")
             if isinstance(axis.size, bool) or not isinstance(axis.size, int) or axis.size < 1:

@@ -11,20 +11,101 @@ import fnmatch
 import itertools
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from solver_shard.errors import InputError
 
 Value = TypeVar("Value", bound=Hashable)
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]{0,17})(?![A-Za-z0-9_])")  # not 007, which is not the name with 7
+MAX_NAME = 1000
+"""Characters of a name or pattern that a file has; a module path of a hundred levels is shorter."""
 
-_HOLE = "\0"
+MAX_RULES = 100_000
+"""Patterns of one file."""
+
+MAX_VISITS = 20_000_000
+"""Names that the globs of one file are held against: seconds; a thousand of them over the tensors of a large model are fewer."""
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]{0,17})(?![A-Za-z0-9_])")  # not 007, which is not the name with 7
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
     """Positions of the names that a glob matches: ``*`` any text, ``?`` any character, all else itself (``split[0]``)."""
+    if not is_glob(pattern):
+        return [i for i, name in enumerate(names) if name == pattern]
     glob = pattern.replace("[", "[[]")
     return [i for i, name in enumerate(names) if fnmatch.fnmatchcase(name, glob)]
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern stands for more than itself.
+
+    >>> is_glob("split[0]"), is_glob("layers.*.up")
+    (False, True)
+    """
+    return "*" in pattern or "?" in pattern
+
+
+def check_patterns(patterns: Collection[str], what: str) -> None:
+    """InputError where a file has more patterns, or longer ones, than are read; ``what`` names the file."""
+    if len(patterns) > MAX_RULES:
+        raise InputError(f"{what}: {len(patterns):,} rules were given; at most {MAX_RULES:,} are read")
+    check_lengths(patterns, f"{what}: a pattern")
+
+
+def check_lengths(names: Iterable[str], what: str) -> None:
+    """InputError where a name is longer than any that is read."""
+    for name in names:
+        if len(name) > MAX_NAME:
+            raise InputError(f"{what} has {len(name):,} characters, {name[:60]!r}...; at most {MAX_NAME:,} are read")
+
+
+def check_visits(visits: int, pattern: str) -> None:
+    """InputError where the patterns so far, this one the last, have been held against more names than is done."""
+    if visits > MAX_VISITS:
+        raise InputError(
+            f"at {pattern!r} the patterns have been held against more than {MAX_VISITS:,} names: too many of them overlap; give one for "
+            "all copies of a layer, as in 'layers.*.mlp.up_proj'"
+        )
+
+
+class Paths:
+    """Names as a tree of their parts between dots, so that a pattern meets only what its first parts have let through.
+
+    >>> Paths(["layers.0.up", "layers.1.up", "head"]).matching("layers.*.up")
+    [0, 1]
+
+    A part of a pattern is a glob (``fnmatch``) and never goes past a dot, as in ``torch.distributed.tensor.parallel.parallelize_module``.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._root = _Part()
+        self._visits = 0
+        for position, name in enumerate(names):
+            node = self._root
+            for part in name.split("."):
+                node = node.children.setdefault(part, _Part())
+            node.at.append(position)
+
+    def matching(self, pattern: str) -> list[int]:
+        """Positions of the names that a pattern matches, in order; InputError where the patterns so far have met too many names."""
+        level = [self._root]
+        for part in pattern.split("."):
+            if is_glob(part) or "[" in part:
+                self._visits += sum(len(node.children) for node in level)
+                check_visits(self._visits, pattern)
+                level = [child for node in level for name, child in node.children.items() if fnmatch.fnmatchcase(name, part)]
+            else:
+                level = [node.children[part] for node in level if part in node.children]
+        return sorted(itertools.chain.from_iterable(node.at for node in level))
+
+
+@dataclass(slots=True)
+class _Part:
+    children: dict[str, _Part] = field(default_factory=dict)
+    at: list[int] = field(default_factory=list)
 
 
 def suggestion(pattern: str, names: Sequence[str]) -> str:
@@ -73,15 +154,14 @@ def fold_members(items: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, t
     >>> fold_members([("l.1.w", "a"), ("l.0.w", "a")])
     [('l.{0,1}.w', 'a', ('l.0.w', 'l.1.w'))]
     """
-    groups: dict[tuple[str, Value], dict[tuple[int, ...], str]] = {}
+    groups: dict[tuple[tuple[str, ...], Value], dict[tuple[int, ...], str]] = {}
     for name, value in items:
-        numbers = tuple(int(found) for found in _NUMBER.findall(name))
-        groups.setdefault((_NUMBER.sub(_HOLE, name), value), {})[numbers] = name
+        texts, numbers = number_parts(name)
+        groups.setdefault((tuple(texts), value), {})[tuple(map(int, numbers))] = name
     folded = []
-    for (form, value), found in groups.items():
+    for ((first, *rest), value), found in groups.items():
         for block in _blocks(list(found)):
-            ranges = iter([_range(values) for values in block])
-            name = re.sub(_HOLE, lambda _, ranges=ranges: next(ranges), form)  # type: ignore[misc]  # a default binds the loop variable
+            name = first + "".join(_range(values) + text for values, text in zip(block, rest, strict=True))
             folded.append((name, value, tuple(found[numbers] for numbers in itertools.product(*block))))
     return folded
 

@@ -19,10 +19,11 @@ On a mesh with a split axis (``tp=8x2``), a placement of the axis is one of each
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.choice.groups import either_order
@@ -31,7 +32,7 @@ from solver_shard.errors import InputError
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.modules import module_outputs
-from solver_shard.names import matching, suggestion
+from solver_shard.names import check_lengths, check_visits, is_glob, matching, suggestion
 from solver_shard.program import Phase, Program, Role, Tensor
 
 _CHOICE = re.compile(
@@ -75,6 +76,7 @@ class Allowed:
 
 def parse_pin(text: str, mesh: Mesh) -> Pin:
     """Read ``PATTERN=LAYOUT``; InputError on a wrong form, an unknown axis or a wrong number of placements."""
+    check_lengths([text], "a pin")
     pattern, sign, body = text.partition("=")
     pattern, body = pattern.strip(), body.strip()
     if not sign or not pattern or not body:
@@ -119,8 +121,9 @@ def resolve_pins(pins: Iterable[Pin], program: Program, mesh: Mesh) -> Mapping[i
     """
     left: dict[int, Allowed] = {}
     either = either_order(program)
+    known = _Known(program)
     for pin in pins:
-        for position in _matches(pin, program):
+        for position in known.matching(pin):
             tensor = program.tensors[position]
             axes = tuple(
                 _placements(choice, tensor, pin, strides=position in either) if axis.size > 1 else None  # one device: any is R
@@ -165,20 +168,33 @@ def _choices(body: str, whole: str) -> list[str]:
     return found
 
 
-def _matches(pin: Pin, program: Program) -> list[int]:
-    """Positions of the tensors that a pin is about, in program order; InputError when there is none."""
-    if pin.pattern.endswith(":out"):
-        outputs = module_outputs([op for op in program.ops if op.phase is Phase.FORWARD], program.outputs)
-        names = sorted(outputs)
-        pattern = pin.pattern.removesuffix(":out")
-        found = sorted({t for i in matching(pattern, names) for t in outputs[names[i]]})
-    else:
-        names, pattern = [tensor.name for tensor in program.tensors], pin.pattern
-        found = matching(pattern, names)
-    if not found:
-        what = "module" if pin.pattern.endswith(":out") else "tensor"
-        raise InputError(f"pin {pin.text!r}: no {what} of {program.name} is called {pattern!r}; {suggestion(pattern, names)}")
-    return found
+class _Known:
+    """What pins can be about: tensors by name, and what modules hand on."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.tensors = {tensor.name: [t] for t, tensor in enumerate(program.tensors)}
+        self.visits = 0
+
+    @functools.cached_property
+    def modules(self) -> Mapping[str, Collection[int]]:
+        outputs = module_outputs([op for op in self.program.ops if op.phase is Phase.FORWARD], self.program.outputs)
+        return {path: outputs[path] for path in sorted(outputs)}
+
+    def matching(self, pin: Pin) -> list[int]:
+        """Positions of the tensors that a pin is about, in program order; InputError when there is none."""
+        of_modules, pattern = pin.pattern.endswith(":out"), pin.pattern.removesuffix(":out")
+        known = self.modules if of_modules else self.tensors
+        found = sorted(known.get(pattern, ()))
+        if is_glob(pattern):
+            self.visits += len(known)
+            check_visits(self.visits, pattern)
+            names = list(known)
+            found = sorted({t for i in matching(pattern, names) for t in known[names[i]]})
+        if not found:
+            what, names = "module" if of_modules else "tensor", list(known)
+            raise InputError(f"pin {pin.text!r}: no {what} of {self.program.name} is called {pattern!r}; {suggestion(pattern, names)}")
+        return found
 
 
 def _placements(choice: str, tensor: Tensor, pin: Pin, *, strides: bool) -> frozenset[Placement] | None:

@@ -3,6 +3,8 @@
 Every tied assignment is a free one of the same cost and the same bytes. So the free problem is not searched from nothing: a share of the
 limits goes to the tied problem, whose best plan is then the incumbent that the free search starts from. What comes out is never worse
 than it. Bounds do not carry over, for the free problem may go lower: those of the first stage are of tied plans only.
+
+Of the plans that cost as much as the one that was found, one is returned whose layers are alike (:mod:`solver_shard.choice.tidy`).
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Callable
 from solver_shard.baselines.templates import warm_starts
 from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.structure import node_classes
+from solver_shard.choice.tidy import tidy
 from solver_shard.choice.transients import Transients
 from solver_shard.costs.model import CostModel
 from solver_shard.plan.plan import Options
 from solver_shard.solve.anytime import Saver
 from solver_shard.solve.rounds import solve_in_rounds
-from solver_shard.solve.solution import Event, Solution, Status, WarmStart
+from solver_shard.solve.solution import Event, Solution, Status, WarmStart, objective_value, relative_gap
 from solver_shard.stages import StageClock
 
 TIED_SHARE = 0.25
@@ -58,7 +61,7 @@ def solve_lowered(
     run = _Solving(lowering, costs, options, clock, workers, stop, watch)
     tied = Transients(lowering, costs, node_classes(lowering))
     if options.tied or tied.folded is None:
-        return run.stage(tied, run.templates(tied)), tied
+        return run.tidied(run.stage(tied, run.templates(tied)), tied), tied
     first = run.stage(tied, run.templates(tied), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
     if first.interrupted and first.status is not Status.INFEASIBLE:
         return first, tied
@@ -69,7 +72,7 @@ def solve_lowered(
     if first.feasible and first.assignment is not None:
         starts = (free.complete(first.assignment, "the tied plan"),)
     second = run.stage(free, starts, name="free")
-    return _joined(first, second), free
+    return run.tidied(_joined(first, second), free), free
 
 
 class _Solving:
@@ -129,6 +132,25 @@ class _Solving:
                 dataclasses.replace(e, seconds=e.seconds + seconds, work=e.work + work, source=prefix + e.source) for e in found.history
             ),
             stages=tuple(dataclasses.replace(s, name=prefix + s.name) for s in found.stages),
+        )
+
+    def tidied(self, found: Solution, problem: Transients) -> Solution:
+        """The solution with repeated layers alike where that costs nothing."""
+        if found.assignment is None or found.bound is None or not found.feasible:
+            return found
+        chosen, peak = tidy(problem, found.assignment)
+        cost, options = self.lowering.graph.cost(chosen), self.options
+        value = objective_value(options.objective, options.memory_weight, cost, peak)
+        bound = min(found.bound, value)
+        return dataclasses.replace(
+            found,
+            assignment=tuple(chosen.tolist()),
+            cost=cost,
+            peak=peak,
+            objective=value,
+            bound=bound,
+            gap=relative_gap(value, bound),
+            status=Status.OPTIMAL if bound == value else found.status,
         )
 
     def _saver(self, problem: Transients) -> Saver[Solution] | None:

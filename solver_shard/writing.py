@@ -56,7 +56,11 @@ class Writer:
     def plan(self, solution: Solution, problem: Transients, clock: StageClock) -> Plan:
         """The plan of a feasible solution, and what is proven of it for ``problem``."""
         assert solution.assignment is not None, "a feasible solution has an assignment"
-        program, parts = self.program, self.parts(solution.assignment)
+        return self.made(self.parts(solution.assignment), certificate(solution, problem, clock))
+
+    def made(self, parts: Decoded, proof: Certificate) -> Plan:
+        """A plan of these parts."""
+        program = self.program
         return Plan(
             name=program.name,
             mesh=self.costs.mesh,
@@ -71,7 +75,7 @@ class Writer:
             clip=parts.clip,
             memory=parts.memory,
             costs=parts.costs,
-            certificate=certificate(solution, problem, clock),
+            certificate=proof,
             provenance=self.origin,
         )
 

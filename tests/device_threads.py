@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from solver_shard.export.exchange import Exchange, all_reduce_over
+from solver_shard.export.exchange import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.export.implementations import FREE, free
 from solver_shard.export.runtime import Compiled, compile_step
 from solver_shard.export.shards import group_of, groups, reduce
@@ -39,13 +39,12 @@ class Device:
     def __init__(self, meeting: Meeting, device: int) -> None:
         self.meeting, self.device, self.counts = meeting, device, Counter[tuple[str, tuple[str, ...], int]]()
 
-    def bound(self, exchange: Exchange) -> Callable[[torch.Tensor], torch.Tensor]:
-        def move(part: torch.Tensor) -> torch.Tensor:
-            buffer = exchange.pack(part)
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        def call(buffer: torch.Tensor) -> torch.Tensor:
             self.counts[exchange.kind, exchange.axes, exchange.nbytes(buffer)] += 1
-            return exchange.unpack(self.meeting.share(self.device, buffer, lambda buffers: self._made(exchange, buffers)))
+            return self.meeting.share(self.device, buffer, lambda buffers: self._made(exchange, buffers))
 
-        return move
+        return exchange.pack, call, exchange.unpack
 
     def _made(self, exchange: Exchange, buffers: Buffers) -> torch.Tensor:
         members = [buffers[member] for member in exchange.members]
@@ -70,7 +69,7 @@ class Device:
                     return self.meeting.share(
                         self.device, buffer, lambda buffers: free(reduction, [buffers[d] for d in sorted(buffers)], kinds)[self.device]
                     )
-                return self.bound(all_reduce_over(left.pop(0).axes, reduction, self.meeting.mesh, self.device))(buffer)
+                return in_turn(self.stages(all_reduce_over(left.pop(0).axes, reduction, self.meeting.mesh, self.device)))(buffer)
 
             return run
 

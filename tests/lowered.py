@@ -14,11 +14,10 @@ from solver_shard.choice.transients import Transients
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
-from solver_shard.export.points import Narrowing, random_point
+from solver_shard.export.points import Narrowing, plan_of, random_point
 from solver_shard.mesh import Mesh
-from solver_shard.plan.decode import decode
 from solver_shard.plan.evaluate import Evaluation, evaluate
-from solver_shard.plan.plan import Certificate, Options, Plan, Provenance
+from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program
 from solver_shard.rulebook.build import Rulebook
 from solver_shard.rulebook.table import load_table
@@ -40,33 +39,7 @@ class Lowered:
         return self.lowering.graph
 
     def plan(self, assignment: Sequence[int]) -> Plan:
-        options = self.options
-        parts = decode(
-            self.lowering,
-            assignment,
-            self.costs,
-            self.state,
-            limit=options.memory_limit,
-            objective=options.objective,
-            memory_weight=options.memory_weight,
-        )
-        return Plan(
-            name=self.program.name,
-            mesh=self.costs.mesh,
-            cluster=self.costs.cluster,
-            options=options,
-            tensors=parts.tensors,
-            ops=parts.ops,
-            outputs=self.program.outputs,
-            gradients={self.program.tensors[p].name: g for p, g in self.program.gradients.items()},
-            reshards=parts.reshards,
-            holds=parts.holds,
-            clip=parts.clip,
-            memory=parts.memory,
-            costs=parts.costs,
-            certificate=Certificate(objective=0, bound=0, gap=0.0, status="feasible", problem="free", seed=0, work=0),
-            provenance=Provenance(tool="tests", versions={}, command="", date="", source=""),
-        )
+        return plan_of(self.lowering, assignment, self.costs, self.options)
 
     def peak(self, assignment: Sequence[int]) -> int:
         """The true peak, with the intermediates of transitions, which the graph alone does not count."""

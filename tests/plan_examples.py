@@ -115,14 +115,22 @@ def example(layers: int = 3, source: str = "table") -> Plan:
     times = len(ops) + 1
     memory = MemoryTimeline.build(
         {
-            "parameters": [6144] * times,
+            "parameters": [2048 * layers] * times,
             "inputs": [1024] * times,
             "activations": [2048 + 64 * (t == 3) for t in range(times)],
             "copies": [0] * times,
         },
         limit=20_000,
         ops=ops,
-        holders=[Holder(name=f"layers.{i}.up.weight", category="parameters", nbytes=1024) for i in range(layers)],
+        holders=[
+            *(
+                Holder(name=f"layers.{i}.{kind}.weight", category="parameters", nbytes=1024)
+                for i in range(layers)
+                for kind in ("up", "down")
+            ),
+            Holder(name="x", category="inputs", nbytes=1024),
+            Holder(name="mid_0", category="activations", nbytes=2112 if times > 3 else 2048),
+        ],
     )
     communication = sum(reshard.nanoseconds for reshard in reshards)
     compute = sum(op.nanoseconds for op in ops)
@@ -202,5 +210,25 @@ def stepped(plan: Plan) -> Plan:
             holds.append(Hold(tensor=t, reshard=k, layout=kept.layout, start=kept.stop, stop=len(plan.ops) + 1, nbytes=kept.nbytes))
         elif tensor.name.startswith("mid"):
             holds.append(Hold(tensor=t, reshard=None, layout=tensor.layout, start=2, stop=len(plan.ops) + 1, nbytes=2048))
-    options = dataclasses.replace(plan.options, forward_only=False)
-    return dataclasses.replace(plan, tensors=tuple(tensors), reshards=tuple(reshards), holds=tuple(holds), options=options)
+    updates = [reshard for reshard in reshards if reshard.purpose == "update"]
+    paid, full = sum(reshard.nanoseconds for reshard in updates), sum(step.nanoseconds for r in updates for step in r.steps)
+    costs, certificate = plan.costs, plan.certificate
+    total = costs.total_ns + paid
+    return dataclasses.replace(
+        plan,
+        tensors=tuple(tensors),
+        reshards=tuple(reshards),
+        holds=tuple(holds),
+        options=dataclasses.replace(plan.options, forward_only=False),
+        costs=dataclasses.replace(
+            costs,
+            communication_ns=costs.communication_ns + paid,
+            hidden_ns=costs.hidden_ns + full - paid,
+            total_ns=total,
+            objective=total,
+            by_kind_ns={**costs.by_kind_ns, "all_to_all": full},
+        ),
+        certificate=dataclasses.replace(
+            certificate, objective=total, bound=total, history=(dataclasses.replace(certificate.history[-1], objective=total, bound=total),)
+        ),
+    )

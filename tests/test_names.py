@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
 
-from solver_shard.names import fold_items, fold_members, fold_names, matching, suggestion
+from solver_shard.errors import InputError
+from solver_shard.names import MAX_NAME, Paths, check_patterns, fold_items, fold_members, fold_names, matching, suggestion
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,44 @@ def test_suggestions_try_stars_then_close_names() -> None:
 )
 def test_globs_know_stars_and_question_marks_only(pattern: str, found: list[int]) -> None:
     assert matching(pattern, ["a.split[0]", "a.split[1]", "a.split0"]) == found
+
+
+NAMES = ["head", "layers.0.up", "layers.1.up", "layers.1.down", "layers.10.up", "layers", "layers.0.up", "layers.0.up.weight", ""]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("head", "layers.*.up", "layers.1*.up", "layers.[01].up", "*", "*.*.*", "layers.?.*", "layers.**.up", "none", "layers.*.none"),
+        *("", "layers."),
+    ],
+)
+def test_paths_match_part_by_part(pattern: str) -> None:
+    def alike(name: str) -> bool:
+        wanted, parts = pattern.split("."), name.split(".")
+        return len(wanted) == len(parts) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+    assert Paths(NAMES).matching(pattern) == [k for k, name in enumerate(NAMES) if alike(name)]
+
+
+def test_patterns_that_overlap_too_much_are_refused_and_plain_ones_never_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solver_shard.names.MAX_VISITS", 10)
+    paths = Paths(NAMES)
+    for _ in range(100):
+        assert paths.matching("layers.1.up") == [2]
+    paths.matching("*.*.up")
+    with pytest.raises(InputError, match=r"at '\*\.\*\.up' the patterns have been held against more than 10 names: .* give one for all"):
+        paths.matching("*.*.up")
+
+
+def test_more_or_longer_patterns_than_are_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_patterns(["w" * MAX_NAME], "f")
+    with pytest.raises(InputError, match=r"f: a pattern has 1,001 characters, 'w{60}'\.\.\.; at most 1,000 are read"):
+        check_patterns(["w" * (MAX_NAME + 1)], "f")
+    monkeypatch.setattr("solver_shard.names.MAX_RULES", 2)
+    with pytest.raises(InputError, match="f: 3 rules were given; at most 2 are read"):
+        check_patterns(["a", "b", "c"], "f")
+
+
+def test_names_with_any_characters_fold() -> None:
+    assert fold_names(["a\0.0", "a\0.1"]) == ["a\0.{0,1}"]

@@ -131,6 +131,7 @@ def test_wrong_pins_of_parts_say_what_is_legal(text: str, mesh: str, message: st
         ("w=tp=R,tp=S(0)", "names axis 'tp' twice"),
         ("w=tp=R,S(0)", r"at 'S\(0\)'; name every axis"),
         ("w=tp=RR", "at 'tp=RR'"),
+        (f"{'w' * 1000}=R,R", r"a pin has 1,004 characters, 'w{60}'\.\.\.; at most 1,000 are read"),
     ],
 )
 def test_wrong_pin_text_says_what_is_legal(text: str, message: str) -> None:
@@ -189,6 +190,13 @@ def test_pins_leave_these_layouts(texts: tuple[str, ...], left: dict[str, set[st
 def test_pins_that_cannot_hold_say_why(texts: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         pinned(*texts)
+
+
+def test_globs_that_are_held_against_too_many_names_are_refused_and_names_never_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solver_shard.names.MAX_VISITS", len(program().tensors))
+    assert pinned(*["x=R,*"] * 100)
+    with pytest.raises(InputError, match="the patterns have been held against more than"):
+        pinned("h*=*,*", "h*=*,*")
 
 
 def test_an_uneven_cut_is_legal_up_to_one_shard_per_element() -> None:

@@ -1,12 +1,14 @@
-"""What transitions of several steps hold in between, counted against the memory limit where it matters.
+"""What transitions hold in between, counted against the memory limit where it matters.
 
-A transition of one collective needs its source and its destination, which are bytes of other nodes. One of several steps also
-holds **intermediates** (``TransitionTable.intermediates``), and how many depends on where it starts and where it ends: on the
-strategies of two nodes. A *transient* node knows both (``pairs``) and owns the bytes while the transition runs.
+A transition needs its source and its destination, which are bytes of other nodes. One of several steps, or of a collective whose
+pieces are no rows, also holds **intermediates** (``TransitionTable.intermediates``), and how many depends on where it starts
+and where it ends: on the strategies of two nodes. A *transient* node knows both (``pairs``) and owns the bytes while the transition runs.
 
 **Time.** Transitions that run before one op run one after the other, so what they need at once is the largest of them, not the sum:
-every transient node has a time point of its own, put in right after the op's. At that point all that lives at the op's time is
-live too, and no other transient.
+every transient node has a time point of its own, put in right before the op's. At that point all that lives at the op's time is
+live too, but for what the op is about to make and the copies of transitions that come later: they run in the order of
+the op's operands (``turns_of``). A gradient is reduced right after the op that has made it: those points come after the op's, and what
+the op has made is live.
 
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
@@ -20,7 +22,6 @@ transition starts, because otherwise the node would tie what may differ.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_ord
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.pairs import Cells, cells_of
 from solver_shard.costs.model import CostModel
+from solver_shard.costs.staging import intermediates
 from solver_shard.costs.transitions import TransitionTable
 from solver_shard.layout import Layout
 from solver_shard.solve.solution import WarmStart
@@ -43,14 +45,17 @@ NEAR = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Move:
-    """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, while op ``time`` waits.
+    """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, before or ``after`` op ``time``.
 
-    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step.
+    The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step. ``operand``: of the
+    op, whose turn it is; 0 where the op does not read it.
     """
 
     start: int
     stop: int
     time: int
+    after: bool
+    operand: int
     aliases: int
     shape: tuple[int, ...]
     dtype: str
@@ -85,21 +90,40 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
-        fresh = lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        readers = lowering.lives.groups[t][node.group].readers if node.kind is Kind.RESHARD else ()
+        leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
         found.append(
             Move(
                 start=start,
                 stop=stop,
                 time=time,
+                after=leaves,
+                operand=min((j for i, j in readers if i == time), default=0),
                 aliases=aliases,
                 shape=tensors[t].shape,
                 dtype=dtype,
                 bucket=lowering.buckets.get((t, purpose), 1),
                 orders=t in either,
-                converted=fresh and dtype != tensors[t].dtype,
+                converted=leaves and dtype != tensors[t].dtype,
             )
         )
     return tuple(found)
+
+
+def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
+    """When in the first time of a node's life its bytes come to be, int64[nodes].
+
+    0: at once; a copy for an operand k: with the transitions for that operand; results of ops, and copies that are made of them right
+    away: with the op, after all of these.
+    """
+    turns = np.zeros(len(lowering.nodes), dtype=np.int64)
+    for move in moves:
+        if not move.after and lowering.nodes[move.stop].kind is Kind.RESHARD:
+            turns[move.stop] = move.operand
+    with_op = turns.max(initial=0) + 1
+    turns[[v for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT]] = with_op
+    turns[[move.stop for move in moves if move.after]] = with_op
+    return turns
 
 
 class Transients:
@@ -115,6 +139,8 @@ class Transients:
         self.moves = moves_of(lowering)
         self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
         self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
+        self._turns = turns_of(lowering, self.moves)
+        self._absent = self._not_there()
         self.added: set[int] = set()
         self._last: tuple[Ints, dict[int, int]] | None = None
         self._known: dict[Hashable, int] = {}
@@ -136,14 +162,14 @@ class Transients:
         """Largest number of bytes in use at any time, all intermediates counted."""
         plain = self.plain(assignment)
         profile = self.lowering.graph.profile(plain)
-        return max([int(profile.max(initial=0)), *(int(profile[self.moves[m].time]) + n for m, n in self._held(plain).items())])
+        return max([int(profile.max(initial=0)), *(self._during(m, plain, profile) + n for m, n in self._held(plain).items())])
 
     def missed(self, assignment: Sequence[int] | Ints, above: int) -> tuple[int, ...]:
         """Positions in ``moves`` of the transitions that are not in the graph and during which more than so many bytes are in use."""
         plain = self.plain(assignment)
         profile = self.lowering.graph.profile(plain)
         held = self._held(plain).items()
-        return tuple(m for m, n in held if m not in self.added and profile[self.moves[m].time] + n > above)
+        return tuple(m for m, n in held if m not in self.added and self._during(m, plain, profile) + n > above)
 
     def add(self, moves: Collection[int]) -> None:
         """Count these transitions, all others that run at the same time, and the copies of all of them in repeated layers."""
@@ -183,8 +209,26 @@ class Transients:
                 allowed[c] = np.arange(sizes[c]) == x
         return WarmStart(name=name, allowed=allowed)
 
+    def _not_there(self) -> tuple[Ints, ...]:
+        """Per move, the nodes whose lives start at its time, but after it."""
+        graph = self.lowering.graph
+        starts, stops = graph.intervals[graph.interval_offsets[:-1]].T
+        late: dict[int, list[int]] = {}
+        for v in np.flatnonzero((self._turns > 0) & (starts < stops)).tolist():
+            late.setdefault(int(starts[v]), []).append(v)
+        found = []
+        for move in self.moves:
+            nodes = np.array([] if move.after else late.get(move.time, []), dtype=np.int64)
+            found.append(nodes[self._turns[nodes] > move.operand])
+        return tuple(found)
+
+    def _during(self, m: int, plain: Ints, profile: Ints) -> int:
+        """Bytes in use while a transition runs, without its intermediates."""
+        absent = self._absent[m]
+        return int(profile[self.moves[m].time]) - int(self.lowering.graph.usages[self.lowering.graph.offsets[absent] + plain[absent]].sum())
+
     def _held(self, plain: Ints) -> dict[int, int]:
-        """Bytes of the intermediates of every transition that an assignment makes in several steps."""
+        """Bytes of the intermediates of every transition of an assignment that has any."""
         if self._last is not None and np.array_equal(self._last[0], plain):
             return self._last[1]
         found = {}
@@ -201,9 +245,8 @@ class Transients:
         key = (move.prices, source, target)
         if key not in self._known:
             table = self._transitions(move, (source, target))
-            made = [int(table.nbytes[table.index[step.after]]) for step in table.path(source, target)[:-1]]
             first = int(table.nbytes[table.index[source]]) if move.converted else 0
-            self._known[key] = max(map(sum, itertools.pairwise([first, *made, 0])))
+            self._known[key] = intermediates(table.path(source, target), first)
         return self._known[key]
 
     def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
@@ -239,7 +282,9 @@ class Transients:
 
     def _build(self) -> ChoiceGraph:
         added = sorted(self.added)
-        graph = with_cells(self.lowering.graph, [(self.moves[m], self._cells_of(m)) for m in added]) if added else self.lowering.graph
+        graph = self.lowering.graph
+        if added:
+            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._turns)
         if self.classes is None:
             return graph
         first = int(self.classes.max(initial=-1)) + 1
@@ -249,20 +294,33 @@ class Transients:
         return self.folded.graph
 
 
-def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]]) -> ChoiceGraph:
+def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: Ints) -> ChoiceGraph:
     """The graph with a transient node for each of these transitions, at time points of their own.
 
-    Times move: what happened at time t happens at t plus the number of points put in before, and lives go on through them.
+    Times move: instead of time t there are the points of what runs before op t, by operand, the op's own, and those of what runs after it.
+    Lives go on through them; one that starts at t starts when it is the node's turn (``turns_of``).
     """
     end = int(graph.intervals[:, 1].max(initial=0))
+    wide = int(turns.max(initial=0)) + 1
     times = np.array([move.time for move, _ in added], dtype=np.int64)
+    after = np.array([move.after for move, _ in added], dtype=np.bool_)
+    keys = times * wide + [move.operand for move, _ in added]
     put_in = np.bincount(times, minlength=end + 1)
-    later = np.arange(end + 1) + np.cumsum(put_in) - put_in
-    next_free = later + 1
-    intervals = [later[graph.intervals]]
-    for time in times.tolist():
-        intervals.append(np.array([[next_free[time], next_free[time] + 1]], dtype=np.int64))
-        next_free[time] += 1
+    first = np.arange(end + 1) + np.cumsum(put_in) - put_in
+    ahead = np.sort(keys[~after])
+
+    def point(time: Ints, turn: Ints) -> Ints:
+        """The first point at a time when it is this turn."""
+        return np.asarray(first[time] + np.searchsorted(ahead, time * wide + turn) - np.searchsorted(ahead, time * wide))
+
+    of_node = np.repeat(turns, np.diff(graph.interval_offsets))
+    lives = np.stack([point(graph.intervals[:, 0], of_node), first[graph.intervals[:, 1]]], axis=1)
+    empty = graph.intervals[:, 0] >= graph.intervals[:, 1]
+    lives[empty, 0] = lives[empty, 1]
+    own = point(times, np.where(after, wide - 1, keys % wide)) + after
+    order = np.argsort(own, kind="stable")  # those of one turn, one after the other
+    own[order] += np.arange(len(order)) - np.searchsorted(own[order], own[order])
+    intervals = [lives, np.stack([own, own + 1], axis=1)]
     tables = list(graph.tables)
     known: dict[int, tuple[int, int]] = {}
     edges: list[tuple[int, int]] = []

@@ -51,7 +51,18 @@ def explain(
     alternatives: Annotated[int, typer.Option(min=0, help="Price the best so many; 0 only explains, without tracing or solving.")] = 5,
     model: PlanModel = None,
     config: PlanConfig = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds of solving per alternative.")] = 30.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of solving per alternative (default: 30; none with --work-limit).", metavar="SECONDS", show_default=False
+        ),
+    ] = None,
+    work_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Units of solver work per alternative; the same limit and seed give the same prices.", metavar="UNITS", show_default=False
+        ),
+    ] = None,
     gap: Annotated[
         float | None,
         typer.Option(help="Stop at this relative gap (default: the plan's).", show_default=False),
@@ -92,6 +103,7 @@ def explain(
             alternatives=alternatives,
             model=source,
             time_limit=time_limit,
+            work_limit=work_limit,
             gap=gap,
             seed=seed,
             workers=workers,

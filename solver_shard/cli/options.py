@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -203,3 +204,25 @@ def plan_model(model: str | None, config: str | None) -> str | None:
     if model is not None and config is not None:
         raise typer.BadParameter("give one of --model and --config", param_hint="--model")
     return config if config is not None else model
+
+
+_AS_GIVEN = (
+    *("seq", "reserve", "dtype", "microbatches", "master_weights", "state_bytes", "clip", "forward_only", "checkpoint", "template"),
+    *("conservative", "memory_weight", "overlap", "fusion", "gap", "time_limit", "work_limit", "seed"),
+)
+
+
+def shared(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that every command which solves has, of all its parameters by name, as ``solver_shard.optimize`` takes them."""
+    if given["split"] is not None and given["no_split"]:
+        raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
+    return {
+        **{name: given[name] for name in _AS_GIVEN},
+        "optimizer": given["optimizer"].value,
+        "reduce_dtype": None if given["reduce_dtype"] is None else given["reduce_dtype"].value,
+        "pins": tuple(given["pin"] or ()),
+        "split": given["split"] if given["split"] is not None else not given["no_split"],
+        "rules": tuple(given["rules"] or ()),
+        "objective": given["objective"].value,
+        "tied": not given["free"],
+    }

@@ -9,45 +9,8 @@ from typing import Annotated
 
 import typer
 
+from solver_shard.cli import options
 from solver_shard.cli.interrupt import catch_interrupts, time_out
-from solver_shard.cli.options import (
-    MEMORY,
-    MESH,
-    MODEL,
-    OUTPUT,
-    SEARCH,
-    Checkpoint,
-    Clip,
-    Config,
-    Conservative,
-    Debug,
-    Dtype,
-    ForwardOnly,
-    Free,
-    Fusion,
-    Gap,
-    MasterWeights,
-    MemoryWeight,
-    Microbatches,
-    NoSplit,
-    Objective,
-    ObjectiveName,
-    Optimizer,
-    OptimizerName,
-    Overlap,
-    Pins,
-    Quiet,
-    ReduceDtypeName,
-    Reserve,
-    Rules,
-    Seed,
-    Seq,
-    Split,
-    StateBytes,
-    Template,
-    TimeLimit,
-    WorkLimit,
-)
 from solver_shard.cli.output import check_output, written_if_possible
 from solver_shard.cli.progress import progress_lines
 
@@ -60,22 +23,25 @@ def solve(
             metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False
         ),
     ] = None,
-    config: Config = None,
+    config: options.Config = None,
     mesh: Annotated[
         str,
         typer.Option(
             help="Axes, outermost first, the rightmost with the fastest links: dp=32,tp=8; a bare 8 is d0=8.",
             metavar="AXES",
-            rich_help_panel=MESH,
+            rich_help_panel=options.MESH,
         ),
     ] = ...,  # type: ignore[assignment]  # typer's mark for a required option
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Global batch of one step (presets and configs).", show_default=False, metavar="N", rich_help_panel=MODEL),
+        typer.Option(
+            min=1, help="Global batch of one step (presets and configs).", show_default=False, metavar="N", rich_help_panel=options.MODEL
+        ),
     ] = None,
-    seq: Seq = None,
+    seq: options.Seq = None,
     cluster: Annotated[
-        str, typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.", metavar="NAME|FILE", rich_help_panel=MESH)
+        str,
+        typer.Option(help="a100, h100, gb200, tpu-v5p, ethernet, or a TOML file.", metavar="NAME|FILE", rich_help_panel=options.MESH),
     ] = "h100",
     memory: Annotated[
         str | None,
@@ -83,50 +49,50 @@ def solve(
             help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).",
             show_default=False,
             metavar="SIZE",
-            rich_help_panel=MEMORY,
+            rich_help_panel=options.MEMORY,
         ),
     ] = None,
-    reserve: Reserve = None,
-    dtype: Dtype = None,
-    microbatches: Microbatches = 1,
-    optimizer: OptimizerName = Optimizer.ADAMW,
-    master_weights: MasterWeights = True,
-    state_bytes: StateBytes = None,
-    reduce_dtype: ReduceDtypeName = None,
-    clip: Clip = False,
-    forward_only: ForwardOnly = False,
-    checkpoint: Checkpoint = False,
-    pin: Pins = None,
-    split: Split = None,
-    no_split: NoSplit = False,
-    template: Template = None,
-    rules: Rules = None,
-    conservative: Conservative = False,
-    free: Free = False,
-    objective: ObjectiveName = Objective.TIME,
-    memory_weight: MemoryWeight = 0,
-    overlap: Overlap = 0.0,
-    fusion: Fusion = False,
-    gap: Gap = 1e-4,
-    time_limit: TimeLimit = 60.0,
+    reserve: options.Reserve = None,
+    dtype: options.Dtype = None,
+    microbatches: options.Microbatches = 1,
+    optimizer: options.OptimizerName = options.Optimizer.ADAMW,
+    master_weights: options.MasterWeights = True,
+    state_bytes: options.StateBytes = None,
+    reduce_dtype: options.ReduceDtypeName = None,
+    clip: options.Clip = False,
+    forward_only: options.ForwardOnly = False,
+    checkpoint: options.Checkpoint = False,
+    pin: options.Pins = None,
+    split: options.Split = None,
+    no_split: options.NoSplit = False,
+    template: options.Template = None,
+    rules: options.Rules = None,
+    conservative: options.Conservative = False,
+    free: options.Free = False,
+    objective: options.ObjectiveName = options.Objective.TIME,
+    memory_weight: options.MemoryWeight = 0,
+    overlap: options.Overlap = 0.0,
+    fusion: options.Fusion = False,
+    gap: options.Gap = 1e-4,
+    time_limit: options.TimeLimit = 60.0,
     total_time_limit: Annotated[
         float | None,
         typer.Option(
             help="Seconds for tracing, pricing and solving together; what is left of them bounds the solver, too.",
             show_default=False,
             metavar="SECONDS",
-            rich_help_panel=SEARCH,
+            rich_help_panel=options.SEARCH,
         ),
     ] = None,
-    work_limit: WorkLimit = None,
-    seed: Seed = 0,
+    work_limit: options.WorkLimit = None,
+    seed: options.Seed = 0,
     workers: Annotated[
         int,
         typer.Option(
             min=1,
             help="Processor cores for the solver; with a work limit the plan does not depend on it.",
             metavar="N",
-            rich_help_panel=SEARCH,
+            rich_help_panel=options.SEARCH,
         ),
     ] = 2,
     output: Annotated[
@@ -137,12 +103,14 @@ def solve(
             help="Write the plan to this JSON file, and the best so far while the solver runs.",
             show_default=False,
             metavar="FILE",
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of the report.", rich_help_panel=OUTPUT)] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan as JSON instead of the report.", rich_help_panel=options.OUTPUT)
+    ] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Find the fastest sharding of a model on a mesh within a memory limit, and prove how far from optimal it can be.
 
@@ -150,10 +118,9 @@ def solve(
 
     Exit codes: 0 ok, 1 error, 2 usage, 3 no plan fits the memory limit or the pins, 130 ended by Ctrl-C.
     """
+    shared = options.shared(locals())
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
-    if split is not None and no_split:
-        raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
     check_output(output, config, *(rules or ()))
     from solver_shard.api import optimize
     from solver_shard.names import printable
@@ -166,32 +133,8 @@ def solve(
             mesh=mesh,
             cluster=cluster,
             memory=memory,
-            reserve=reserve,
             batch=batch,
-            seq=seq,
-            dtype=dtype,
-            forward_only=forward_only,
-            checkpoint=checkpoint,
-            microbatches=microbatches,
-            optimizer=optimizer.value,
-            master_weights=master_weights,
-            state_bytes=state_bytes,
-            reduce_dtype=None if reduce_dtype is None else reduce_dtype.value,
-            clip=clip,
-            pins=tuple(pin or ()),
-            split=split if split is not None else not no_split,
-            template=template,
-            rules=tuple(rules or ()),
-            conservative=conservative,
-            overlap=overlap,
-            fusion=fusion,
-            objective="memory" if objective is Objective.MEMORY else "time",
-            memory_weight=memory_weight,
-            tied=not free,
-            gap=gap,
-            time_limit=time_limit,
-            work_limit=work_limit,
-            seed=seed,
+            **shared,
             workers=workers,
             total_time_limit=total_time_limit,
             command=shlex.join(["solver-shard", *context.find_root().obj]),

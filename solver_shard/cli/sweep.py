@@ -9,39 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from solver_shard.cli.options import (
-    Checkpoint,
-    Clip,
-    Config,
-    Conservative,
-    Debug,
-    Dtype,
-    ForwardOnly,
-    Free,
-    Fusion,
-    Gap,
-    MasterWeights,
-    MemoryWeight,
-    Microbatches,
-    NoSplit,
-    Objective,
-    ObjectiveName,
-    Optimizer,
-    OptimizerName,
-    Overlap,
-    Pins,
-    Quiet,
-    ReduceDtypeName,
-    Reserve,
-    Rules,
-    Seed,
-    Seq,
-    Split,
-    StateBytes,
-    Template,
-    TimeLimit,
-    WorkLimit,
-)
+from solver_shard.cli import options
 from solver_shard.cli.progress import progress_lines
 
 if TYPE_CHECKING:
@@ -56,7 +24,7 @@ def sweep(
             metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False
         ),
     ] = None,
-    config: Config = None,
+    config: options.Config = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -82,32 +50,32 @@ def sweep(
         list[str] | None,
         typer.Option(help="a100, h100 (the default), gb200, tpu-v5p, ethernet, or a TOML file; repeatable.", show_default=False),
     ] = None,
-    seq: Seq = None,
-    reserve: Reserve = None,
-    dtype: Dtype = None,
-    microbatches: Microbatches = 1,
-    optimizer: OptimizerName = Optimizer.ADAMW,
-    master_weights: MasterWeights = True,
-    state_bytes: StateBytes = None,
-    reduce_dtype: ReduceDtypeName = None,
-    clip: Clip = False,
-    forward_only: ForwardOnly = False,
-    checkpoint: Checkpoint = False,
-    pin: Pins = None,
-    split: Split = None,
-    no_split: NoSplit = False,
-    template: Template = None,
-    rules: Rules = None,
-    conservative: Conservative = False,
-    free: Free = False,
-    objective: ObjectiveName = Objective.TIME,
-    memory_weight: MemoryWeight = 0,
-    overlap: Overlap = 0.0,
-    fusion: Fusion = False,
-    gap: Gap = 1e-4,
-    time_limit: TimeLimit = 60.0,
-    work_limit: WorkLimit = None,
-    seed: Seed = 0,
+    seq: options.Seq = None,
+    reserve: options.Reserve = None,
+    dtype: options.Dtype = None,
+    microbatches: options.Microbatches = 1,
+    optimizer: options.OptimizerName = options.Optimizer.ADAMW,
+    master_weights: options.MasterWeights = True,
+    state_bytes: options.StateBytes = None,
+    reduce_dtype: options.ReduceDtypeName = None,
+    clip: options.Clip = False,
+    forward_only: options.ForwardOnly = False,
+    checkpoint: options.Checkpoint = False,
+    pin: options.Pins = None,
+    split: options.Split = None,
+    no_split: options.NoSplit = False,
+    template: options.Template = None,
+    rules: options.Rules = None,
+    conservative: options.Conservative = False,
+    free: options.Free = False,
+    objective: options.ObjectiveName = options.Objective.TIME,
+    memory_weight: options.MemoryWeight = 0,
+    overlap: options.Overlap = 0.0,
+    fusion: options.Fusion = False,
+    gap: options.Gap = 1e-4,
+    time_limit: options.TimeLimit = 60.0,
+    work_limit: options.WorkLimit = None,
+    seed: options.Seed = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processor cores for each point.")] = 1,
     jobs: Annotated[
         int | None,
@@ -132,8 +100,8 @@ def sweep(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print sweep.json instead of the table.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Plan a model on many mesh shapes, batch sizes, memory limits and clusters: what is fastest, what is smallest, what is proven.
 
@@ -142,10 +110,9 @@ def sweep(
 
     Exit codes: 0 ok, 1 error (at some point, too), 2 usage, 3 no plan fits anywhere, 130 ended by Ctrl-C.
     """
+    shared = options.shared(locals())
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
-    if split is not None and no_split:
-        raise typer.BadParameter("give one of --split and --no-split", param_hint="--split")
     if (devices is None) == (not mesh):
         raise typer.BadParameter("give one of --devices 64 (all shapes of that many) and --mesh dp=8,tp=8", param_hint="--devices")
     from solver_shard.study import sweep as study
@@ -168,31 +135,7 @@ def sweep(
                 command=shlex.join(["solver-shard", *context.find_root().obj]),
                 progress=progress,
                 watch=lambda sweep: so_far.__setitem__(slice(None), [sweep]),
-                seq=seq,
-                reserve=reserve,
-                dtype=dtype,
-                forward_only=forward_only,
-                checkpoint=checkpoint,
-                microbatches=microbatches,
-                optimizer=optimizer.value,
-                master_weights=master_weights,
-                state_bytes=state_bytes,
-                reduce_dtype=None if reduce_dtype is None else reduce_dtype.value,
-                clip=clip,
-                pins=tuple(pin or ()),
-                split=split if split is not None else not no_split,
-                template=template,
-                rules=tuple(rules or ()),
-                conservative=conservative,
-                overlap=overlap,
-                fusion=fusion,
-                objective="memory" if objective is Objective.MEMORY else "time",
-                memory_weight=memory_weight,
-                tied=not free,
-                gap=gap,
-                time_limit=time_limit,
-                work_limit=work_limit,
-                seed=seed,
+                **shared,
             )
     except KeyboardInterrupt:
         if so_far:

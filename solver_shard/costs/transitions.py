@@ -31,8 +31,8 @@ Warshall 1962) and obeys the triangle inequality exactly. Among paths of equal c
 taken, then the one through the earliest layouts of the table.
 
 **Memory.** Before the first step a device holds the source, after the last one the destination; both are counted with their
-tensors. In between it holds **intermediates**: what the first step has made, then, in every step in the middle, what it reads
-and what it makes. ``intermediates`` has the bytes of the fullest moment.
+tensors. What it holds beside them in between are **intermediates**: what the steps but the last have made, and the buffers
+of collectives whose pieces are no rows (:mod:`solver_shard.costs.staging`). ``intermediates`` has the bytes of the fullest moment.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
+from solver_shard.costs.staging import KINDS, buffers, fullest
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import STRIDED, Layout, P, R
 
@@ -72,6 +73,8 @@ class Step:
         axes: mesh axes, flattened to one group in this order.
         nbytes: bytes of one device that the collective is called with, see ``collectives``; 0 for a slice.
         before, after: layouts around the step.
+        packed, received: bytes of the buffers that are sent, and of what arrives, where these are not the tensor itself; else 0.
+        made: bytes of the tensor after the step.
     """
 
     kind: str
@@ -80,6 +83,9 @@ class Step:
     nanoseconds: int
     before: Layout
     after: Layout
+    packed: int
+    received: int
+    made: int
 
 
 class TransitionTable:
@@ -117,12 +123,12 @@ class TransitionTable:
             raise InternalError(f"layout {error.args[0]} is not among the {len(self.layouts)} legal ones of this tensor") from None
 
     def intermediates(self, converted: bool = False) -> Ints:
-        """Largest bytes of intermediates on each path, int64[n, n]: 0 for one step, none, and where there is no path.
+        """Largest bytes of intermediates on each path, int64[n, n]: 0 where a path has no step, and where there is none.
 
         Where the source is ``converted`` to another dtype before the first step, it is an intermediate too.
         """
         if self._intermediates is None:
-            self._intermediates = _fullest(self._ranked, self._steps, self.nbytes)
+            self._intermediates = _intermediates(self._ranked, self._steps, self.nbytes)
         return self._intermediates[int(converted)]
 
     def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
@@ -139,12 +145,15 @@ class TransitionTable:
             to = int(self._steps.after[step])
             path.append(
                 Step(
-                    kind=_KINDS[self._steps.kinds[step]],
+                    kind=KINDS[self._steps.kinds[step]],
                     axes=self._steps.axis_sets[self._steps.sets[step]],
                     nbytes=int(self._steps.nbytes[step]),
                     nanoseconds=int(self._steps.weights[step] // _STEP),
                     before=self.layouts[at],
                     after=self.layouts[to],
+                    packed=int(self._steps.packed[step]),
+                    received=int(self._steps.received[step]),
+                    made=int(self.nbytes[to]),
                 )
             )
             at = to
@@ -175,14 +184,12 @@ def build_table(
     return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps)
 
 
-_KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steps:
     """E steps sorted by (before, after), at most one for each pair.
 
-    rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; after, kinds, sets, nbytes, weights: int64[E].
+    rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; before, after, kinds, sets, nbytes, weights, packed,
+    received: int64[E].
     """
 
     axis_sets: tuple[tuple[int, ...], ...]
@@ -193,6 +200,8 @@ class _Steps:
     sets: Ints
     nbytes: Ints
     weights: Ints
+    packed: Ints
+    received: Ints
 
 
 def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _Steps:
@@ -210,7 +219,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     keys = (dense - low) @ radix
     order = np.argsort(keys)
     ordered = keys[order]
-    found = []
+    found: list[tuple[Ints, ...]] = []
     numel = sizes.prod(axis=1)
     for number, axes in enumerate(axis_sets):
         columns = dense[:, axes]
@@ -241,20 +250,32 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
                 # the piece that one device sends: cut along the old and the new dim
                 piece = numel[before] // np.maximum(sizes[before, target % dims], 1) * sizes[after, target % dims]
                 elements = np.where(was == R, 0, group * piece)
-            found.append((before, after, kinds, np.full(len(before), number, dtype=np.int64), elements * itemsize))
+            count_of, dim = np.full_like(before, group), max(dims, 1)  # a strided cut is one of the same dim
+            cut, nbytes = np.full_like(before, target % dim), elements * itemsize
+            staged = buffers(kinds, sizes[before], sizes[after], cut, was % dim, count_of, nbytes)
+            found.append((before, after, kinds, np.full_like(before, number), nbytes, *staged))
     if not found:
-        empty = np.empty(0, dtype=np.int64)
-        found = [(empty, empty, empty, empty, empty)]
-    before, after, kinds, sets, nbytes = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
+        found = [(np.empty(0, dtype=np.int64),) * 7]
+    before, after, kinds, sets, nbytes, packed, received = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
     weights = np.ones(len(before), dtype=np.int64)
     for number, axes in enumerate(axis_sets):
-        for kind in range(1, len(_KINDS)):
+        for kind in range(1, len(KINDS)):
             mine = np.flatnonzero((sets == number) & (kinds == kind))
-            weights[mine] += collectives.times(_KINDS[kind], axes, nbytes[mine], bucket) * _STEP
+            weights[mine] += collectives.times(KINDS[kind], axes, nbytes[mine], bucket) * _STEP
     arrange = np.lexsort((after, before))
-    before, after, kinds, sets, nbytes, weights = (x[arrange] for x in (before, after, kinds, sets, nbytes, weights))
-    rows = np.searchsorted(before, np.arange(count + 1))
-    return _Steps(axis_sets=axis_sets, rows=rows, before=before, after=after, kinds=kinds, sets=sets, nbytes=nbytes, weights=weights)
+    before, after, kinds, sets = (x[arrange] for x in (before, after, kinds, sets))
+    return _Steps(
+        axis_sets=axis_sets,
+        rows=np.searchsorted(before, np.arange(count + 1)),
+        before=before,
+        after=after,
+        kinds=kinds,
+        sets=sets,
+        nbytes=nbytes[arrange],
+        weights=weights[arrange],
+        packed=packed[arrange],
+        received=received[arrange],
+    )
 
 
 def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
@@ -271,25 +292,30 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
     return fixed
 
 
-def _fullest(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Ints]:
-    """Bytes of the fullest moment between the first and the last step of every path; and with its first layout as well."""
+def _intermediates(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Ints]:
+    """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
     count = len(ranked)
-    onward = np.zeros((count, count), dtype=np.int64)  # where the first step of each path leads
+    onward = np.zeros((count, count), dtype=np.int64)  # the first step of each path
     for at in range(count):
         first, last = steps.rows[at], steps.rows[at + 1]
         if first < last:
             ways = steps.weights[first:last, None] + ranked[steps.after[first:last]]
-            onward[at] = steps.after[first + np.argmax(ways == ranked[at], axis=0)]
+            onward[at] = first + np.argmax(ways == ranked[at], axis=0)
     lengths = np.where(ranked < _FAR, ranked % _STEP, 0)
-    # what a path holds from its layout `at` on, if that is an intermediate of a longer one
-    held = np.where(lengths == 1, nbytes[:, None], 0)
+    made = nbytes[steps.after]
+    of_source = fullest(np.zeros_like(made), steps.packed, steps.received, made)
+    of_station = fullest(nbytes[steps.before], steps.packed, steps.received, made)
+    # the fullest moment from a layout on, where the tensor there is the source, and where it is an intermediate
     found = np.zeros((count, count), dtype=np.int64)
-    for length in range(2, int(lengths.max(initial=0)) + 1):
+    held = np.zeros((count, count), dtype=np.int64)
+    for length in range(1, int(lengths.max(initial=0)) + 1):
         rows, goals = np.nonzero(lengths == length)
-        after = onward[rows, goals]
-        found[rows, goals] = held[after, goals]
-        held[rows, goals] = np.maximum(nbytes[rows] + nbytes[after], held[after, goals])
-    return found, held
+        step = onward[rows, goals]
+        rest = held[steps.after[step], goals]
+        found[rows, goals] = np.maximum(of_source[step], rest)
+        held[rows, goals] = np.maximum(of_station[step], rest)
+    moves = lengths > 0
+    return np.where(moves, found - nbytes, 0), np.where(moves, held - nbytes, 0)
 
 
 def _shortest(partials: Ints, steps: _Steps) -> Ints:

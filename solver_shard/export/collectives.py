@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -64,10 +64,27 @@ class World:
         Raises:
             InternalError: the step is not the collective that it says it is, or its buffer has another size.
         """
+        for stage in self.stages(step, shape):
+            parts = stage(parts)
+        return parts
+
+    def stages(self, step: StepLike, shape: Sequence[int]) -> tuple[Callable[[Parts], Parts], ...]:
+        """``run`` as what is done in turn: pack, call, and unpack where device 0 makes a copy. Calling them raises what ``run`` raises."""
         made = [prepare(step, tuple(shape), self.mesh, device) for device in range(self.mesh.size)]
-        sent = [exchange.pack(part) for exchange, part in zip(made, parts, strict=True)]
+
+        def pack(parts: Parts) -> Parts:
+            return tuple(exchange.pack(part) for exchange, part in zip(made, parts, strict=True))
+
+        def unpack(received: Parts) -> Parts:
+            return tuple(exchange.unpack(buffer) for exchange, buffer in zip(made, received, strict=True))
+
         if made[0].is_local:
-            return tuple(sent)
+            return (pack,)
+        if made[0].placed:
+            return pack, lambda sent: self._counted(step, made, sent), unpack
+        return pack, lambda sent: unpack(self._counted(step, made, sent))
+
+    def _counted(self, step: StepLike, made: Sequence[Exchange], sent: Parts) -> Parts:
         self.counts[step.kind, step.axes] += 1
         nbytes = max(exchange.nbytes(buffer) for exchange, buffer in zip(made, sent, strict=True))
         if nbytes != step.nbytes:
@@ -76,16 +93,15 @@ class World:
                 f"the plan says {step.nbytes}; please report this"
             )
         self.sent[step.kind, step.axes] += nbytes
-        received = self._call(made[0], sent)
-        return tuple(exchange.unpack(buffer) for exchange, buffer in zip(made, received, strict=True))
+        return self._call(made[0], sent)
 
     def all_reduce(self, buffers: Sequence[torch.Tensor], reduction: str, axes: Sequence[str]) -> Parts:
         """Reduce one buffer per device within the groups of these axes: a collective inside an op."""
         self.counts["all_reduce", tuple(axes)] += 1
         self.sent["all_reduce", tuple(axes)] += max(buffer.nbytes for buffer in buffers)
-        return tuple(self._call(all_reduce_over(axes, reduction, self.mesh, 0), list(buffers)))
+        return self._call(all_reduce_over(axes, reduction, self.mesh, 0), buffers)
 
-    def _call(self, exchange: Exchange, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _call(self, exchange: Exchange, buffers: Sequence[torch.Tensor]) -> Parts:
         """One functional collective on every device's buffer."""
         from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 
@@ -95,4 +111,4 @@ class World:
             self._groups[axes] = dist.new_group(members).group_name
         with LocalTensorMode(self.mesh.size):
             result: Any = exchange.call(LocalTensor(dict(enumerate(buffers))), self._groups[axes])
-        return [result._local_tensors[device] for device in range(self.mesh.size)]
+        return tuple(result._local_tensors[device] for device in range(self.mesh.size))

@@ -42,12 +42,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
+from solver_shard.export.exchange import Move
 from solver_shard.export.given import Given
 from solver_shard.export.interpret import DTYPES
 from solver_shard.export.loading import agree, check_cuts, check_mesh, check_torch, common_seed, retrace
 from solver_shard.export.processes import Processes, Recorded
 from solver_shard.export.random import numbers
-from solver_shard.export.runtime import Compiled, Move, State, compile_step, moves_of
+from solver_shard.export.runtime import Compiled, State, compile_step, moves_of
 from solver_shard.export.shards import Box, boxes, local_move
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan

@@ -7,7 +7,8 @@
 
 A collective is called on flat buffers, padded to equal sizes as a real run pads uneven shards. Which elements a device sends and
 where it puts what it receives follows from the layouts before and after the step alone, so a step that is not what it says (rows
-that would come from a device outside the group, say) is an error. Both the simulation of all devices in one process
+that would come from a device outside the group, say) is an error. Rows of equal length are sent from where they lie and stay where they
+arrive; what else needs a copy is what a plan counts (:mod:`solver_shard.costs.staging`). Both the simulation of all devices in one process
 (:mod:`solver_shard.export.collectives`) and a device of a real mesh (:mod:`solver_shard.export.processes`) run what is prepared here.
 """
 
@@ -29,7 +30,8 @@ from solver_shard.mesh import Mesh
 LOCAL = ("slice", "local")
 """Kinds of steps without communication."""
 
-Pack = Callable[[torch.Tensor], torch.Tensor]
+Move = Callable[[torch.Tensor], torch.Tensor]
+"""From one local tensor or buffer to the next."""
 
 
 class StepLike(Protocol):
@@ -59,6 +61,7 @@ class Exchange:
         reduction: sum, avg, max or min; empty where nothing is reduced.
         pack: from the local tensor to the flat buffer that the collective is called with.
         unpack: from the buffer that it returns to the new local tensor.
+        placed: whether that is a copy; else it is the buffer as it lies.
     """
 
     kind: str
@@ -66,8 +69,9 @@ class Exchange:
     group: tuple[int, ...]
     members: tuple[int, ...]
     reduction: str
-    pack: Pack
-    unpack: Pack
+    pack: Move
+    unpack: Move
+    placed: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -112,8 +116,23 @@ def _prepared(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange
     if step.kind not in _KINDS or not changed or changed != set(group):
         _wrong(step, f"it changes axes {', '.join(mesh.names[a] for a in sorted(changed)) or 'none'}")
     view = _View(step=step, shape=shape, mesh=mesh, device=device, group=group, members=group_of(group, mesh, device))
-    reduction, pack, unpack = _KINDS[step.kind](view)
-    return Exchange(kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack)
+    reduction, pack, (unpack, placed) = _KINDS[step.kind](view)
+    return Exchange(
+        kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack, placed=placed
+    )
+
+
+def in_turn(moves: Sequence[Move]) -> Move:
+    """One move after the other; what a move has made is gone when the one after it is done."""
+    if len(moves) == 1:
+        return moves[0]
+
+    def run(part: torch.Tensor) -> torch.Tensor:
+        for move in moves:
+            part = move(part)
+        return part
+
+    return run
 
 
 def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int) -> Exchange:
@@ -125,7 +144,7 @@ def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int
         group=group,
         members=group_of(group, mesh, device),
         reduction=reduction,
-        pack=torch.Tensor.contiguous,
+        pack=_same,
         unpack=_same,
     )
 
@@ -163,7 +182,7 @@ class _View:
             _wrong(self.step, f"it would reduce {', '.join(sorted(kinds))}")
         return kinds.pop()
 
-    def sending(self) -> tuple[Pack, int]:
+    def sending(self) -> tuple[Move, int]:
         """This device's pieces for the members of its group, in their order, each padded to the longest."""
         own, wanted = self.held[self.device], self.wanted
         longest = max(_volume(self.held[s].overlap(wanted[r])) for s in self.first for r in self.first)
@@ -171,15 +190,18 @@ class _View:
         dim = _row(pieces, own)
         if dim is not None and all(_volume(piece) == longest for piece in pieces):
             return _dealt(own.length, dim, len(pieces)), longest
-        where = [piece.inside(own) for piece in pieces]
+        places = [(slice(k * longest, k * longest + _volume(piece)), piece.length, piece.inside(own)) for k, piece in enumerate(pieces)]
 
         def pack(part: torch.Tensor) -> torch.Tensor:
-            return torch.cat([_padded(part[at].reshape(-1), longest) for at in where])
+            buffer = part.new_zeros(len(places) * longest)
+            for lies, length, at in places:
+                buffer[lies].view(length).copy_(part[at])
+            return buffer
 
         return pack, longest
 
-    def receiving(self, pieces: Sequence[Box], longest: int) -> Pack:
-        """Put the members' pieces together; they must make up the new local tensor, each element once."""
+    def receiving(self, pieces: Sequence[Box], longest: int) -> tuple[Move, bool]:
+        """Put the members' pieces together, and whether that takes a copy; they must make up the new local tensor, each element once."""
         target = self.wanted[self.device]
         if not covers(target, [piece.overlap(target) for piece in pieces]):
             _wrong(self.step, "a device does not get each of its elements once from its group")
@@ -199,10 +221,10 @@ class _View:
                 whole[here] = received[lies].view(length)[there]
             return whole
 
-        return unpack
+        return unpack, True
 
 
-def _all_gather(view: _View) -> tuple[str, Pack, Pack]:
+def _all_gather(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     longest = max(_volume(view.held[member]) for member in view.first)
     unpack = view.receiving([view.held[member] for member in view.members], longest)
     if _volume(view.held[view.device]) == longest:
@@ -210,22 +232,22 @@ def _all_gather(view: _View) -> tuple[str, Pack, Pack]:
     return "", lambda part: _padded(part.reshape(-1), longest), unpack
 
 
-def _all_to_all(view: _View) -> tuple[str, Pack, Pack]:
+def _all_to_all(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     pack, longest = view.sending()
     return "", pack, view.receiving([view.held[member].overlap(view.wanted[view.device]) for member in view.members], longest)
 
 
-def _reduce_scatter(view: _View) -> tuple[str, Pack, Pack]:
+def _reduce_scatter(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
     reduction = view.reduction()
     pack, longest = view.sending()
     return reduction, pack, view.receiving([view.held[view.device].overlap(view.wanted[view.device])], longest)
 
 
-def _all_reduce(view: _View) -> tuple[str, Pack, Pack]:
-    return view.reduction(), torch.Tensor.contiguous, _same
+def _all_reduce(view: _View) -> tuple[str, Move, tuple[Move, bool]]:
+    return view.reduction(), _same, (_same, False)  # the functional collective copies, whatever the strides
 
 
-_KINDS: dict[str, Callable[[_View], tuple[str, Pack, Pack]]] = {
+_KINDS: dict[str, Callable[[_View], tuple[str, Move, tuple[Move, bool]]]] = {
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
@@ -248,25 +270,27 @@ def _row(pieces: Sequence[Box], whole: Box) -> int | None:
     return dim if list(pieces) == expected and len(pieces) * first.length[dim] == whole.length[dim] else None
 
 
-def _dealt(length: Shape, dim: int, count: int) -> Pack:
+def _dealt(length: Shape, dim: int, count: int) -> Move:
     """A local tensor as equal pieces along a dim, one after the other."""
     if math.prod(length[:dim]) == 1:
         return _flat
-    apart = (*length[:dim], count, length[dim] // count, *length[dim + 1 :])
-    return lambda part: part.reshape(apart).movedim(dim, 0).reshape(-1)
+    each = count, length[dim] // count
+    return lambda part: part.unflatten(dim, each).movedim(dim, 0).reshape(-1)  # a view until the last, whatever its strides
 
 
-def _collected(piece: Shape, dim: int, count: int) -> Pack:
-    """Equal pieces one after the other, as a local tensor in which they lie along a dim."""
+def _collected(piece: Shape, dim: int, count: int) -> tuple[Move, bool]:
+    """Equal pieces one after the other, as a local tensor in which they lie along a dim, and whether that takes a copy."""
     target = tuple(n * count if d == dim else n for d, n in enumerate(piece))
     if count == 1 or math.prod(piece[:dim]) == 1:
-        return lambda received: received.view(target)
+        return lambda received: received.view(target), False
     stacked = (count, *piece)
-    return lambda received: received.view(stacked).movedim(0, dim).reshape(target).contiguous()  # kernels rely on it
+    return lambda received: received.view(stacked).movedim(0, dim).reshape(target).contiguous(), True  # kernels rely on it
 
 
 def _padded(flat: torch.Tensor, length: int) -> torch.Tensor:
-    return flat if len(flat) == length else torch.cat([flat, flat.new_zeros(length - len(flat))])
+    padded = flat.new_zeros(length)
+    padded[: len(flat)] = flat
+    return padded
 
 
 def _flat(part: torch.Tensor) -> torch.Tensor:

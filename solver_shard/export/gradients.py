@@ -41,10 +41,15 @@ class Gradients:
         for step in reshard.steps:
             if step.before != layout:
                 raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
-            made = self.world.run(parts, step, tensor.shape)
-            if reshard.purpose != "update":  # which is written where the parameter is
-                self.tell(made, what if step is reshard.steps[-1] else "intermediates")
-            parts, layout = made, step.after  # a step's operand is there until its result is
+            stages = self.world.stages(step, tensor.shape)
+            for k, stage in enumerate(stages):
+                last = step is reshard.steps[-1] and k == len(stages) - 1
+                made = stage(parts)
+                if reshard.purpose != "update":  # which is written where the parameter is
+                    self.tell(made, what if last else "intermediates")
+                parts = made  # what a stage reads is there until its result is
+                del made
+            layout = step.after
         if layout != reshard.layout:
             raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
         return parts

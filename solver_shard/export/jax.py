@@ -25,7 +25,7 @@ from solver_shard.export.parallelize import fold_patterns
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.modules import module_outputs
-from solver_shard.names import printable, template
+from solver_shard.names import check_patterns, printable, template
 from solver_shard.plan.plan import Plan, PlannedTensor
 
 TARGET = "jax"
@@ -136,6 +136,7 @@ def read(text: str, tensors: Mapping[str, int], mesh: Mesh) -> tuple[str, ...]:
         found = value if isinstance(value, dict) else {}
     if not found or not all(isinstance(name, str) for name in found):
         raise InputError("no specs were found; give {'name': P('tp', None), ...} as Python, or {\"name\": [\"tp\", null]} as JSON")
+    check_patterns(found, "the specs")
     pins = []
     forms: dict[str, list[str]] = {}
     for name in tensors:

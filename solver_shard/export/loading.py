@@ -28,6 +28,7 @@ from solver_shard.frontends.clean import clean
 from solver_shard.frontends.torch import trace_raw
 from solver_shard.mesh import Mesh
 from solver_shard.pins import parse_pin, resolve_pins
+from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
 
@@ -121,7 +122,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
         inputs: example inputs; None to make them from the plan's, as keyword arguments.
 
     Raises:
-        InputError: the model's step is not the plan's; the message names the first difference.
+        InputError: the model's step is not the plan's, or cannot run as the plan says; the message names the first difference.
         TraceError: the model cannot be traced.
     """
     if inputs is None:
@@ -129,6 +130,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
     raw = trace_raw(model, inputs, name=plan.name, loss_fn=loss_fn, forward_only=plan.options.forward_only)
     program = clean(raw)
     program = fitting(plan, program)
+    evaluated(plan, program)
     own: dict[str, torch.Tensor] = dict(raw.constants)
     own |= dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
     for t in program.sources():

@@ -9,7 +9,7 @@ that lies in it is gone, as a real allocator sees it: a tensor and its views cou
 lives is used: what the simulation still refers to is there, and what it does not is gone.
 
 Counted are parameters, buffers, inputs, optimizer states and master weights, results of ops, copies, and what the steps of a transition
-make. Not counted is what lives inside a step alone: the scratch of a kernel, the padded buffers of a collective.
+make, with the buffers of their collectives. Not counted is what lives inside an op alone: the scratch of a kernel.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import Runtime, runtime_of
+from solver_shard.export.exchange import Move
 from solver_shard.export.interpret import DTYPES
-from solver_shard.export.runtime import Move, moves_of
+from solver_shard.export.runtime import moves_of
 from solver_shard.export.shards import boxes, coordinates, local_move
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -39,7 +40,7 @@ class _Master:
         shard: in the state's layout and dtype; the parameter itself where it is stored so.
         copy: from the parameter to the local shard, where that has bytes of its own; None where it lies in the parameter.
         wide: whether it has more precision than the parameter, so that it must be saved with the state.
-        slice: from the gradient to the part of it that the state reads; None for all of it.
+        place: where in the gradient the part lies that the state reads.
         update: from the new values to the parameter's layout; None where they are in place.
     """
 
@@ -48,7 +49,7 @@ class _Master:
     shard: nn.Parameter
     copy: Callable[[], torch.Tensor] | None
     wide: bool
-    slice: Move | None
+    place: tuple[slice, ...]
     update: Move | None
 
     @property
@@ -125,8 +126,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         stepped = [master for master in self._masters.values() if master.apart and master.parameter.grad is not None]
         with torch.no_grad():
             for master in stepped:
-                gradient = master.parameter.grad._local_tensor
-                part = gradient if master.slice is None else master.slice(gradient)
+                part = master.parameter.grad._local_tensor[master.place]
                 master.shard.grad = DTensor(part.to(master.shard.dtype), master.shard._spec, requires_grad=False)
             self._inner.step()
             for master in stepped:
@@ -207,15 +207,13 @@ def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Ma
     planned = plan.tensors[t]
     wide = plan.options.master_weights and parameter.dtype in _HALVES
     if planned.state is None or (planned.state == planned.layout and not wide):
-        return _Master(name=name, parameter=parameter, shard=parameter, copy=None, wide=False, slice=None, update=None)
+        return _Master(name=name, parameter=parameter, shard=parameter, copy=None, wide=False, place=(), update=None)
     update = next(r for r in plan.reshards if r.purpose == "update" and r.tensor == t)
     reduced = next(r for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
     dtype = "f32" if wide else planned.dtype
     spec = runtime.spec(program, t, planned.state, dtype)
-    place = None
-    if free_move(planned.layout, planned.state):
-        held, wanted = (boxes(layout, planned.shape, plan.mesh)[device] for layout in (planned.layout, planned.state))
-        place = wanted.inside(held)
+    stored, wanted, given = (boxes(x, planned.shape, plan.mesh)[device] for x in (planned.layout, planned.state, reduced.layout))
+    place = wanted.inside(stored) if free_move(planned.layout, planned.state) else None
 
     def copied() -> torch.Tensor:
         if place is not None:
@@ -233,7 +231,7 @@ def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Ma
         shard=nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=True),
         copy=copied if apart else None,
         wide=wide,
-        slice=local_move(reduced.layout, planned.state, planned.shape, plan.mesh, device),
+        place=wanted.inside(given),
         update=moves_of(plan, program, update, device, runtime.processes),
     )
 

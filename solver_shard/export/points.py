@@ -20,8 +20,8 @@ from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.choice.nodes import Lowering
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
-from solver_shard.plan.decode import decode
 from solver_shard.plan.plan import Certificate, Options, Plan, Provenance
+from solver_shard.writing import Writer
 
 Masks = dict[int, NDArray[np.bool_]]
 """Node to what is left of its strategies."""
@@ -115,30 +115,8 @@ def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) ->
 
 def plan_of(lowering: Lowering, point: Sequence[int], costs: CostModel, options: Options, *, source: str = "") -> Plan:
     """The plan that a point of the free choice graph stands for, as the solver's solution becomes one; nothing of it is proven."""
-    parts = decode(
-        lowering,
-        point,
-        costs,
-        options.optimizer_state(),
-        limit=options.usable_memory,
-        objective=options.objective,
-        memory_weight=options.memory_weight,
-    )
-    program, objective = lowering.program, parts.costs.objective
-    return Plan(
-        name=program.name,
-        mesh=costs.mesh,
-        cluster=costs.cluster,
-        options=options,
-        tensors=parts.tensors,
-        ops=parts.ops,
-        outputs=program.outputs,
-        gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
-        reshards=parts.reshards,
-        holds=parts.holds,
-        clip=parts.clip,
-        memory=parts.memory,
-        costs=parts.costs,
-        certificate=Certificate(objective=objective, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0),
-        provenance=Provenance(tool="solver-shard", versions={}, command="", date="", source=source),
-    )
+    origin = Provenance(tool="solver-shard", versions={}, command="", date="", source=source)
+    writer = Writer(program=lowering.program, lowering=lowering, costs=costs, cluster=costs.cluster, options=options, origin=origin)
+    parts = writer.parts(point)
+    unproven = Certificate(objective=parts.costs.objective, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0)
+    return writer.made(parts, unproven)

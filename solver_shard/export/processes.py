@@ -1,8 +1,8 @@
 """The devices of a real mesh: collectives among processes, and what has run of them.
 
 >>> processes = Processes(mesh, device_mesh)
->>> run = processes.bound(prepare(step, shape, mesh, processes.device))
->>> part = run(part)                     # a collective among the processes of the group
+>>> for stage in processes.stages(prepare(step, shape, mesh, processes.device)):
+...     part = stage(part)               # pack, a collective among the processes of the group, unpack
 >>> processes.recorded()
 (Recorded(kind='all_gather', axes=('dp',), nbytes=4096, count=1),)
 """
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from solver_shard.errors import InternalError
-from solver_shard.export.exchange import Exchange, all_reduce_over
+from solver_shard.export.exchange import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.export.implementations import FREE
 from solver_shard.export.shards import group_of
 from solver_shard.mesh import Mesh
@@ -73,22 +73,21 @@ class Processes:
         """Forget what has run."""
         self.counts.clear()
 
-    def bound(self, exchange: Exchange) -> Callable[[torch.Tensor], torch.Tensor]:
-        """One step: from the local tensor before it to the one after it."""
-        run, pack, unpack, counts = self._collective(exchange), exchange.pack, exchange.unpack, self.counts
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        """One step, from the local tensor before it to the one after it: what is sent, what comes, what is made of that."""
+        pack, counts = exchange.pack, self.counts
         kind, axes, nbytes = exchange.kind, exchange.axes, exchange.nbytes
 
-        def move(part: torch.Tensor) -> torch.Tensor:
+        def packed(part: torch.Tensor) -> torch.Tensor:
             buffer = pack(part)
             counts[kind, axes, nbytes(buffer)] += 1
-            buffer = run(buffer)  # what was sent is gone before what came is put in place
-            return unpack(buffer)
+            return buffer
 
-        return move
+        return packed, self._collective(exchange), exchange.unpack
 
-    def all_reduce(self, axes: Sequence[str], reduction: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def all_reduce(self, axes: Sequence[str], reduction: str) -> Move:
         """An all-reduce within the group over these axes."""
-        return self.bound(all_reduce_over(axes, reduction, self.mesh, self.device))
+        return in_turn(self.stages(all_reduce_over(axes, reduction, self.mesh, self.device)))
 
     def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
         """What an implementation asks for, one run of it after the other.
@@ -133,7 +132,7 @@ class Processes:
 
         return run
 
-    def _collective(self, exchange: Exchange) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _collective(self, exchange: Exchange) -> Move:
         group, size = self.group(exchange.group), len(exchange.members)
         op: Any = torch.ops._c10d_functional
         wait, reduction = op.wait_tensor.default, exchange.reduction
@@ -154,7 +153,7 @@ class Processes:
             return exchanged
         if exchange.kind == "all_reduce":
             reduce = op.all_reduce.default
-            total: Callable[[torch.Tensor], torch.Tensor] = lambda buffer: wait(reduce(buffer, reduction, group))  # noqa: E731
+            total: Move = lambda buffer: wait(reduce(buffer, reduction, group))  # noqa: E731
         else:
             scatter = op.reduce_scatter_tensor.default
             total = lambda buffer: wait(scatter(buffer, reduction, size, group))  # noqa: E731

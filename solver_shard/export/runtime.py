@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from solver_shard.errors import InternalError
-from solver_shard.export.exchange import Exchange, prepare
+from solver_shard.export.exchange import Exchange, Move, in_turn, prepare
 from solver_shard.export.interpret import DTYPES
 from solver_shard.export.local import LocalOp, localise, where
 from solver_shard.export.random import key_of, numbers
@@ -34,14 +34,13 @@ Values = Any
 """Local tensors by slot; None where nothing is (any more)."""
 
 Instruction = Callable[[Values], None]
-Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Communicator(Protocol):
     """What talks to the other devices."""
 
-    def bound(self, exchange: Exchange) -> Move:
-        """One step, prepared: from the local tensor before to the one after."""
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        """One step, prepared: from the local tensor before to the one after, in one or more moves."""
 
     def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
         """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
@@ -204,19 +203,11 @@ def moves_of(plan: Plan, program: Program, reshard: Reshard, device: int, commun
         if step.before != layout:
             raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
         exchange = prepare(step, tensor.shape, plan.mesh, device)
-        steps.append(exchange.pack if exchange.is_local else communicator.bound(exchange))
+        steps.extend((exchange.pack,) if exchange.is_local else communicator.stages(exchange))
         layout = step.after
     if layout != reshard.layout:
         raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
-    if len(steps) < 2:
-        return steps[0] if steps else None
-
-    def run(part: torch.Tensor) -> torch.Tensor:
-        for move in steps:
-            part = move(part)
-        return part
-
-    return run
+    return in_turn(steps) if steps else None
 
 
 def _tangent(program: Program) -> int | None:

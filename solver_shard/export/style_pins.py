@@ -9,17 +9,14 @@ Embeddings are the other way round, as their weight is [words, features]: rows a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 from solver_shard.errors import InputError
-from solver_shard.names import suggestion
+from solver_shard.names import Paths, check_patterns, suggestion
 from solver_shard.program import Program, Role
 
 Cut = Literal["columns", "rows", "whole"]
-
-MAX_RULES = 100_000
 
 
 def weight_pins(cuts: Mapping[str, Cut], program: Program, axis: str) -> tuple[str, ...]:
@@ -33,19 +30,16 @@ def weight_pins(cuts: Mapping[str, Cut], program: Program, axis: str) -> tuple[s
     Raises:
         InputError: a pattern matches nothing, or two patterns disagree on a parameter.
     """
-    if len(cuts) > MAX_RULES:
-        raise InputError(f"{len(cuts):,} rules were given; at most {MAX_RULES:,} are read")
+    check_patterns(cuts, "the styles")
     parameters = {t: tensor for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}
     looked_up = {t for op in program.ops if op.name == "aten.embedding.default" for t in op.operands if t in parameters}
     names = [tensor.name for tensor in parameters.values()]
+    paths, positions = Paths([*names, *(name.rpartition(".")[0] for name in names)]), list(parameters)
     found: dict[str, tuple[str, str]] = {}
     for pattern, cut in cuts.items():
-        glob = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-        matched = False
-        for t, tensor in parameters.items():
-            if not (glob.fullmatch(tensor.name) or glob.fullmatch(tensor.name.rpartition(".")[0])):
-                continue
-            matched = True
+        matched = [positions[k] for k in sorted({k % len(names) for k in paths.matching(pattern)})]
+        for t in matched:
+            tensor = parameters[t]
             placement = _placement(cut, len(tensor.shape), tensor.name.rpartition(".")[2], embedding=t in looked_up)
             before = found.setdefault(tensor.name, (placement, pattern))
             if before[0] != placement:

@@ -30,7 +30,7 @@ from solver_shard.export.literal import Call, Name, read_assignments
 from solver_shard.export.parallelize import fold_patterns
 from solver_shard.export.traffic import compare
 from solver_shard.layout import Placement
-from solver_shard.names import printable, template
+from solver_shard.names import check_lengths, check_patterns, printable, template
 from solver_shard.plan.plan import Plan
 
 TARGET = "torchtitan"
@@ -99,6 +99,7 @@ def read(text: str, tensors: Mapping[str, int], *, axis: str = "tp", file: str =
         raise InputError(
             f"{file}: no SHARDING = {{'module.path': ShardingConfig(...), ...}} of literals was found; give the file that export wrote"
         )
+    check_patterns([*map(str, sharding)], file)
     forms: dict[str, list[str]] = {}
     for name in tensors:
         forms.setdefault(template(name).replace("#", "*"), []).append(name)
@@ -109,6 +110,7 @@ def read(text: str, tensors: Mapping[str, int], *, axis: str = "tp", file: str =
         states = config.kwargs.get("state_shardings", {})
         for state, layout in states.items() if isinstance(states, Mapping) else ():
             full = f"{pattern}.{state}" if pattern else str(state)
+            check_lengths([full], f"{file}: a name")
             names = [full] if full in tensors else forms.get(full, [])
             if not names and state != "bias":  # helpers declare a bias whether a module has one or not
                 raise InputError(f"{file}: no tensor is called {full!r}; names look like {', '.join(list(tensors)[:3])}")

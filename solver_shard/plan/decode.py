@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,12 @@ from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
+from solver_shard.costs.staging import beyond, intermediates
+from solver_shard.costs.transitions import Step as Transition
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import (
     CATEGORIES,
+    MOST_HOLDERS,
     Costs,
     Hold,
     Holder,
@@ -35,7 +37,6 @@ from solver_shard.plan.plan import (
 from solver_shard.program import DTYPE_BYTES, Role, Tensor
 from solver_shard.solve.solution import objective_value
 
-_HOLDERS = 4096
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
 
 
@@ -272,8 +273,6 @@ class _Reader:
         bucket = self.lowering.buckets.get((t, purpose), 1)
         steps: tuple[Step, ...] = ()
         if copy:
-            reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-            path = self.costs.transitions(tensor.shape, dtype, reductions, bucket, t in self.either).path(source, layout)
             steps = tuple(
                 Step(
                     kind=s.kind,
@@ -283,7 +282,7 @@ class _Reader:
                     before=s.before,
                     after=s.after,
                 )
-                for s in path
+                for s in self.path(t, purpose, source, layout)
             )
         full = sum(s.nanoseconds for s in steps)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, OPTIMIZER)
@@ -303,6 +302,13 @@ class _Reader:
             stop=stop,
             nbytes=_local_bytes(tensor, layout, self.mesh.shape, dtype) if start < stop else 0,
         )
+
+    def path(self, t: int, purpose: str, source: Layout, layout: Layout) -> tuple[Transition, ...]:
+        """The steps of a copy."""
+        reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
+        bucket = self.lowering.buckets.get((t, purpose), 1)
+        shape, dtype = self.program.tensors[t].shape, self.dtype(t, purpose)
+        return self.costs.transitions(shape, dtype, reductions, bucket, t in self.either).path(source, layout)
 
     def dtype(self, t: int, purpose: str) -> str:
         """In which a tensor is resharded."""
@@ -348,18 +354,34 @@ class _Reader:
         return exposed(unshared_ns(steps, self.costs.collective_ns), self.costs.overlap)
 
     def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
-        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other."""
+        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other.
+
+        Of those that run before an op, what is beyond the copies and results that come after them.
+        """
+        before: dict[int, list[tuple[int, int, int]]] = {}
+        tensors: dict[int, list[int]] = {}
         found: dict[int, tuple[int, int]] = {}
-        for reshard in reshards:
-            tensor, dtype = self.program.tensors[reshard.tensor], self.dtype(reshard.tensor, reshard.purpose)
-            converted = bool(reshard.steps) and self.converts(reshard.tensor, reshard.purpose, reshard.copy)
-            if len(reshard.steps) > 1 or converted:
-                first = _local_bytes(tensor, reshard.source, self.mesh.shape, dtype) if converted else 0
-                between = [first, *(_local_bytes(tensor, step.after, self.mesh.shape, dtype) for step in reshard.steps[:-1]), 0]
-                fullest = max(a + b for a, b in itertools.pairwise(between))
-                time = min(reshard.start, self.lowering.lives.end - 1)
-                found[time] = max(found.get(time, (0, 0)), (fullest, -reshard.tensor))
-        return found
+        results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
+        for v, node in enumerate(self.lowering.nodes):
+            if node.kind is Kind.RESULT:
+                results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
+        for reshard in (reshard for reshard in reshards if reshard.copy):
+            t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
+            converted = self.converts(t, purpose, reshard.copy)
+            first = _local_bytes(self.program.tensors[t], reshard.source, self.mesh.shape, dtype) if converted else 0
+            held = intermediates(self.path(t, purpose, reshard.source, reshard.layout), first)
+            time = min(reshard.start, self.lowering.lives.end - 1)
+            if purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates):
+                found[time] = max(found.get(time, (0, 0)), (held, -t))
+                results[time] += reshard.nbytes
+            else:
+                turn = min((j for i, j in reshard.readers if i == time), default=0)
+                before.setdefault(time, []).append((turn, held, reshard.nbytes))
+                tensors.setdefault(time, []).append(t)
+        for time, moves in before.items():
+            for t, nbytes in zip(tensors[time], beyond(moves, int(results[time])), strict=True):
+                found[time] = max(found.get(time, (0, 0)), (nbytes, -t))
+        return {time: held for time, held in found.items() if held[0]}
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
         end = self.lowering.lives.end
@@ -378,7 +400,7 @@ class _Reader:
         series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
-        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:_HOLDERS]
+        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:MOST_HOLDERS]
         named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 

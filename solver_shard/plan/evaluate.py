@@ -26,6 +26,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
+from solver_shard.costs.staging import beyond, intermediates
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
@@ -49,7 +50,7 @@ class Evaluation:
         total_ns: their sum, the time of a step.
         unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.buckets`.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
-        peak: bytes per device at the fullest time, the intermediates of transitions of several steps included.
+        peak: bytes per device at the fullest time, the intermediates of transitions included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
         inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
@@ -111,7 +112,9 @@ class _Walk:
         self.gradients = GradientCheck(plan, program, costs, state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
-        self.transients: dict[int, int] = {}
+        self.before: dict[int, list[tuple[int, int, int]]] = {}
+        self.after: dict[int, int] = {}
+        self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
 
     def run(self) -> Evaluation:
@@ -128,7 +131,7 @@ class _Walk:
         update_ns = sum(self._source(t) for t in self.program.sources())
         for t, i in self.made.items():
             if not self.rules[i].view:
-                self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t]))
+                self._made_at(self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t])))
         self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
             self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
@@ -136,8 +139,9 @@ class _Walk:
         keys = {position: key for key, position in reshards.items()}
         reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
-        for start, nbytes in self.transients.items():
-            self.profile.add("intermediates", start, start + 1, nbytes)
+        for start in sorted({*self.before, *self.after}):
+            ahead = beyond(self.before.get(start, []), self.results.get(start, 0))
+            self.profile.add("intermediates", start, start + 1, max([self.after.get(start, 0), *ahead]))
         profile = self.profile.series()
         peak = max(map(sum, zip(*profile.values(), strict=True)))
         inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
@@ -236,12 +240,13 @@ class _Walk:
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
         path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
-        # what a step reads is there already, unless the step before it or a conversion has made it; what the last one makes is the copy
-        between = [self.ops.local_bytes(t, step.after, dtype) for step in path[:-1]]
-        read = [self.ops.local_bytes(t, source, dtype) if converted and path else 0, *between]
-        for fullest in map(sum, zip(read, [*between, 0], strict=True)):
-            time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
-            self.transients[time] = max(self.transients.get(time, 0), fullest)
+        time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
+        held = intermediates(path, self.ops.local_bytes(t, source, dtype) if converted else 0)
+        if self._leaves(key):
+            self.after[time] = max(self.after.get(time, 0), held)
+        else:
+            turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
+            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype)))
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
@@ -258,6 +263,16 @@ class _Walk:
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
+
+    def _leaves(self, key: Key) -> bool:
+        """Whether a reshard runs right after the op that makes its tensor: a gradient on its way to the update or its accumulator."""
+        return key[1] == ACCUMULATE or (key[1] == "optimizer" and key[0] not in self.accumulators)
+
+    def _made_at(self, life: Life) -> Life:
+        """Bytes that an op makes, or that are made of its results right after it: they come after the transitions before the op."""
+        start, stop, nbytes = life
+        self.results[start] = self.results.get(start, 0) + (nbytes if start < stop else 0)
+        return life
 
     def _traffic(self, position: int, key: Key) -> int:
         """What a copy of a fused tensor pays for writing it and reading it back, and a gradient for its way to the update."""
@@ -382,7 +397,8 @@ class _Walk:
             return lives.end - 1, lives.end - 1, 0
         if reshard.copy:
             gradient = purpose in (ACCUMULATE, "optimizer")
-            return self.profile.add("gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
+            life = self.profile.add("gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
+            return self._made_at(life) if self._leaves(key) else life
         category, start = self._category(t), lives.base_stop[t]
         if lives.later(key):
             copied = self.plan.holds[self.kept[t]].reshard is not None

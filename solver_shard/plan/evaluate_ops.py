@@ -179,4 +179,4 @@ _SOURCES = {
 
 def illegal(problem: str) -> NoReturn:
     """Say what is not legal about a plan."""
-    raise InternalError(f"the plan is not legal: {problem}; please report this, with the plan")
+    raise InternalError(f"the plan is not legal: {problem}")

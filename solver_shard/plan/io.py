@@ -16,7 +16,9 @@ from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
 from solver_shard.files import read_text, write_whole
 from solver_shard.layout import Layout
+from solver_shard.names import check_lengths, check_patterns
 from solver_shard.plan.codec import decode, encode, json_schema
+from solver_shard.plan.figures import check_figures
 from solver_shard.plan.plan import SCHEMA_VERSION, Plan
 from solver_shard.program import DTYPE_BYTES
 
@@ -63,6 +65,7 @@ def plan_from_json(text: str) -> Plan:
     try:
         plan: Plan = decode(Plan, data)
         check_plan(plan)
+        check_figures(plan)
     except InputError as error:
         raise InputError(f"not a valid plan: {error}") from None
     return plan
@@ -115,6 +118,10 @@ def check_plan(plan: Plan) -> None:
             tensor.dtype in DTYPE_BYTES, f"tensors[{i}] ({tensor.name}): unknown dtype {tensor.dtype!r}; known are {', '.join(DTYPE_BYTES)}"
         )
         _check(all(size >= 0 for size in tensor.shape), f"tensors[{i}] ({tensor.name}): negative size in {list(tensor.shape)}")
+    said = {name for op in plan.ops for name in (op.name, op.module, op.implementation, *op.strategy)}
+    said |= {reshard.family for reshard in plan.reshards} | {holder.name for holder in plan.memory.holders}
+    check_lengths([plan.name, *(tensor.name for tensor in plan.tensors), *sorted(said)], "a name")
+    check_patterns(plan.options.pins, "options.pins")
     names = {tensor.name for tensor in plan.tensors}
     _check(len(names) == tensors, "tensors: two have one name")
     made = {t for t, tensor in enumerate(plan.tensors) if tensor.role in ("parameter", "buffer", "input")}

@@ -117,7 +117,8 @@ def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> t
         if reshard.purpose == "update" and not reshard.copy:
             continue
         readers = sorted({f"{plan.ops[i].name} in {show(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
-        line = f"  {reshard.purpose:<9} {reshard.family}: {_move(plan, reshard)}"
+        family = "" if reshard.family == reshard.purpose else f"{reshard.family}: "
+        line = f"  {reshard.purpose:<9} {family}{_move(plan, reshard)}"
         line += f", in each of {plan.runs(reshard)} microbatches" if plan.runs(reshard) > 1 and reshard.copy else ""
         lines.append(
             line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")

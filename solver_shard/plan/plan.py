@@ -29,8 +29,12 @@ MAY_LACK: Mapping[str, bool] = {"may_lack": True}
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies", "intermediates")
 """What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
-results of ops; copies of tensors in another layout; and what transitions of several steps hold in between, at each time of the one
-that holds most, because those that run before one op run one after the other."""
+results of ops; copies of tensors in another layout; and what transitions hold in between, buffers of their collectives included: at each
+time of the one that holds most, because those that run before one op run one after the other, and only what is beyond the copies and
+results that come after it and are counted at that time."""
+
+MOST_HOLDERS = 4096
+"""Of what fills the memory at the peak, how many tensors a plan lists: the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

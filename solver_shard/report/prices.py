@@ -75,7 +75,7 @@ def _price(price: Mapping[str, Any], show: Any, objective: int) -> str:
         if outcome == "too large":
             smallest = price["smallest"]
             return "no plan with it fits" + ("" if smallest is None else f"; the smallest peak found is {format_bytes(_whole(smallest))}")
-        return "no op runs so" if outcome == "impossible" else "no plan with it was found in time"
+        return "no op runs so" if outcome == "impossible" else "no plan with it was found within the limits"
     low, high = _whole(best["low"]), _whole(best["high"])
     share = f" ({100 * high / objective:+.2g}%)" if objective else ""
     cost = f"{_signed(high, show)}{share}" if low == high else f"between {_signed(low, show)} and {_signed(high, show)}{share}"

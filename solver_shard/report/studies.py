@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from solver_shard.errors import InputError
 from solver_shard.files import read_text
 from solver_shard.plan.codec import decode
-from solver_shard.plan.plan import MAY_LACK
 from solver_shard.report.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, byte_ticks, round_ticks
+from solver_shard.study.figures import Figures
 from solver_shard.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -33,30 +33,6 @@ SHARED = ("seq", "dtype", "optimizer", "template")
 """What all points of a sweep share that the page tells."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedPlan:
-    """A row of a comparison's JSON; :class:`solver_shard.study.compare.Row` has the attributes."""
-
-    name: str
-    kind: str
-    step_ns: int
-    compute_ns: int
-    update_ns: int
-    communication_ns: int
-    by_kind_ns: Mapping[str, int]
-    unshared_ns: int
-    peak: int
-    at_peak: Mapping[str, int]
-    fits: bool
-    regret: float | None
-    status: str
-    proven: bool
-    gap: float
-    notes: tuple[str, ...] = ()
-    least_peak: int | None = field(default=None, metadata=MAY_LACK)
-    least_proven: bool | None = field(default=None, metadata=MAY_LACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +56,7 @@ class Compared:
     bound_ns: int | None
     bound_text: str
     start: tuple[str, ...]
-    rows: tuple[ComparedPlan, ...]
+    rows: tuple[Figures, ...]
     left_out: tuple[LeftOut, ...] = field(default=())
 
 
@@ -114,7 +90,7 @@ def _known(data: Any) -> Any:
 
     found = part(Compared, data)
     if isinstance(found, dict) and isinstance(found.get("rows"), list):
-        found["rows"] = [part(ComparedPlan, row) for row in found["rows"]]
+        found["rows"] = [part(Figures, row) for row in found["rows"]]
     return found
 
 
@@ -160,7 +136,7 @@ def comparison_table(found: Compared) -> dict[str, Any]:
     }
 
 
-def fits_text(row: ComparedPlan) -> str:
+def fits_text(row: Figures) -> str:
     """Whether a plan fits, and what its recipe needs where it does not."""
     if row.fits or row.least_peak is None:
         return "yes" if row.fits else "no"

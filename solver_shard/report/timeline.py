@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from solver_shard.errors import InputError
+from solver_shard.plan.figures import check_times
 from solver_shard.plan.plan import Inside, Plan, PlannedOp, Reshard
 from solver_shard.plan.report import places_of, purpose_of
 from solver_shard.report.gaps import Gaps, merged
@@ -93,31 +93,10 @@ def timeline(plan: Plan) -> Timeline:
     """Lay out one step of a plan.
 
     Raises:
-        InputError: the parts of the plan do not add up to its costs, as in a file that was changed by hand.
+        InputError: the parts of the plan do not add up to its costs, see ``plan.figures``.
     """
-    _check(plan)
+    check_times(plan)
     return _Walk(plan).run()
-
-
-def _check(plan: Plan) -> None:
-    count, costs = plan.options.microbatches, plan.costs
-    inside = [collective for op in plan.ops for collective in op.collectives]
-    compute = count * sum(op.nanoseconds for op in plan.ops) + sum(plan.runs(r) * r.traffic_ns for r in plan.reshards)
-    communication = sum(plan.runs(r) * r.nanoseconds for r in plan.reshards) + count * sum(c.nanoseconds for c in inside)
-    communication += plan.clip.nanoseconds if plan.clip else 0
-    found = {"compute": (compute, costs.compute_ns), "communication": (communication, costs.communication_ns)}
-    found["step"] = (compute + costs.update_ns + communication, costs.total_ns)
-    for name, (parts, said) in found.items():
-        if parts != said:
-            raise InputError(
-                f"the {name} times of this plan add up to {parts} ns, but it says {said} ns; was the file changed? solve again"
-            )
-    times = [ns for r in plan.reshards for ns in (r.nanoseconds, r.traffic_ns, *(step.nanoseconds for step in r.steps))]
-    times += [op.nanoseconds for op in plan.ops] + [collective.nanoseconds for collective in inside]
-    times += [costs.update_ns, plan.clip.nanoseconds if plan.clip else 0]
-    wrong = [r for r in plan.reshards if r.nanoseconds > sum(step.nanoseconds for step in r.steps)]
-    if wrong or min(times) < 0:
-        raise InputError("this plan has a negative time, or a reshard that takes longer than its steps; was the file changed? solve again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

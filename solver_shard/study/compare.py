@@ -16,6 +16,7 @@ memory limit takes less time. A row that does not fit, or that is of another pro
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +25,13 @@ from typing import TYPE_CHECKING, Any
 from solver_shard.arguments import check_search
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError, SolverShardError
+from solver_shard.plan.codec import encode
 from solver_shard.plan.evaluate import Evaluation, evaluate
+from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
-from solver_shard.study.recipes import Made, Maker, RowKind, default_recipes
+from solver_shard.study.figures import Figures
+from solver_shard.study.recipes import Made, Maker, default_recipes
 from solver_shard.study.retrace import Retraced, retrace
 from solver_shard.units import format_bytes, format_ns
 
@@ -50,76 +54,16 @@ TIME_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One plan and its price; times in nanoseconds of a step, bytes per device.
+class Row(Figures):
+    """One plan and its price, with the plan and its program as priced; these are not in JSON."""
 
-    Attributes:
-        name: what the table calls it.
-        kind: plan (given as a plan), template, propagation, greedy, given (a plan for another tool) or pins.
-        step_ns: compute + update + the collectives of ``by_kind_ns``.
-        compute_ns, update_ns: ops without collectives; the optimizer.
-        by_kind_ns: collective kind to its time, after the overlap discount; every key of ``KINDS``.
-        unshared_ns: launches that are not in ``step_ns``, see ``plan.Costs``.
-        peak: the largest total of bytes at one time; ``at_peak`` has its categories, every key of ``plan.CATEGORIES``.
-        fits: whether the peak is within what the first plan's limit leaves for tensors.
-        regret: (step_ns - bound) / bound; None where there is no bound on the time.
-        status: of the certificate: optimal, gap, feasible or interrupted; ``gap`` is relative to this row's own problem.
-        notes: what a reader must know of the row, a sentence each.
-        plan, program: as priced; not in JSON.
-        least_peak: of a recipe of which no plan fits, the smallest peak that one was found to have; ``least_proven``: that none has less.
-    """
-
-    name: str
-    kind: RowKind
-    step_ns: int
-    compute_ns: int
-    update_ns: int
-    by_kind_ns: Mapping[str, int]
-    unshared_ns: int
-    peak: int
-    at_peak: Mapping[str, int]
-    fits: bool
-    regret: float | None
-    status: str
-    gap: float
-    notes: tuple[str, ...] = ()
     plan: Plan = field(repr=False)
     program: Program = field(repr=False)
-    least_peak: int | None = None
-    least_proven: bool = False
-
-    @property
-    def communication_ns(self) -> int:
-        """All collectives."""
-        return sum(self.by_kind_ns.values())
-
-    @property
-    def proven(self) -> bool:
-        """Whether nothing that its recipe leaves open could be better by more than the gap asked for."""
-        return self.status in ("optimal", "gap")
 
     def to_json(self) -> dict[str, Any]:
         """All but the plan itself."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "step_ns": self.step_ns,
-            "compute_ns": self.compute_ns,
-            "update_ns": self.update_ns,
-            "communication_ns": self.communication_ns,
-            "by_kind_ns": dict(self.by_kind_ns),
-            "unshared_ns": self.unshared_ns,
-            "peak": self.peak,
-            "at_peak": dict(self.at_peak),
-            "fits": self.fits,
-            "least_peak": self.least_peak,
-            "least_proven": self.least_proven,
-            "regret": self.regret,
-            "status": self.status,
-            "proven": self.proven,
-            "gap": self.gap,
-            "notes": list(self.notes),
-        }
+        figures = {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(Figures)}
+        return {**figures, "communication_ns": self.communication_ns, "proven": self.proven}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +240,10 @@ def check_same(plan: Plan, other: Plan, title: str) -> None:
 def _row(first: Plan, made: Made) -> Row:
     """The row of a plan, with the figures of the evaluator."""
     plan, options = made.plan, made.plan.options
-    costs = CostModel(plan.mesh, plan.cluster, overlap=options.overlap)
-    found = evaluate(plan, made.program, options.rulebook(), costs)
+    if made.kind == "plan":
+        found = evaluated(plan, made.program)
+    else:
+        found = evaluate(plan, made.program, options.rulebook(), CostModel(plan.mesh, plan.cluster, overlap=options.overlap))
     bound, totals = bound_of(first), found.totals
     fullest = totals.index(found.peak)
     notes = list(made.notes)

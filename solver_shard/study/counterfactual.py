@@ -1,6 +1,6 @@
 """The plan that would be best if something were otherwise: one decision is forced, and the problem solved again from the plan there is.
 
->>> found = solve_instead(reopened, question, question.masks(allows), time_limit=30.0)
+>>> found = solve_instead(reopened, question, question.masks(allows), limits=Limits(seconds=30.0))
 >>> found.objective, found.bound
 (395101223, 395101223)
 
@@ -35,7 +35,30 @@ NEAR = (4, 12)
 """Edges around the forced nodes within which the plan is decided anew, at first."""
 
 NEAR_SHARE = 0.15
-"""Of the time limit: the most that each of these takes."""
+"""Of the limits: the most that each of these takes."""
+
+LEAST_SHARE = 0.2
+"""Of the limits: what the whole problem gets at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a search may take: ``seconds`` of wall time and units of ``work``, each None for as much as it needs."""
+
+    seconds: float | None
+    work: float | None = None
+
+    def part(self, share: float) -> Limits:
+        """A share of both."""
+        return Limits(seconds=None if self.seconds is None else share * self.seconds, work=None if self.work is None else share * self.work)
+
+    def less(self, seconds: float, work: float) -> Limits:
+        """What is left of them, and at least the least share."""
+
+        def left(whole: float | None, used: float) -> float | None:
+            return None if whole is None else max(whole - used, LEAST_SHARE * whole)
+
+        return Limits(seconds=left(self.seconds, seconds), work=left(self.work, work))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +83,7 @@ def solve_instead(
     question: Question,
     masks: Masks,
     *,
-    time_limit: float,
+    limits: Limits,
     gap: float | None = None,
     seed: int | None = None,
     workers: int = 2,
@@ -70,7 +93,7 @@ def solve_instead(
     """The best plan with some nodes of the question's graph narrowed to ``masks``.
 
     Args:
-        time_limit: seconds.
+        limits: of the whole search. Where only work is limited, the same limit and seed give the same answer.
         gap, seed: the plan's own where None.
         start: an assignment of the question's graph to start from, in place of the present plan.
     """
@@ -80,12 +103,14 @@ def solve_instead(
     asked = {"objective": options.objective, "memory_weight": options.memory_weight, "gap": options.gap if gap is None else gap}
     began, seed = time.monotonic(), options.seed if seed is None else seed
     starts = [] if start is None else [problem.complete(np.array(start), "the plan so far")]
-    near = _near(reopened, question, masks, problem, asked, time_limit, seed, stop) if start is None else None
+    near, work = _near(reopened, question, masks, problem, asked, limits.part(NEAR_SHARE), seed, stop) if start is None else (None, 0.0)
     if near is not None:
         starts = [problem.complete(near, "the present plan, but for what is near")]
+    left = limits.less(time.monotonic() - began, work)
     found = solve_in_rounds(
         problem,
-        time_limit=max(time_limit - (time.monotonic() - began), 0.2 * time_limit),
+        time_limit=left.seconds,
+        work_limit=left.work,
         seed=seed,
         warm_starts=tuple(starts),
         workers=workers,
@@ -110,11 +135,14 @@ def _near(
     masks: Masks,
     problem: Transients,
     asked: Mapping[str, object],
-    time_limit: float,
+    limits: Limits,
     seed: int,
     stop: Callable[[], bool] | None,
-) -> Ints | None:
-    """The best plan, plain, that decides anew only what is near the forced nodes; None where none of these fits."""
+) -> tuple[Ints | None, float]:
+    """The best plan, plain, that decides anew only what is near the forced nodes, None where none of these fits; and the work it took.
+
+    ``limits`` are those of each try.
+    """
     graph = problem.graph
     if question.own:
         kept: Masks = {v: np.arange(size) == k for v, (size, k) in enumerate(zip(_sizes(question), reopened.assignment, strict=True))}
@@ -123,19 +151,21 @@ def _near(
     member = np.arange(question.lowered.lowering.graph.size) if problem.folded is None else problem.folded.member
     there = {int(member[v]): mask for v, mask in kept.items()}
     best: tuple[int, Ints] | None = None
+    work = 0.0
     for radius in NEAR:
         if stop is not None and stop():
             break
         around = _around(graph, [int(member[v]) for v in masks], radius)
         left = narrowed(graph, {c: mask for c, mask in there.items() if not around[c]})
-        found = solve(left, time_limit=NEAR_SHARE * time_limit, seed=seed, **asked)  # type: ignore[arg-type]  # as in solve_instead
+        found = solve(left, time_limit=limits.seconds, work_limit=limits.work, seed=seed, **asked)  # type: ignore[arg-type]  # as above
+        work += found.work
         if not found.feasible or found.assignment is None or found.cost is None:
             continue
         peak = problem.peak(found.assignment)
         value = objective_value(reopened.plan.options.objective, reopened.plan.options.memory_weight, found.cost, peak)
         if peak <= reopened.plan.options.usable_memory and (best is None or value < best[0]):
             best = value, problem.plain(found.assignment)
-    return None if best is None else best[1]
+    return (None if best is None else best[1]), work
 
 
 def _sizes(question: Question) -> Sequence[int]:

@@ -30,7 +30,7 @@ from solver_shard.plan.plan import Plan
 from solver_shard.solve.solution import Status
 from solver_shard.stages import Progress, StageClock
 from solver_shard.study.changes import Changes, changes
-from solver_shard.study.counterfactual import Answer, solve_instead
+from solver_shard.study.counterfactual import Answer, Limits, solve_instead
 from solver_shard.study.explanation import Static, different, explanation
 from solver_shard.study.question import Label, Of, Question, allowed, ask, label_text
 from solver_shard.study.reopen import Reopened, reopen
@@ -45,7 +45,10 @@ MOST_TRIED = 40
 """Alternatives that are tried at all: those that differ from the present on the fewest axes."""
 
 FIRST_SHARE = 0.2
-"""Of an alternative's time limit: what each has to be ranked; the best then have all of it."""
+"""Of an alternative's limits: what each has to be ranked; the best then have all of them."""
+
+TIME_LIMIT = 30.0
+"""Seconds for an alternative, where neither time nor work is limited."""
 
 Outcome = Literal["plan", "too large", "impossible", "unknown"]
 
@@ -87,7 +90,7 @@ class Price:
 
     Attributes:
         label: the layout or strategy that was asked for.
-        outcome: plan; too large (none fits the memory limit); impossible (none runs so); unknown (none was found in time).
+        outcome: plan; too large (none fits the memory limit); impossible (none runs so); unknown (none was found within the limits).
         bound: no plan with it has a lower objective.
         best: the plan that was found; None for the other outcomes.
         smallest, least: where none fits, the smallest peak that was found, and what no plan with it can do without, in bytes.
@@ -162,7 +165,8 @@ def explain(
     model: str | torch.nn.Module | Program | None = None,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     loss_fn: Callable[..., Any] | None = None,
-    time_limit: float = 30.0,
+    time_limit: float | None = None,
+    work_limit: float | None = None,
     gap: float | None = None,
     seed: int | None = None,
     workers: int = 2,
@@ -175,9 +179,10 @@ def explain(
         pattern: a tensor's name, an op's, a module's path for its ops, or a glob.
         instead: a layout as in a pin (``"S(0),R"``, ``"dp=S(0)"``, ``"S(*),*"``), or names of strategies where ``of`` is strategy.
         of: layout, state, forward, backward or strategy: which decision is meant, see ``study.question``.
-        alternatives: without ``instead``: how many of the best are solved with all of the time limit.
+        alternatives: without ``instead``: how many of the best are solved with all of the limits.
         model, inputs, loss_fn: what the plan was made for, where it is no preset, as of ``solver_shard.optimize``.
-        time_limit: seconds of solving per alternative.
+        time_limit: seconds of solving per alternative; None for 30, or for any time where there is a work limit.
+        work_limit: units of solver work per alternative; the same limit and seed, and no time limit, give the same explanation.
         gap, seed: of the solver; the plan's own by default.
         workers, progress, stop: as of ``solver_shard.optimize``.
 
@@ -195,12 +200,12 @@ def explain(
             f"the plan keeps what {plan.options.propagation.partition(';')[0]} decided, so other layouts of it have no price; "
             "explain a plan of solve with the same pins, or look at this one with show"
         )
-    check_search(plan.options, time_limit=time_limit, workers=workers, gap=gap, seed=seed)
+    seconds = TIME_LIMIT if time_limit is None else time_limit
+    check_search(plan.options, time_limit=seconds, workers=workers, work_limit=work_limit, gap=gap, seed=seed)
+    limits = Limits(seconds=None if time_limit is None and work_limit is not None else seconds, work=work_limit)
     clock.say("tracing the model")
     reopened = reopen(plan, retrace(plan, model, inputs, loss_fn=loss_fn), clock)
-    asking = Asking(
-        reopened, static, time_limit=time_limit, gap=gap, seed=seed, workers=workers, clock=clock, stop=stop, pattern=pattern, of=of
-    )
+    asking = Asking(reopened, static, limits=limits, gap=gap, seed=seed, workers=workers, clock=clock, stop=stop, pattern=pattern, of=of)
     return asking.instead(instead) if instead is not None else asking.alternatives(alternatives)
 
 
@@ -214,7 +219,7 @@ class Asking:
         *,
         pattern: str,
         of: Of,
-        time_limit: float,
+        limits: Limits,
         gap: float | None,
         seed: int | None,
         workers: int,
@@ -222,7 +227,7 @@ class Asking:
         stop: Callable[[], bool] | None,
     ) -> None:
         self.reopened, self.static, self.clock, self.stop = reopened, static, clock, stop
-        self.time_limit, self.gap, self.seed, self.workers = time_limit, gap, seed, workers
+        self.limits, self.gap, self.seed, self.workers = limits, gap, seed, workers
         self.question: Question = ask(reopened, pattern, of, clock)
         certificate = reopened.plan.certificate
         self.now = Value(bound=certificate.bound, objective=certificate.objective)
@@ -231,7 +236,7 @@ class Asking:
         """The price of one alternative; what cannot be read or is not legal is an InputError."""
         masks = self.question.masks(allowed(self.question, text))
         self.clock.say(f"solving with {text} instead")
-        answer = self._solve(masks, self.time_limit)
+        answer = self._solve(masks, self.limits)
         return dataclasses.replace(self._bare(), instead=self._price(text, answer), plan=answer.plan)
 
     def alternatives(self, best: int) -> Explanation:
@@ -245,14 +250,14 @@ class Asking:
             if self.stop is not None and self.stop():
                 break
             self.clock.say(f"pricing {label_text(label)} ({k + 1} of {len(tried)})")
-            answers.append((label, self._solve(self._only(label), FIRST_SHARE * self.time_limit if len(tried) > best else self.time_limit)))
+            answers.append((label, self._solve(self._only(label), self.limits.part(FIRST_SHARE) if len(tried) > best else self.limits)))
         ranked = sorted(range(len(answers)), key=lambda k: (*_rank(answers[k][1]), k))
         first = [k for k in ranked if answers[k][1].plan is not None][:best]
         for k in first:
             label, answer = answers[k]
             if not self._closed(answer) and not (self.stop is not None and self.stop()):
                 self.clock.say(f"proving the price of {label_text(label)}")
-                again = self._solve(self._only(label), self.time_limit, answer.solution.assignment)
+                again = self._solve(self._only(label), self.limits, answer.solution.assignment)
                 answers[k] = label, _better(answer, again)
         prices = [self._price(label_text(label), answer) for label, answer in answers]
         chosen = sorted(first, key=lambda k: (_rank(answers[k][1]), k))
@@ -266,12 +271,12 @@ class Asking:
     def _only(self, label: Label) -> dict[int, Any]:
         return self.question.masks(lambda other: other == label)
 
-    def _solve(self, masks: dict[int, Any], time_limit: float, start: tuple[int, ...] | None = None) -> Answer:
+    def _solve(self, masks: dict[int, Any], limits: Limits, start: tuple[int, ...] | None = None) -> Answer:
         return solve_instead(
             self.reopened,
             self.question,
             masks,
-            time_limit=time_limit,
+            limits=limits,
             gap=self.gap,
             seed=self.seed,
             workers=self.workers,

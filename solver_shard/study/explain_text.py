@@ -11,6 +11,11 @@ from solver_shard.units import format_bytes, format_ns
 
 MOST_LAYOUTS, MOST_COLLECTIVES, MOST_OTHERS = 12, 8, 12
 
+NARROWS = "more --time-limit or --work-limit narrows this"
+INTERVAL = f"""\
+  bounds after a price: it is that of the best plan found, which is not proven to be the best there is; the best one's is proven to lie
+  within the bounds, low to high; {NARROWS}"""
+
 
 def explanation_text(found: Explanation) -> str:
     """The static part, then the price that was asked for, or the table of alternatives."""
@@ -23,12 +28,14 @@ def explanation_text(found: Explanation) -> str:
 
 
 def price_text(found: Explanation, best: Best) -> str:
-    """``+12.1 ms (+3.1%), exactly``, or the interval that it is proven to be in."""
+    """``+12.1 ms (+3.1%), exactly``, or the price of the best plan that was found and the interval that the best of all is proven in."""
     signed = _signed(found)
     text = f"{signed(best.value.objective - found.now.objective)} ({_percent(best.value.objective, found.now.objective)})"
     if best.low == best.high:
         return f"{text}, exactly"
-    return f"{text}, proven to be between {signed(best.low)} and {signed(best.high)}"
+    if signed(best.low) == signed(best.high):
+        return f"{text}, proven to within {_show(found)(best.high - best.low)}"
+    return f"{text} as far as found, proven to be between {signed(best.low)} and {signed(best.high)}; {NARROWS}"
 
 
 def _show(found: Explanation) -> Callable[[int], str]:
@@ -54,7 +61,7 @@ def _instead(found: Explanation, price: Price) -> list[str]:
         smallest = f" the smallest peak found is {format_bytes(price.smallest)}," if price.smallest is not None else ""
         return [f"{asked} does not fit into memory:{least}{smallest} and the limit is {format_bytes(found.limit)}"]
     if price.best is None:
-        return [f"{asked}: no plan was found in the time given, which does not prove that there is none; give more --time-limit"]
+        return [f"{asked}: no plan was found, which does not prove that there is none; give more --time-limit or --work-limit"]
     best, show, change = price.best, _show(found), price.best.changes
     rows = [
         ("", "now", "instead", ""),
@@ -134,14 +141,18 @@ def _alternatives(found: Explanation) -> list[str]:
     rows.append(
         (found.present or "as now", show(found.now.objective), "", _proof(found.now, show), format_bytes(found.peak), "the plan as it is")
     )
+    unproven = False
     for price in found.alternatives:
         if (best := price.best) is None:
             continue
         text = f"{signed(best.value.objective - found.now.objective)} ({_percent(best.value.objective, found.now.objective)})"
-        text += f", {signed(best.low)} to {signed(best.high)}" if best.low != best.high else ""
+        if signed(best.low) != signed(best.high):
+            text += f", {signed(best.low)} to {signed(best.high)}"
+            unproven = True
         proof = _proof(best.value, show)
         rows.append((price.label, show(best.value.objective), text, proof, format_bytes(best.peak), brief(best.changes)))
-    return [f"Alternatives for {_about(found)}{several}", *table(rows, right=(1, 4), header=True), *_others(found)]
+    lines = [f"Alternatives for {_about(found)}{several}", *table(rows, right=(1, 4), header=True)]
+    return [*lines, *([INTERVAL] if unproven else []), *_others(found)]
 
 
 def _others(found: Explanation) -> list[str]:
@@ -158,7 +169,7 @@ def _others(found: Explanation) -> list[str]:
         *_listed(
             f"no plan{' of this template' if found.template else ''} runs so", [p.label for p in found.others if p.outcome == "impossible"]
         ),
-        *_listed("no plan was found in time", [f"{p.label} (>= {show(p.bound)})" for p in found.others if p.outcome == "unknown"]),
+        *_listed("no plan was found so far", [f"{p.label} (>= {show(p.bound)})" for p in found.others if p.outcome == "unknown"]),
     ]
     return [*lines, f"  not tried: {found.untried} more; ask for one with --instead"] if found.untried else lines
 

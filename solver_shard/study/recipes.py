@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from solver_shard.baselines.carry import dtensor_greedy_plan
 from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
@@ -40,12 +40,12 @@ from solver_shard.program import Program, Role
 from solver_shard.propagation.passes import PassName
 from solver_shard.propagation.program import propagate_program
 from solver_shard.stages import StageClock
+from solver_shard.study.figures import RowKind
 from solver_shard.study.retrace import Retraced
 
 if TYPE_CHECKING:
     from solver_shard.study.given import Given
 
-RowKind = Literal["plan", "template", "propagation", "greedy", "given", "pins"]
 
 PASSES: tuple[PassName, ...] = get_args(PassName)
 GREEDY = ("dtensor-greedy", DIJKSTRA)

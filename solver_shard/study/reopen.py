@@ -22,6 +22,7 @@ from solver_shard.errors import InputError
 from solver_shard.export.points import Masks, Narrowing
 from solver_shard.export.transfer import ORDER, Decisions
 from solver_shard.lowered import Lowered, lower_program
+from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import Plan
 from solver_shard.solve.solution import objective_value
 from solver_shard.stages import StageClock
@@ -63,7 +64,7 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
     Of a plan that keeps what a propagation pass or a baseline decided, the graph is the whole one, and the plan's bound is not of it.
 
     Raises:
-        InputError: the graph does not have the plan: it was made by another version, or for other prices.
+        InputError: the graph does not have the plan: it was made by another version, or for other prices, or changed.
     """
     clock = clock or StageClock()
     lowered = lower_program(retraced.program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock)
@@ -79,6 +80,7 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
     if (value, peak) != (plan.costs.objective, plan.memory.peak):
         values = f"its objective is {value} here and {plan.costs.objective} in the plan"
         raise _stale(plan, f"{values}, its peak {peak} bytes here and {plan.memory.peak} there")
+    evaluated(plan, lowered.program)
     return Reopened(plan=plan, lowered=lowered, problem=problem, assignment=tuple(assignment.tolist()))
 
 

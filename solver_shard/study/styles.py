@@ -13,16 +13,14 @@ defaults stand here.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from solver_shard.errors import InputError
 from solver_shard.export.literal import Call, Name, read_assignments, read_value
-from solver_shard.export.style_pins import MAX_RULES
 from solver_shard.layout import Placement, R, S
-from solver_shard.names import suggestion
+from solver_shard.names import Paths, check_patterns, suggestion
 from solver_shard.program import Program, Role
 
 Cut = Literal["columns", "rows", "sequence", "input", "whole"]
@@ -112,7 +110,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
     plan = inner[0] if inner else value
     if not isinstance(plan, Mapping) or not plan or not all(isinstance(item, str) for pair in plan.items() for item in pair):
         raise InputError(f"{name}: no tp_plan was found; give {{'layers.*.self_attn.q_proj': 'colwise', ...}} as JSON or as a Python dict")
-    _count(plan, name)
+    check_patterns(plan, name)
     unknown = sorted({style for style in plan.values() if style not in _HF})
     if unknown:
         raise InputError(
@@ -148,7 +146,7 @@ def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str
         raise InputError(
             f"{name}: no dict of parallel styles was found; give {{'module pattern': 'ColwiseParallel', ...}} as JSON or Python"
         )
-    _count(styles, name)
+    check_patterns([*map(str, styles)], name)
     return Given(
         name=name,
         tool="parallelize_module",
@@ -165,19 +163,20 @@ def module_styles(given: Given, program: Program) -> dict[str, Style]:
         InputError: a pattern matches no module, or two patterns that match one disagree.
     """
     paths = _paths(program)
+    tree = Paths(paths)
     prefixes = sorted({path.partition(".")[0] for path in paths if "." in path}) if given.prefixed else []
     found: dict[str, tuple[str, Style]] = {}
     for pattern, style in given.styles.items():
         if given.prefixed and pattern.rpartition(".")[2] in ("weight", "bias") and pattern.rpartition(".")[0] in given.styles:
             continue  # transformers cuts parameters by a rule of their own beside the module's
-        whole = next((p for p in (pattern, *(f"{prefix}.{pattern}" for prefix in prefixes)) if any(_matches(p, x) for x in paths)), None)
-        if whole is None:
+        tries = (tree.matching(whole) for whole in (pattern, *(f"{prefix}.{pattern}" for prefix in prefixes)))
+        matched = next(filter(None, tries), [])
+        if not matched:
             raise InputError(f"{given.name}: no module of {program.name} is called {pattern!r}; {suggestion(pattern, paths)}")
-        for path in paths:
-            if _matches(whole, path):
-                before = found.setdefault(path, (pattern, style))
-                if before[1] != style:
-                    raise InputError(f"{given.name}: {before[0]!r} and {pattern!r} disagree on {path}; drop one of them")
+        for path in (paths[k] for k in matched):
+            before = found.setdefault(path, (pattern, style))
+            if before[1] != style:
+                raise InputError(f"{given.name}: {before[0]!r} and {pattern!r} disagree on {path}; drop one of them")
     return {path: found[path][1] for path in paths if path in found}
 
 
@@ -196,17 +195,6 @@ def _paths(program: Program) -> list[str]:
         parts = path.split(".") if path else []
         found.update(dict.fromkeys(".".join(parts[:depth]) for depth in range(1, len(parts) + 1)))
     return list(found)
-
-
-def _matches(pattern: str, path: str) -> bool:
-    """As torch and transformers match: name by name, between dots."""
-    wanted, names = pattern.split("."), path.split(".")
-    return len(wanted) == len(names) and all(fnmatch.fnmatchcase(name, glob) for glob, name in zip(wanted, names, strict=True))
-
-
-def _count(rules: Mapping[Any, Any], name: str) -> None:
-    if len(rules) > MAX_RULES:
-        raise InputError(f"{name}: {len(rules):,} rules were given; at most {MAX_RULES:,} are read")
 
 
 def _dictionary(text: str, name: str) -> tuple[Any, str]:

@@ -56,7 +56,8 @@ def test_what_does_not_fit_has_an_exit_code_of_its_own(tmp_path: Path, capsys: p
     plan = planned()
     limit = dataclasses.replace(plan.options, memory_limit=plan.memory.peak, reserve=0)
     path = tmp_path / "tight.json"
-    save_plan(dataclasses.replace(plan, options=limit), path)
+    memory = dataclasses.replace(plan.memory, limit=limit.usable_memory)
+    save_plan(dataclasses.replace(plan, options=limit, memory=memory), path)
     assert main(["explain", str(path), "layers.*.*.weight", "--instead", "R,R", *MODEL]) == 3
     assert "does not fit into memory" in capsys.readouterr().out
 
@@ -69,6 +70,15 @@ def test_a_plan_of_no_preset_asks_for_its_model(saved: Path, capsys: pytest.Capt
 def test_alternatives_are_priced_of_one_tensor(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(saved), "layers.*.*.weight"]) == 0
     assert capsys.readouterr().out.endswith("\n\n2 different tensors or ops; name one of them to price its alternatives\n")
+
+
+def test_a_work_limit_ends_a_price(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["explain", str(saved), "x", "--instead", "R,S(1)", "--json", "--work-limit"]
+    assert main([*asking, "1e-4", *MODEL]) == 0
+    found = json.loads(capsys.readouterr().out)["instead"]["best"]
+    assert found["low"] < found["high"]
+    assert main([*asking, "0", *MODEL]) == 1
+    assert "work limit 0.0 is not legal; give a number of work units, more than 0" in capsys.readouterr().err
 
 
 def test_slips_are_told(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

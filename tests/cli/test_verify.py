@@ -45,7 +45,7 @@ def test_the_same_as_json(planned: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 FAULTS = {
-    "a corrupted layout": (r'("name":"down.weight".*?"layout":)"[^"]*"', r'\1"S(1)R"', "the plan is not legal"),
+    "a corrupted strategy": (r'("strategy":\[)"[^"]*"', r'\1"nonsense"', "the plan is not legal"),
     "a wrong prediction": (r'("kind":"all_gather","axes":\["dp"\],"nbytes":)(\d+)', r"\g<1>9\2", "a device calls it with"),
 }
 
@@ -64,6 +64,13 @@ def test_a_corrupted_plan_does_not_hold(
     out = capsys.readouterr().out
     assert "DOES NOT HOLD" in out
     assert message in out
+
+
+def test_a_corrupted_layout_is_refused(planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(re.sub(r'("name":"down.weight".*?"layout":)"[^"]*"', r'\1"S(1)R"', planned.read_text(), count=1))
+    assert main(["verify", str(path), MODEL, "-q"]) == 1
+    assert "it was changed after it was written; take it as solve wrote it" in capsys.readouterr().err
 
 
 def test_another_model_is_an_error(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:

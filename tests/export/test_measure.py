@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from lowered import agrees, lowered, random_assignment
 from programs import gated
-from torch.utils._python_dispatch import TorchDispatchMode
+from storages import Held
 
 from solver_shard.choice.nodes import Kind
 from solver_shard.export.implementations import Part, perform
@@ -118,24 +117,6 @@ def test_more_than_the_plan_says_is_found() -> None:
     wrong = dataclasses.replace(plan, holds=tuple(dataclasses.replace(hold, nbytes=0, start=hold.stop) for hold in plan.holds))
     values = values_of(program)
     assert measure(wrong, program, values).totals == measure(plan, program, values).totals
-
-
-class Held(TorchDispatchMode):
-    """The most bytes that were made and not freed again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        storage = made.untyped_storage()
-        if storage._cdata not in self.known:
-            self.known[storage._cdata] = storage.nbytes()
-            weakref.finalize(storage, self.known.pop, storage._cdata)
-        self.peak = max(self.peak, sum(self.known.values()))
-        return made
 
 
 @pytest.mark.parametrize("name", ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"])

@@ -42,7 +42,10 @@ def test_saved_plans_are_valid_under_the_published_schema() -> None:
 def test_another_order_is_written_and_read_back() -> None:
     plan = example()
     up = dataclasses.replace(plan.tensors[1], layout=Layout.parse("_S(0)S(0)"), state=Layout.parse("_S(1)S(1)"))
-    changed = dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:]))
+    gather = dataclasses.replace(
+        plan.reshards[0], source=up.layout, steps=(dataclasses.replace(plan.reshards[0].steps[0], before=up.layout),)
+    )
+    changed = dataclasses.replace(plan, tensors=(plan.tensors[0], up, *plan.tensors[2:]), reshards=(gather, *plan.reshards[1:]))
     text = plan_to_json(changed)
     assert '"layout":"_S(0)S(0)"' in text
     assert plan_from_json(text) == changed
@@ -176,6 +179,12 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_drop("certificate.stages"), "certificate.stages is missing"),
         (_set("certificate.proof", 1), "certificate.proof is not known"),
         (_set("cluster.device", None), "cluster.device: expected an object"),
+        (_set("mesh.axes.0.name", "d" * 65), "a mesh axis name of 65 characters"),
+        (_set("tensors.1.name", "n" * 10**6), "a name has 1,000,000 characters, 'n{60}'"),
+        (_set("ops.1.module", "a." * 501), "a name has 1,002 characters"),
+        (_set("reshards.1.family", "f" * 1001), "a name has 1,001 characters"),
+        (_set("options.pins", ["w=S(0),R"] * 100_001), "options.pins: 100,001 rules were given; at most 100,000"),
+        (_set("options.pins", ["w" * 1001]), "options.pins: a pattern has 1,001 characters"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(change: Callable[[Any], None], message: str) -> None:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from plan_examples import example
+from plan_examples import example, stepped
 
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
@@ -211,6 +211,10 @@ def test_lookup_shows_layout_producer_and_reshards_folded() -> None:
         "  made by aten.einsum.default in layers.0.down (forward), strategy dp: a, tp: b, 5.00 us",
         "  forward   matmul: S(0)P(sum) -> S(0)R  all_reduce tp 1.00 KiB, 9.00 us (1.00 KiB copy); for aten.einsum.default in layers.1.up",
     ]
+
+
+def test_lookup_names_an_update_once() -> None:
+    assert "  update    S(0)S(0) -> S(1)S(0)  all_to_all dp 512 B, 2.00 us" in lookup(stepped(example()), "layers.0.up.weight")
 
 
 def test_lookup_as_json_names_every_tensor() -> None:

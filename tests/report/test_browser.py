@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from browser import chromium, console, requests
 from report_plans import HOSTILE, hostile, llama
+from report_studies import compared, row, swept, write
 
 from solver_shard.report.html import html
+from solver_shard.report.studies import read_comparison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,6 +236,24 @@ def test_nothing_is_wider_than_the_window(opened: Any, width: int) -> None:
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_notes_and_reasons_of_other_commands_stay_within_a_phone(browser: Any, tmp_path: Path, theme: str) -> None:
+    op = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+    rows = [{**row, "notes": [f"DTensor raises at 64 ops of this trace ({op})"]} for row in compared()["rows"]]
+    sweep = dataclasses.replace(swept(), model=op, rows=(*swept().rows, row(op, "dp=1", None, None, "error", message=op)))
+    comparison = read_comparison(write(tmp_path / "comparison.json", compared(rows=rows)))
+    path = tmp_path / "all.html"
+    path.write_text(html(llama(), comparison=comparison, sweep=sweep), encoding="utf-8")
+    metrics = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    open_page(browser, path)
+    browser.execute_script("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 EVERY_ENTRY = """

@@ -205,9 +205,12 @@ def test_a_gather_is_hidden_under_the_compute_before_it() -> None:
 def updated() -> Plan:
     """One block with an update after it, whose new values go home by half hidden collectives."""
     plan = stepped(example(layers=1))
-    costs = plan.costs
-    more = {"communication_ns": costs.communication_ns + 2_000, "total_ns": costs.total_ns + 2_500, "hidden_ns": costs.hidden_ns + 2_000}
-    return dataclasses.replace(plan, costs=dataclasses.replace(costs, update_ns=500, **more))
+    total = plan.costs.total_ns + 500
+    return dataclasses.replace(
+        plan,
+        costs=dataclasses.replace(plan.costs, update_ns=500, total_ns=total, objective=total),
+        certificate=dataclasses.replace(plan.certificate, objective=total, bound=total, history=()),
+    )
 
 
 def test_new_values_go_home_under_the_next_steps_compute_until_they_are_read() -> None:
@@ -230,7 +233,7 @@ def in_two_steps(exposed: int) -> Plan:
     """One block whose second weight is gathered over tp in 4 us, then over dp in 3 us, of which so much is exposed."""
     plan = example(layers=1)
     gather, step, costs = plan.reshards[1], plan.reshards[1].steps[0], plan.costs
-    steps = (dataclasses.replace(step, axes=("tp",), nanoseconds=4_000), dataclasses.replace(step, nanoseconds=3_000))
+    steps = (dataclasses.replace(step, axes=("tp",), nanoseconds=4_000, after=step.before), dataclasses.replace(step, nanoseconds=3_000))
     reshards = (plan.reshards[0], dataclasses.replace(gather, steps=steps, nanoseconds=exposed), plan.reshards[2])
     less = gather.nanoseconds - exposed
     changed = {"communication_ns": costs.communication_ns - less, "total_ns": costs.total_ns - less, "hidden_ns": costs.hidden_ns + less}
@@ -285,14 +288,8 @@ def test_many_microbatches_take_no_more_slices_than_three() -> None:
 
 def test_what_does_not_add_up_is_refused() -> None:
     plan = example(layers=1)
-    with pytest.raises(InputError, match="the communication times of this plan add up to 18000 ns, but it says 16000 ns"):
-        timeline(stepped(plan))
-    with pytest.raises(InputError, match="the step times of this plan add up to 26000 ns, but it says 1 ns"):
+    with pytest.raises(InputError, match=r"costs\.total_ns: the file says 1, and its other figures give 26000: it was changed"):
         timeline(dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, total_ns=1)))
-    longer = (dataclasses.replace(plan.reshards[0], nanoseconds=7_001), dataclasses.replace(plan.reshards[1], nanoseconds=-1))
-    costs = dataclasses.replace(plan.costs, communication_ns=16_000)
-    with pytest.raises(InputError, match="a negative time, or a reshard that takes longer than its steps"):
-        timeline(dataclasses.replace(plan, reshards=(*longer, *plan.reshards[2:]), costs=costs))
 
 
 def test_gaps_give_what_is_free_once() -> None:

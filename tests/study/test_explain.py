@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -18,9 +19,11 @@ from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import PlannedTensor
+from solver_shard.solve.clock import Clock
 from solver_shard.solve.conflict import narrowed
+from solver_shard.study import counterfactual
 from solver_shard.study.changes import changes
-from solver_shard.study.explain import Explanation, Value, explain
+from solver_shard.study.explain import Explanation, Price, Value, explain
 from solver_shard.study.explanation import Explainer, explanation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,6 +147,39 @@ def test_an_interval_of_a_plan_that_is_not_proven_holds_the_true_price() -> None
     assert found.best is not None
     assert found.best.low < found.best.high
     assert found.best.low <= true <= found.best.high
+
+
+def test_within_a_work_limit_the_same_is_found_however_slow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(workers: int) -> dict[str, Any]:
+        return asked(planned(tied=False), "layers.1.up.weight", alternatives=2, work_limit=0.1, time_limit=None, workers=workers).data()
+
+    fast = found(workers=1)
+    assert any(price["best"]["low"] < price["best"]["high"] for price in fast["alternatives"])  # the limit is felt
+    minutes = itertools.count(0.0, 60.0)
+    monkeypatch.setitem(Clock.__init__.__kwdefaults__, "now", lambda: next(minutes))  # a minute goes by between any two looks at it
+    monkeypatch.setattr(counterfactual.time, "monotonic", lambda: next(minutes))
+    assert found(workers=2) == fast
+
+
+def test_bounds_after_a_price_are_said_in_words() -> None:
+    note = "bounds after a price: it is that of the best plan found, which is not proven to be the best there is"
+    plan = planned(mesh="dp=4")
+    table = asked(plan, "layers.*.up.weight", alternatives=1)
+    assert note not in str(table)
+    assert note in str(dataclasses.replace(table, alternatives=tuple(unproven(price) for price in table.alternatives)))
+    one = asked(plan, "layers.*.up.weight", "S(1)")
+    assert one.instead is not None
+    assert ", exactly" in str(one)
+    text = str(dataclasses.replace(one, instead=unproven(one.instead)))
+    assert "as far as found, proven to be between +0 ns and +" in text
+    assert "; more --time-limit or --work-limit narrows this\n" in text
+    assert ", proven to within 7 ns\n" in str(dataclasses.replace(one, instead=unproven(one.instead, low=1_000_000, high=1_000_007)))
+
+
+def unproven(price: Price, low: int = 0, high: int = 10**6) -> Price:
+    """The same with bounds of its price."""
+    assert price.best is not None
+    return dataclasses.replace(price, best=dataclasses.replace(price.best, low=low, high=high))
 
 
 def test_the_alternatives_are_all_layouts_ranked_by_price() -> None:
