@@ -80,7 +80,7 @@ class Exact:
     work: float
 
 
-class TooWide(Exception):
+class TooWide(Exception):  # noqa: N818 - not an error: it ends one way of proving
     """More rows than may be made.
 
     Attributes:
@@ -158,11 +158,11 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
     return Exact(least=exact.least, extra=exact.extra, assignment=exact.assignment, work=work + up.work())
 
 
-class _Empty(Exception):
+class _Empty(Exception):  # noqa: N818 - not an error: it ends one way of proving
     """Nothing is below the room."""
 
 
-class _Wide(Exception):
+class _Wide(Exception):  # noqa: N818 - not an error: it ends one way of proving
     """More rows than may be made."""
 
 

@@ -14,7 +14,6 @@ from solver_shard.solve.problem import Problem
 from solver_shard.solve.prove import Margins
 from solver_shard.solve.relax import SETTLED, Relaxation
 
-
 FEW = 3
 """Times with multipliers up to which cutting planes find good ones by themselves."""
 

@@ -18,7 +18,6 @@ from solver_shard.choice.graph import Ints
 from solver_shard.solve.problem import Problem
 from solver_shard.solve.solution import MIB
 
-
 TIE = 1e-7
 """Part of the price of the whole limit by which smaller multipliers are preferred."""
 

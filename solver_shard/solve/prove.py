@@ -68,7 +68,7 @@ class Proof:
 
 
 def prove_quickly(prove_one: Callable[[int], Proof], cells: int) -> Proof:
-    """The kernel of so many pairs, and larger ones as long as they are solved at once and find nothing; the last one, with the best bound."""
+    """The kernel of so many pairs, and larger ones while they are solved at once and find nothing; the last one, with the best bound."""
     last = prove_one(cells)
     work, bound = last.work, last.bound
     while last.quick and bound is not None and work < AT_ONCE:

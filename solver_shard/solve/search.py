@@ -273,9 +273,7 @@ class Search:
             from solver_shard.solve.campaign import Campaign
             from solver_shard.solve.large import LargeBounding
 
-            large = LargeBounding(
-                current, self.clock, found=found, value=value, prices=self.multipliers, known=self.level, rng=self.rng
-            )
+            large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, known=self.level, rng=self.rng)
             if current is self.problem and self.campaign is None:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
             return large

@@ -132,13 +132,14 @@ def test_nothing_is_allowed() -> None:
 def test_states_of_many_nodes_are_numbered() -> None:
     """A node with seventy neighbours of four strategies each: the numbers of their states do not fit 64 bits."""
     count = 70
-    plain = np.zeros((4, 4), dtype=np.int64)
-    edges = tuple(Edge(a=a, b=count, core=plain, rows=np.arange(4), cols=np.arange(4)) for a in range(count))
     own = np.array([5000, 0, 6000, 7000])
-    problem = replace(rising(0, 1), unary=tuple(np.roll(own, a) for a in range(count + 1)), edges=edges)
-    parts = Parts(0.0, [row.astype(float) for row in problem.unary], [plain.astype(float)] * count)
+    cores = [np.repeat(np.roll(own, a)[:, None], 2, axis=1) for a in range(count)]
+    edges = tuple(Edge(a=a, b=count, core=core, rows=np.arange(4), cols=np.arange(2)) for a, core in enumerate(cores))
+    problem = replace(rising(0, 1), unary=(*[np.zeros(4, dtype=np.int64)] * count, np.array([0, 3000])), edges=edges)
+    parts = Parts(0.0, [row.astype(float) for row in problem.unary], [core.astype(float) for core in cores])
     hub_first = elimination.Order(nodes=[count, *range(count)], parent=[*range(1, count), -1, 0])
     turned = eliminate(problem, parts, 5500.0, hub_first)
     assert turned.least == 0
-    for v, row in enumerate(turned.extra):
+    for v, row in enumerate(turned.extra[:-1]):
         assert row.tolist() == np.minimum(np.roll(own, v), 5500).tolist()
+    assert turned.extra[-1].tolist() == [0, 3000]

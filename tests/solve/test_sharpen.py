@@ -21,9 +21,7 @@ def bounding_of(problem: Problem, rng: np.random.Generator, *, large: bool, valu
     prices = {int(t): float(rng.random()) for t in problem.times} if rng.random() < 0.5 else {}
     found: Bounding
     if large:
-        found = LargeBounding(
-            problem, Clock(None, None), found=lambda *told: None, value=lambda: value, prices=prices, known=None, rng=rng
-        )
+        found = LargeBounding(problem, Clock(None, None), found=lambda *told: None, value=lambda: value, prices=prices, known=None, rng=rng)
     else:
         found = SmallBounding(
             problem, Clock(None, None), gap=0.0, found=lambda *told: None, value=lambda: value, prices=prices, least_peak=0, rng=rng
