@@ -35,6 +35,9 @@ from solver_shard.solve.spans import Bools
 MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
+NARROW = 66.0
+"""Width up to which it is tried: of traced models on two axes it is 30 to 60, of wider graphs 80 to 560."""
+
 MOST_STATES = 2.0**61
 """Numbers of states stay below this."""
 
@@ -57,10 +60,17 @@ class Order:
     Attributes:
         nodes: all nodes, first to last.
         parent: per node, the first of those around it when it is eliminated; -1 where there is none.
+        width: logarithm to base 2 of the most states that a node and those around it have when it is eliminated.
     """
 
     nodes: list[int]
     parent: list[int]
+    width: float
+
+    @property
+    def narrow(self) -> bool:
+        """Whether there is hope that tables stay small."""
+        return self.width <= NARROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,6 +118,7 @@ def order_of(problem: Problem) -> Order:
     queue = [(weight, v) for v, weight in enumerate(weights)]
     heapq.heapify(queue)
     nodes: list[int] = []
+    width = 0.0
     near: list[set[int]] = [set()] * problem.size
     gone = [False] * problem.size
     while queue:
@@ -116,6 +127,7 @@ def order_of(problem: Problem) -> Order:
             continue
         gone[v] = True
         nodes.append(v)
+        width = max(width, found)
         near[v] = around[v]
         for w in sorted(near[v]):
             around[w] |= near[v]
@@ -124,7 +136,8 @@ def order_of(problem: Problem) -> Order:
             weights[w] = weight(w)
             heapq.heappush(queue, (weights[w], w))
     place = {v: i for i, v in enumerate(nodes)}
-    return Order(nodes=nodes, parent=[min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)])
+    parent = [min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)]
+    return Order(nodes=nodes, parent=parent, width=width)
 
 
 def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS) -> Exact:

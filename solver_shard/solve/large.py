@@ -8,6 +8,7 @@ import numpy as np
 
 from solver_shard.solve.bounding import Found
 from solver_shard.solve.clock import Clock
+from solver_shard.solve.elimination import order_of
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.messages import Parts, scale_of
 from solver_shard.solve.problem import Problem
@@ -15,14 +16,15 @@ from solver_shard.solve.prove import Margins
 from solver_shard.solve.relax import SETTLED, Relaxation
 
 FEW = 3
-"""Times with multipliers up to which cutting planes find good ones by themselves."""
+"""Times with multipliers up to which cutting planes find good ones by themselves, where exact bounds follow (sharpen.py)."""
 
 
 class LargeBounding:
     """See ``Bounding``; by relax.py.
 
-    The multipliers of a larger problem are only looked at: messages passed at them from nothing often stay far below the bound that they
-    had there, and no step leads out of that. The search for multipliers begins from none, and what is better counts.
+    The multipliers of a larger problem are looked at first. Messages passed at them from nothing often stay far below the bound
+    ``reached`` that they had there, and no step leads out of that: then the search for multipliers begins from none as well, and what is
+    better counts. Where exact bounds follow, cutting planes come first, and for few times no other steps are needed.
     """
 
     def __init__(
@@ -33,27 +35,32 @@ class LargeBounding:
         found: Found,
         value: Callable[[], int | None],
         prices: Mapping[int, float],
-        known: float | None,
+        known: int | None,
+        reached: float = -np.inf,
         rng: np.random.Generator,
     ) -> None:
         self.problem, self.clock, self.found, self.value = problem, clock, found, value
         self.flat = Flat.of(problem, scale_of(problem))
         self.relaxation = Relaxation(self.flat, {}, rng)
         self.given = Relaxation(self.flat, prices, rng) if prices else None
+        self.reached = reached
         self.probe: Relaxation | None = None
         self.scale = self.flat.scale
         if known is not None:
             self.relaxation.known = known * self.flat.scale
 
     def steps(self) -> Iterator[None]:
+        narrow = order_of(self.problem).narrow
         if self.given is not None:
             yield from self._told(self.given, self.given.settled())
-            yield from self._told(self.given, self.given.planes())
-            if self.given.best >= self.relaxation.known - SETTLED * abs(self.given.best):
+            if narrow:
+                yield from self._told(self.given, self.given.planes())
+                if self.given.best / self.scale >= self.reached - SETTLED * abs(self.reached):
+                    return
+        if narrow:
+            yield from self._told(self.relaxation, self.relaxation.planes())
+            if 0 < len(self.relaxation.prices()) <= FEW and self.value() is not None:
                 return
-        yield from self._told(self.relaxation, self.relaxation.planes())
-        if 0 < len(self.relaxation.prices()) <= FEW and self.value() is not None:
-            return
         yield from self._told(self.relaxation, self.relaxation.steps())
 
     def _told(self, relaxation: Relaxation, steps: Iterator[None]) -> Iterator[None]:

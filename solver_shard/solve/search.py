@@ -162,7 +162,7 @@ class Search:
         self.until: float | None = None
         self.patient = False
         self.wide = np.inf
-        self.level: float | None = None
+        self.level = -np.inf
         self.workers = workers
         self.rng = np.random.default_rng(seed)
 
@@ -317,16 +317,16 @@ class Search:
             if self.stopped():
                 break
             known = self.best.bound, self.best.value
-            proof = self._epoch(current, margins, ladder)
+            proof = self._epoch(current, margins, ladder, quickly=sharpening is not None and not sharpening.wide)
             if proof is not None:
                 self._take(proof, restore)
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
             settled = known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base)
             if ladder.complete:
                 return None
-            if ladder.ended and self.campaign is not None and not self.patient and settled:
+            if ladder.ended and self.campaign is not None and not self.patient and (settled or sharpening is None or sharpening.finished):
                 self.patient = True
-                self.multipliers, self.level = {}, None
+                self.multipliers, self.level = {}, -np.inf
                 return self.problem, _same
             if ladder.ended and (self.campaign is None or self.best.assignment is None or self.campaign.idle > IDLE):
                 break
@@ -338,7 +338,7 @@ class Search:
         """Distance of the incumbent to the bound of the margins."""
         return np.inf if self.best.value is None else self.best.value - margins.base
 
-    def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder) -> Proof | None:
+    def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder, *, quickly: bool) -> Proof | None:
         """An integer program where the ladder has one, and improvements beside it."""
 
         def prover(clock: Clock) -> Proof:
@@ -356,7 +356,7 @@ class Search:
                     clock=clock,
                 )
 
-            return prove_quickly(one, ladder.cells)
+            return prove_quickly(one, ladder.cells) if quickly else one(ladder.cells)
 
         if self.campaign is None or self.best.assignment is None or (ladder.first and current.pairs <= FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)

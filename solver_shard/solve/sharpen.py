@@ -54,10 +54,10 @@ class Sharpening:
         self.prices = self.next = bounding.prices()
         self.best = -np.inf
         self.found: list[Ints] = []
-        self.finished = self.wide = False
         self.steps = 0
         self.planes = Planes(problem)
         self.order = order_of(problem)
+        self.finished = self.wide = not self.order.narrow
 
     def again(self) -> None:
         """The incumbent came much nearer: the best multipliers are worth another look."""

@@ -137,9 +137,16 @@ def test_states_of_many_nodes_are_numbered() -> None:
     edges = tuple(Edge(a=a, b=count, core=core, rows=np.arange(4), cols=np.arange(2)) for a, core in enumerate(cores))
     problem = replace(rising(0, 1), unary=(*[np.zeros(4, dtype=np.int64)] * count, np.array([0, 3000])), edges=edges)
     parts = Parts(0.0, [row.astype(float) for row in problem.unary], [core.astype(float) for core in cores])
-    hub_first = elimination.Order(nodes=[count, *range(count)], parent=[*range(1, count), -1, 0])
+    hub_first = elimination.Order(nodes=[count, *range(count)], parent=[*range(1, count), -1, 0], width=142.0)
     turned = eliminate(problem, parts, 5500.0, hub_first)
     assert turned.least == 0
     for v, row in enumerate(turned.extra[:-1]):
         assert row.tolist() == np.minimum(np.roll(own, v), 5500).tolist()
     assert turned.extra[-1].tolist() == [0, 3000]
+
+
+def test_width_is_of_the_most_states_around_a_node() -> None:
+    circle = rising(0, 1)
+    assert order_of(circle).width == 3.0
+    assert order_of(replace(circle, edges=circle.edges[:2])).width == 2.0
+    assert order_of(circle).narrow
