@@ -273,7 +273,16 @@ class Search:
             from solver_shard.solve.campaign import Campaign
             from solver_shard.solve.large import LargeBounding
 
-            large = LargeBounding(current, self.clock, found=found, value=value, prices=self.multipliers, known=self.level, rng=self.rng)
+            large = LargeBounding(
+                current,
+                self.clock,
+                found=found,
+                value=value,
+                prices=self.multipliers,
+                known=self.best.bound,
+                reached=self.level,
+                rng=self.rng,
+            )
             if current is self.problem and self.campaign is None:
                 self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
             return large
