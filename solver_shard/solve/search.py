@@ -4,7 +4,9 @@
 2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
    problem is presolved again and bounding starts over on the smaller one. Without memory that waits for the bound to settle.
 3. *prove* (prove.py): integer programs on ever more of the strategies that may still matter.
-4. *improve* a large problem (campaign.py) beside the proof, and a small one by neighbourhoods (neighbourhood.py) when the program that
+4. *sharpen* (sharpen.py), where a problem is narrow as those of traced models are and programs bring the incumbent and the bound no nearer:
+   exact bounds by elimination, and multipliers that are best for these. They mostly leave a small part of the strategies.
+5. *improve* a large problem (campaign.py) beside the proof, and a small one by neighbourhoods (neighbourhood.py) when the program that
    would close the gap is too large.
 
 All bounds compose: removed strategies only occur in solutions that cost at least the incumbent they were removed with.
@@ -310,14 +312,14 @@ class Search:
         ladder, tried = _Ladder(), None
         sharpening, sharpened, settled = self._sharpening(current, bounding, margins), np.inf, False
         while not self.stopped():
-            if settled and sharpening is not None and self._gap(margins) < NEARER * sharpened:
-                sharpening.again()
-                sharpened = self._gap(margins)
-            if settled and sharpening is not None and not sharpening.finished and self.best.value is not None:
-                before, tried = self._gap(margins), None
-                margins = self._sharpen(sharpening, current, restore)
-                sharpened = min(sharpened, self._gap(margins))
-                ladder = _Ladder() if self._gap(margins) < STEADY * before else ladder
+            if settled and sharpening is not None and self.best.value is not None:
+                before = self._gap(margins)
+                if before < NEARER * sharpened:
+                    sharpening.again()
+                if not sharpening.finished:
+                    margins, tried = self._sharpen(sharpening, current, restore), None
+                    sharpened = min(before, self._gap(margins))
+                    ladder = _Ladder() if self._gap(margins) < STEADY * before else ladder
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
@@ -333,7 +335,10 @@ class Search:
             settled = known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base)
             if ladder.complete:
                 return None
-            if ladder.ended and self.campaign is not None and not self.patient and (settled or sharpening is None or sharpening.finished):
+            if ladder.ended and sharpening is not None and not sharpening.finished and self.best.value is not None:
+                settled = settled or self.campaign is None
+                continue
+            if ladder.ended and self.campaign is not None and not self.patient:
                 self.patient = True
                 self.multipliers, self.level = {}, -np.inf
                 return self.problem, _same
