@@ -1,6 +1,6 @@
 """The exact minimum of a reparametrised problem, and of every strategy: nodes are eliminated one after the other in sparse tables.
 
-    order = order_of(problem)
+    order = order_of(problem)                           # TooWide where circles are too many
     exact = eliminate(problem, parts, room, order)      # TooWide where that takes too many rows
     parts.constant + exact.least                        # no assignment costs less
     parts.constant + exact.extra[v][x]                  # no assignment that has strategy x of node v costs less
@@ -21,7 +21,7 @@ constant + ``room`` is dropped, and some dozens of states are left for each node
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,9 @@ from solver_shard.solve.spans import Bools
 MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
+EXACT = 2.0**53
+"""Whole numbers up to this are exact, and so are their sums."""
+
 MOST_STATES = 2.0**61
 """Numbers of states stay below this."""
 
@@ -44,10 +47,17 @@ WINDOWS = (1 / 16, 1 / 4)
 FEWER = 4
 """How many times fewer rows the first pass may make: where it is not cheap, the next one is out of reach."""
 
-ROW_WORK, TABLE_WORK = 2e-7, 7e-5
-"""Work of a row and of a table."""
+ROW_WORK, TABLE_WORK, PAIR_WORK = 2e-7, 7e-5, 4e-7
+"""Work of a row, of a table, and of a pair of neighbours that ``order_of`` looks at."""
+
+MOST_PAIRS = 10_000_000
+"""Pairs of neighbours that ``order_of`` looks at: some seconds. Beyond, tables would mention hundreds of nodes."""
 
 Places = NDArray[np.int32]
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +91,7 @@ class Exact:
 
 
 class TooWide(Exception):  # noqa: N818 - not an error: it ends one way of proving
-    """More rows than may be made.
+    """More rows than may be made, or than there is time for.
 
     Attributes:
         least: a bound, above the parts' constant, that was found nevertheless.
@@ -93,8 +103,12 @@ class TooWide(Exception):  # noqa: N818 - not an error: it ends one way of provi
         self.least, self.work = least, work
 
 
-def order_of(problem: Problem) -> Order:
-    """Always the node with the fewest states of it and those around it."""
+def order_of(problem: Problem, over: Callable[[], bool] = _never) -> Order:
+    """Always the node with the fewest states of it and those around it.
+
+    Raises:
+        TooWide: that takes more than MOST_PAIRS, or ``over`` says so, which is asked at every node.
+    """
     around: list[set[int]] = [set() for _ in range(problem.size)]
     for edge in problem.edges:
         around[edge.a].add(edge.b)
@@ -110,6 +124,7 @@ def order_of(problem: Problem) -> Order:
     nodes: list[int] = []
     near: list[set[int]] = [set()] * problem.size
     gone = [False] * problem.size
+    pairs = 0
     while queue:
         found, v = heapq.heappop(queue)
         if gone[v] or found != weights[v]:
@@ -120,6 +135,9 @@ def order_of(problem: Problem) -> Order:
         for w in sorted(near[v]):
             around[w] |= near[v]
             around[w] -= {v, w}
+            pairs += len(around[w])
+        if pairs > MOST_PAIRS or over():
+            raise TooWide(0.0, PAIR_WORK * pairs)
         for w in sorted(near[v]):
             weights[w] = weight(w)
             heapq.heappush(queue, (weights[w], w))
@@ -127,15 +145,23 @@ def order_of(problem: Problem) -> Order:
     return Order(nodes=nodes, parent=[min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)])
 
 
-def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS) -> Exact:
+def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS, over: Callable[[], bool] = _never) -> Exact:
     """The exact minimum below ``room``.
 
+    Args:
+        problem: whose edges and sizes count.
+        parts: whole numbers that are never negative.
+        room: a whole number; its sum with the parts' constant is below 2**53, so that all sums are exact.
+        order: of the problem.
+        most: rows that may be made.
+        over: asked before every join whether to stop.
+
     Raises:
-        TooWide: that takes more than so many rows.
+        TooWide: that takes more than so many rows, or ``over`` says so.
     """
     rises, work = np.zeros(problem.size), 0.0
     for window in WINDOWS:
-        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER)
+        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER, over)
         try:
             floors.run(parts, order)
         except _Wide:
@@ -147,7 +173,7 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
         rises = floors.rises if floors.rises.sum() > rises.sum() else rises
         if not floors.capped:
             break
-    up = _Up(problem, room, most, _elsewhere(rises, order))
+    up = _Up(problem, room, most, _elsewhere(rises, order), over)
     try:
         up.run(parts, order)
         exact = up.down()
@@ -198,8 +224,8 @@ class _Joins:
         rows: made so far.
     """
 
-    def __init__(self, problem: Problem, most: int) -> None:
-        self.problem, self.most = problem, most
+    def __init__(self, problem: Problem, most: int, over: Callable[[], bool] = _never) -> None:
+        self.problem, self.most, self.over = problem, most, over
         self.tables: list[_Table] = []
         self.near: list[set[int]] = [set() for _ in range(problem.size)]
         self.left: list[Ints] = []
@@ -234,9 +260,9 @@ class _Joins:
         return number
 
     def count(self, rows: int) -> None:
-        """Some rows are made."""
+        """Some rows are made, if there is room and time for them."""
         self.rows += rows
-        if self.rows > self.most:
+        if self.rows > self.most or self.over():
             raise _Wide
 
     def take(self, v: int) -> list[int]:
@@ -301,8 +327,8 @@ class _Floors(_Joins):
         capped: whether a rise may be larger with a larger window.
     """
 
-    def __init__(self, problem: Problem, window: float, most: int) -> None:
-        super().__init__(problem, most)
+    def __init__(self, problem: Problem, window: float, most: int, over: Callable[[], bool] = _never) -> None:
+        super().__init__(problem, most, over)
         self.window = window
         self.rises = np.zeros(problem.size)
         self.capped = False
@@ -366,8 +392,10 @@ class _Step:
 class _Up(_Joins):
     """The second and the third pass; ``elsewhere``: see the function of that name."""
 
-    def __init__(self, problem: Problem, room: float, most: int, elsewhere: tuple[Floats, Floats]) -> None:
-        super().__init__(problem, most)
+    def __init__(
+        self, problem: Problem, room: float, most: int, elsewhere: tuple[Floats, Floats], over: Callable[[], bool] = _never
+    ) -> None:
+        super().__init__(problem, most, over)
         self.room, self.elsewhere = room, elsewhere
         self.steps: list[_Step] = []
 

@@ -88,7 +88,7 @@ class LargeBounding:
         if self.probe is None:
             self.probe = Relaxation(self.flat, {}, self.relaxation.rng)
         spent = self.probe.work
-        parts = self.probe.split(prices)
+        parts = self.probe.split(prices, self.clock.over)
         self.clock.spend(self.probe.work - spent)
         return parts
 

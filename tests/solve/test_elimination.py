@@ -118,6 +118,42 @@ def test_too_many_rows_end_it_with_a_bound() -> None:
     assert eliminate(problem, parts, 2.0**50, order_of(problem)).least == least
 
 
+def test_it_stops_when_it_is_told_to() -> None:
+    """Asked before every join: Ctrl-C and a time limit do not wait for the end."""
+    problem = rising(0, 10)
+    parts, scale = split(problem, 5)
+    asked = 0
+
+    def over() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > allowed_looks
+
+    allowed_looks = 10**9
+    order = order_of(problem, over)
+    assert asked == problem.size
+    whole = eliminate(problem, parts, 200 * scale, order, over=over)
+    every = asked - problem.size
+    assert every > len(problem.edges)
+    for allowed_looks in (0, 10, every // 2, every - 1):
+        asked = 0
+        with pytest.raises(TooWide) as ended:
+            eliminate(problem, parts, 200 * scale, order, over=over)
+        assert asked == allowed_looks + 1
+        assert 0 <= ended.value.least <= whole.least
+    with pytest.raises(TooWide):
+        order_of(problem, lambda: True)
+
+
+def test_an_order_of_too_many_circles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = rising(0, 10)
+    monkeypatch.setattr(elimination, "MOST_PAIRS", 20)
+    with pytest.raises(TooWide) as ended:
+        order_of(problem)
+    assert ended.value.least == 0
+    assert ended.value.work > 0
+
+
 def test_nothing_is_allowed() -> None:
     problem = rising(0, 1)
     closed = np.full((2, 2), FORBIDDEN)
