@@ -139,7 +139,7 @@ def test_it_stops_when_it_is_told_to() -> None:
         asked = 0
         with pytest.raises(TooWide) as ended:
             eliminate(problem, parts, 200 * scale, order, over=over)
-        assert asked == allowed_looks + 1
+        assert asked <= allowed_looks + 2
         assert 0 <= ended.value.least <= whole.least
     with pytest.raises(TooWide):
         order_of(problem, lambda: True)

@@ -110,7 +110,7 @@ def test_planes_find_the_best_multiplier(seed: int) -> None:
 
 
 def test_a_problem_that_is_too_wide_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wide(*args: object) -> None:
+    def wide(*args: object, **options: object) -> None:
         raise TooWide(3.0, 1.5)
 
     monkeypatch.setattr(sharpen, "eliminate", wide)
