@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from flat_problems import allowed, optimum, some_problem
@@ -204,7 +206,7 @@ def test_what_is_looked_for_costs_less_than_the_incumbent_to_the_last_digit() ->
     assert (margins.extra[0] < margins.room(value)).tolist() == [True, True, False]
     assert Margins(0.5, []).room(3) == 2.5
     for scale in (1.0, 2.0**20, 2.0**-11):
-        assert sharpen._whole(value, scale) / scale >= value
+        assert Fraction(sharpen._whole(value, scale)) / Fraction(scale) >= value
     assert sharpen._whole(value, 2.0**-11) == 2**49 + 2
     assert sharpen._whole(7, 2.0**20) == 7 * 2**20
 
