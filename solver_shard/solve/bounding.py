@@ -28,6 +28,9 @@ LARGE_COUNTS = 2**24
 LARGE_FREE_CELLS = 600_000
 """Pairs above which a problem without memory is large: messages alone nearly always solve it, and sweeps are cheap."""
 
+MOST = 2.0**51
+"""Unary costs of a small problem together up to which its messages are exact: the prices of memory have no end."""
+
 SETTLING = 10
 """Sweeps at new multipliers before a problem is split."""
 
@@ -61,7 +64,10 @@ class Bounding(Protocol):
         """How much every strategy costs at least."""
 
     def split(self, prices: Mapping[int, float]) -> Parts:
-        """The problem at these multipliers (cost per byte by time label) as parts that are never negative, scaled."""
+        """The problem at these multipliers (cost per byte by time label) as parts that are never negative, scaled.
+
+        The constant is -2**60 or less where prices are so high that sums would not be exact: then it is not the constant of these parts.
+        """
 
     def prices(self) -> dict[int, float]:
         """The best multipliers: cost per byte by time label."""
@@ -108,9 +114,13 @@ class SmallBounding:
         dual, messages = self.pricing.dual, self.pricing.dual.messages
         multipliers = np.array([prices.get(t, 0.0) for t in self.problem.times.tolist()]) * dual.scale
         theta = dual.price(multipliers)
+        if sum(float(row[np.isfinite(row)].max(initial=0)) for row in theta) > MOST:
+            return Parts(-np.inf, theta, messages.cores)
         for _ in range(SETTLING):
             messages.sweep(theta)
-        self.clock.spend(SETTLING * messages.work)
+            self.clock.spend(messages.work)
+            if self.clock.over():
+                break
         parts = messages.reparametrise(theta)
         return Parts(parts.constant + dual.offset(multipliers), parts.unary, parts.tables)
 

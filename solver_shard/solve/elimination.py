@@ -1,6 +1,6 @@
 """The exact minimum of a reparametrised problem, and of every strategy: nodes are eliminated one after the other in sparse tables.
 
-    order = order_of(problem)
+    order = order_of(problem)                           # None where a problem is not narrow
     exact = eliminate(problem, parts, room, order)      # TooWide where that takes too many rows
     parts.constant + exact.least                        # no assignment costs less
     parts.constant + exact.extra[v][x]                  # no assignment that has strategy x of node v costs less
@@ -21,7 +21,7 @@ constant + ``room`` is dropped, and some dozens of states are left for each node
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,11 @@ MOST_ROWS = 30_000_000
 """Rows of all joined tables together: some seconds, and about a gigabyte."""
 
 NARROW = 66.0
-"""Width up to which it is tried: of traced models on two axes it is 30 to 60, of wider graphs 80 to 560."""
+"""Logarithm to base 2 of the states of a node and those around it when it is eliminated, up to which a problem is narrow. The most are
+2**30 to 2**60 in traced models on two or three axes, 2**80 to 2**560 in graphs that have no such layers."""
+
+EXACT = 2.0**53
+"""Whole numbers up to this are exact, and so are their sums."""
 
 MOST_STATES = 2.0**61
 """Numbers of states stay below this."""
@@ -53,6 +57,10 @@ ROW_WORK, TABLE_WORK = 2e-7, 7e-5
 Places = NDArray[np.int32]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
     """In which order nodes are eliminated.
@@ -60,17 +68,10 @@ class Order:
     Attributes:
         nodes: all nodes, first to last.
         parent: per node, the first of those around it when it is eliminated; -1 where there is none.
-        width: logarithm to base 2 of the most states that a node and those around it have when it is eliminated.
     """
 
     nodes: list[int]
     parent: list[int]
-    width: float
-
-    @property
-    def narrow(self) -> bool:
-        """Whether there is hope that tables stay small."""
-        return self.width <= NARROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +92,7 @@ class Exact:
 
 
 class TooWide(Exception):  # noqa: N818 - not an error: it ends one way of proving
-    """More rows than may be made.
+    """More rows than may be made, or than there is time for.
 
     Attributes:
         least: a bound, above the parts' constant, that was found nevertheless.
@@ -103,8 +104,8 @@ class TooWide(Exception):  # noqa: N818 - not an error: it ends one way of provi
         self.least, self.work = least, work
 
 
-def order_of(problem: Problem) -> Order:
-    """Always the node with the fewest states of it and those around it."""
+def order_of(problem: Problem) -> Order | None:
+    """Always the node with the fewest states of it and those around it; None where a problem is not narrow (NARROW)."""
     around: list[set[int]] = [set() for _ in range(problem.size)]
     for edge in problem.edges:
         around[edge.a].add(edge.b)
@@ -118,16 +119,16 @@ def order_of(problem: Problem) -> Order:
     queue = [(weight, v) for v, weight in enumerate(weights)]
     heapq.heapify(queue)
     nodes: list[int] = []
-    width = 0.0
     near: list[set[int]] = [set()] * problem.size
     gone = [False] * problem.size
     while queue:
         found, v = heapq.heappop(queue)
         if gone[v] or found != weights[v]:
             continue
+        if found > NARROW:
+            return None
         gone[v] = True
         nodes.append(v)
-        width = max(width, found)
         near[v] = around[v]
         for w in sorted(near[v]):
             around[w] |= near[v]
@@ -136,19 +137,26 @@ def order_of(problem: Problem) -> Order:
             weights[w] = weight(w)
             heapq.heappush(queue, (weights[w], w))
     place = {v: i for i, v in enumerate(nodes)}
-    parent = [min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)]
-    return Order(nodes=nodes, parent=parent, width=width)
+    return Order(nodes=nodes, parent=[min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)])
 
 
-def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS) -> Exact:
+def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS, over: Callable[[], bool] = _never) -> Exact:
     """The exact minimum below ``room``.
 
+    Args:
+        problem: whose edges and sizes count.
+        parts: whole numbers that are never negative.
+        room: a whole number; its sum with the parts' constant is below 2**53, so that all sums are exact.
+        order: of the problem.
+        most: rows that may be made.
+        over: asked before every join whether to stop.
+
     Raises:
-        TooWide: that takes more than so many rows.
+        TooWide: that takes more than so many rows, or ``over`` says so.
     """
     rises, work = np.zeros(problem.size), 0.0
     for window in WINDOWS:
-        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER)
+        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER, over)
         try:
             floors.run(parts, order)
         except _Wide:
@@ -160,7 +168,7 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
         rises = floors.rises if floors.rises.sum() > rises.sum() else rises
         if not floors.capped:
             break
-    up = _Up(problem, room, most, _elsewhere(rises, order))
+    up = _Up(problem, room, most, _elsewhere(rises, order), over)
     try:
         up.run(parts, order)
         exact = up.down()
@@ -211,8 +219,8 @@ class _Joins:
         rows: made so far.
     """
 
-    def __init__(self, problem: Problem, most: int) -> None:
-        self.problem, self.most = problem, most
+    def __init__(self, problem: Problem, most: int, over: Callable[[], bool] = _never) -> None:
+        self.problem, self.most, self.over = problem, most, over
         self.tables: list[_Table] = []
         self.near: list[set[int]] = [set() for _ in range(problem.size)]
         self.left: list[Ints] = []
@@ -247,9 +255,9 @@ class _Joins:
         return number
 
     def count(self, rows: int) -> None:
-        """Some rows are made."""
+        """Some rows are made, if there is room and time for them."""
         self.rows += rows
-        if self.rows > self.most:
+        if self.rows > self.most or self.over():
             raise _Wide
 
     def take(self, v: int) -> list[int]:
@@ -314,8 +322,8 @@ class _Floors(_Joins):
         capped: whether a rise may be larger with a larger window.
     """
 
-    def __init__(self, problem: Problem, window: float, most: int) -> None:
-        super().__init__(problem, most)
+    def __init__(self, problem: Problem, window: float, most: int, over: Callable[[], bool] = _never) -> None:
+        super().__init__(problem, most, over)
         self.window = window
         self.rises = np.zeros(problem.size)
         self.capped = False
@@ -379,8 +387,10 @@ class _Step:
 class _Up(_Joins):
     """The second and the third pass; ``elsewhere``: see the function of that name."""
 
-    def __init__(self, problem: Problem, room: float, most: int, elsewhere: tuple[Floats, Floats]) -> None:
-        super().__init__(problem, most)
+    def __init__(
+        self, problem: Problem, room: float, most: int, elsewhere: tuple[Floats, Floats], over: Callable[[], bool] = _never
+    ) -> None:
+        super().__init__(problem, most, over)
         self.room, self.elsewhere = room, elsewhere
         self.steps: list[_Step] = []
 

@@ -50,7 +50,7 @@ class LargeBounding:
             self.relaxation.known = known * self.flat.scale
 
     def steps(self) -> Iterator[None]:
-        narrow = order_of(self.problem).narrow
+        narrow = order_of(self.problem) is not None
         if self.given is not None:
             yield from self._told(self.given, self.given.settled())
             if narrow:
@@ -95,7 +95,7 @@ class LargeBounding:
         if self.probe is None:
             self.probe = Relaxation(self.flat, {}, self.relaxation.rng)
         spent = self.probe.work
-        parts = self.probe.split(prices)
+        parts = self.probe.split(prices, self.clock.over)
         self.clock.spend(self.probe.work - spent)
         return parts
 

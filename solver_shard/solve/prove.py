@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class Margins:
 
     base: float
     extra: list[Floats]
+
+    def room(self, value: int) -> float:
+        """What no strategy of a solution below ``value`` exceeds ``base`` by, or reaches; rounded up, which counts beyond 2**53."""
+        room = float(value - self.base)
+        return room if Fraction(room) >= value - Fraction(self.base) else float(np.nextafter(room, np.inf))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +111,7 @@ def prove(
         seed: random seed.
         clock: limits.
     """
-    room = value - margins.base if value is not None else np.inf
+    room = margins.room(value) if value is not None else np.inf
     delta = min(_delta(problem, margins.extra, cells), room)
     keep = [(row < delta) | (row <= row.min()) for row in margins.extra] if np.isfinite(delta) else [row >= 0 for row in margins.extra]
     whole = delta >= room or all(mask.all() for mask in keep)

@@ -10,7 +10,7 @@ step. Every few steps the decoded assignment is repaired and improved to one wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -122,12 +122,13 @@ class Relaxation:
         own = self.multipliers if multipliers is None else multipliers
         return self.constant + (self.rows.offset(own / self.rows.slack) if len(self.rows) else 0.0)
 
-    def split(self, prices: Mapping[int, float]) -> Parts:
-        """The problem at these multipliers as parts that are never negative, once messages have settled."""
+    def split(self, prices: Mapping[int, float], over: Callable[[], bool]) -> Parts:
+        """The problem at these multipliers as parts that are never negative, once messages have settled or ``over`` says so."""
         self.reprice(prices)
         self.best = -np.inf
         for _ in self.settled():
-            pass
+            if over():
+                break
         return parts(self.passing, self.theta(), self.offset())
 
     def margins(self, sweeps: int = MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:

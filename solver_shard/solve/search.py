@@ -394,7 +394,8 @@ class Search:
         """Which strategies may still occur in a better solution; None where that removes little."""
         if self.best.value is None:
             return None
-        keep = [row < self.best.value - margins.base for row in margins.extra]
+        room = margins.room(self.best.value)
+        keep = [row < room for row in margins.extra]
         if not all(mask.any() for mask in keep):
             self._exhausted("fixing")
             return None

@@ -11,6 +11,7 @@ For multipliers of the memory rows, elimination finds the least priced cost exac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.bounding import Bounding
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import TooWide, eliminate, order_of
+from solver_shard.solve.elimination import EXACT, TooWide, eliminate, order_of
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.planes import Planes, between
 from solver_shard.solve.problem import Floats, Problem
@@ -57,7 +58,7 @@ class Sharpening:
         self.steps = 0
         self.planes = Planes(problem)
         self.order = order_of(problem)
-        self.finished = self.wide = not self.order.narrow
+        self.finished = self.wide = self.order is None
 
     def again(self) -> None:
         """The incumbent came much nearer: the best multipliers are worth another look."""
@@ -92,12 +93,17 @@ class Sharpening:
     def _eliminate(self, parts: Parts, value: int) -> tuple[float, Ints | None]:
         """(The bound, -inf where there is none, and an assignment of least priced cost, if there is one below the value)."""
         scale = self.bounding.scale
-        room = value * scale - parts.constant
+        most = EXACT - abs(parts.constant)
+        if (
+            self.order is None or most <= 0 or not all((row >= 0).all() for row in (*parts.unary, *parts.tables))
+        ):  # sums were not exact: that says nothing
+            return -np.inf, None
+        room = min(_whole(value, scale) - parts.constant, most)
         if room <= 0:
             self._take(parts.constant / scale, None)
             return parts.constant / scale, None
         try:
-            exact = eliminate(self.problem, parts, room, self.order)
+            exact = eliminate(self.problem, parts, room, self.order, over=self.clock.over)
         except TooWide as wide:
             self.clock.spend(wide.work)
             self._take((parts.constant + wide.least) / scale, None)
@@ -113,3 +119,9 @@ class Sharpening:
         known = [self.margins.base + row for row in self.margins.extra]
         best = known if lows is None else [np.maximum(old, new) for old, new in zip(known, lows, strict=True)]
         self.margins = Margins(base, [np.maximum(row - base, 0.0) for row in best])
+
+
+def _whole(value: int, scale: float) -> int:
+    """A value times a power of two, rounded up: what reaches it costs at least the value."""
+    shift = -round(math.log2(scale))
+    return -(-value >> shift) if shift > 0 else value << -shift

@@ -10,11 +10,11 @@ from flat_problems import allowed, some_problem
 
 import solver_shard.solve.elimination as elimination
 from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.solve.elimination import MOST_ROWS, Exact, TooWide, eliminate, order_of
+from solver_shard.solve.elimination import MOST_ROWS, Exact, Order, TooWide, eliminate, order_of
 from solver_shard.solve.messages import Messages, Parts, scale_of
 from solver_shard.solve.problem import Edge, Problem
 
-BLOCKS, PER_BLOCK = 20, 60
+BLOCKS, PER_BLOCK = 15, 20
 
 
 def split(problem: Problem, sweeps: int) -> tuple[Parts, float]:
@@ -23,6 +23,12 @@ def split(problem: Problem, sweeps: int) -> tuple[Parts, float]:
     for _ in range(sweeps):
         messages.sweep(messages.theta)
     return messages.reparametrise(messages.theta), messages.scale
+
+
+def order_for(problem: Problem) -> Order:
+    order = order_of(problem)
+    assert order is not None
+    return order
 
 
 def check(problem: Problem, parts: Parts, scale: float, room: float, exact: Exact) -> None:
@@ -50,7 +56,7 @@ def test_least_costs_of_all_and_of_each_strategy(block: int) -> None:
         costs = sorted({problem.cost(x) * scale - parts.constant for x in allowed(problem)})
         rooms = [float(2**50), *(costs[:1] and [costs[0] + 1, costs[len(costs) // 2] + 1, max(1.0, costs[0])])]
         for room in rooms:
-            check(problem, parts, scale, room, eliminate(problem, parts, room, order_of(problem)))
+            check(problem, parts, scale, room, eliminate(problem, parts, room, order_for(problem)))
 
 
 def rising(seed: int, circles: int) -> Problem:
@@ -83,13 +89,13 @@ def test_what_circles_add_is_found_whatever_the_windows(seed: int, windows: tupl
     parts, scale = split(problem, 30)
     least = min(problem.cost(x) for x in allowed(problem)) * scale - parts.constant
     for room in (least + 1, 1.5 * least, 3 * least):
-        check(problem, parts, scale, room, eliminate(problem, parts, room, order_of(problem)))
+        check(problem, parts, scale, room, eliminate(problem, parts, room, order_for(problem)))
 
 
 def test_the_first_pass_sees_what_messages_do_not() -> None:
     problem = rising(0, 40)
     parts, scale = split(problem, 30)
-    order = order_of(problem)
+    order = order_for(problem)
     floors = elimination._Floors(problem, 30 * scale, MOST_ROWS)
     floors.run(parts, order)
     exact = eliminate(problem, parts, 2.0**50, order)
@@ -112,10 +118,34 @@ def test_too_many_rows_end_it_with_a_bound() -> None:
     least = min(problem.cost(x) for x in allowed(problem)) * scale - parts.constant
     for most in (0, 10, 100):
         with pytest.raises(TooWide) as ended:
-            eliminate(problem, parts, 2.0**50, order_of(problem), most)
+            eliminate(problem, parts, 2.0**50, order_for(problem), most)
         assert 0 <= ended.value.least <= least
         assert ended.value.work > 0
-    assert eliminate(problem, parts, 2.0**50, order_of(problem)).least == least
+    assert eliminate(problem, parts, 2.0**50, order_for(problem)).least == least
+
+
+def test_it_stops_when_it_is_told_to() -> None:
+    """Asked before every join: Ctrl-C and a time limit do not wait for the end."""
+    problem = rising(0, 10)
+    parts, scale = split(problem, 5)
+    asked = 0
+
+    def over() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > allowed_looks
+
+    allowed_looks = 10**9
+    order = order_for(problem)
+    whole = eliminate(problem, parts, 200 * scale, order, over=over)
+    every = asked
+    assert every > len(problem.edges)
+    for allowed_looks in (0, 10, every // 2, every - 1):
+        asked = 0
+        with pytest.raises(TooWide) as ended:
+            eliminate(problem, parts, 200 * scale, order, over=over)
+        assert asked <= allowed_looks + 2
+        assert 0 <= ended.value.least <= whole.least
 
 
 def test_nothing_is_allowed() -> None:
@@ -123,7 +153,7 @@ def test_nothing_is_allowed() -> None:
     closed = np.full((2, 2), FORBIDDEN)
     problem = replace(problem, edges=(*problem.edges[:-1], replace(problem.edges[-1], core=closed)))
     parts = Parts(0.0, [row.astype(float) for row in problem.unary], [edge.core.astype(float) for edge in problem.edges])
-    exact = eliminate(problem, parts, 100.0, order_of(problem))
+    exact = eliminate(problem, parts, 100.0, order_for(problem))
     assert exact.assignment is None
     assert exact.least == 100.0
     assert all((row == 100.0).all() for row in exact.extra)
@@ -137,7 +167,7 @@ def test_states_of_many_nodes_are_numbered() -> None:
     edges = tuple(Edge(a=a, b=count, core=core, rows=np.arange(4), cols=np.arange(2)) for a, core in enumerate(cores))
     problem = replace(rising(0, 1), unary=(*[np.zeros(4, dtype=np.int64)] * count, np.array([0, 3000])), edges=edges)
     parts = Parts(0.0, [row.astype(float) for row in problem.unary], [core.astype(float) for core in cores])
-    hub_first = elimination.Order(nodes=[count, *range(count)], parent=[*range(1, count), -1, 0], width=142.0)
+    hub_first = Order(nodes=[count, *range(count)], parent=[*range(1, count), -1, 0])
     turned = eliminate(problem, parts, 5500.0, hub_first)
     assert turned.least == 0
     for v, row in enumerate(turned.extra[:-1]):
@@ -145,8 +175,9 @@ def test_states_of_many_nodes_are_numbered() -> None:
     assert turned.extra[-1].tolist() == [0, 3000]
 
 
-def test_width_is_of_the_most_states_around_a_node() -> None:
+def test_a_problem_with_too_many_states_around_a_node_is_not_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     circle = rising(0, 1)
-    assert order_of(circle).width == 3.0
-    assert order_of(replace(circle, edges=circle.edges[:2])).width == 2.0
-    assert order_of(circle).narrow
+    path = replace(circle, edges=circle.edges[:2])
+    monkeypatch.setattr(elimination, "NARROW", 2.5)
+    assert order_of(circle) is None, "two states of each of three nodes"
+    assert order_of(path) is not None

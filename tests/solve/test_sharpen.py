@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from flat_problems import allowed, optimum, some_problem
@@ -11,8 +13,10 @@ from solver_shard.solve.bounding import Bounding, SmallBounding
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.elimination import TooWide
 from solver_shard.solve.large import LargeBounding
+from solver_shard.solve.messages import Parts
 from solver_shard.solve.planes import Planes, between
 from solver_shard.solve.problem import Problem
+from solver_shard.solve.prove import Margins
 from solver_shard.solve.sharpen import STEPS, Sharpening
 
 
@@ -87,8 +91,12 @@ def test_planes_find_the_best_multiplier(seed: int) -> None:
     assert best is not None
     assert problem.limit is not None
 
+    points = allowed(problem)
+    costs = np.array([problem.cost(x) for x in points])
+    excess = np.array([int(problem.profile(x)[0]) - problem.limit for x in points])
+
     def dual(price: float) -> float:
-        return min(problem.cost(x) + price * (int(problem.profile(x)[0]) - problem.limit) for x in allowed(problem))
+        return float((costs + price * excess).min())
 
     prices = [0.0, *np.geomspace(1e-14, 1e4, 2000)]
     grid = max(dual(price) for price in prices)
@@ -104,7 +112,7 @@ def test_planes_find_the_best_multiplier(seed: int) -> None:
 
 
 def test_a_problem_that_is_too_wide_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wide(*args: object) -> None:
+    def wide(*args: object, **options: object) -> None:
         raise TooWide(3.0, 1.5)
 
     monkeypatch.setattr(sharpen, "eliminate", wide)
@@ -154,6 +162,53 @@ def test_multipliers_stay_in_reach_and_no_larger_than_they_must() -> None:
     assert answer is not None
     assert answer[1][time] == pytest.approx(20.0 / excess)
     assert answer[0] == pytest.approx(cost + 20.0)
+
+
+def test_prices_without_end_prove_nothing() -> None:
+    """Sums beyond 2**53 are not exact: there is no bound then, rather than one that may be above the optimum."""
+    for large in (False, True):
+        for seed in range(20):
+            case = solvable(seed)
+            if case is None:
+                continue
+            rng, problem, best = case
+            bounding = bounding_of(problem, rng, large=large, value=None, steps=2)
+            margins = bounding.margins()
+            for price in (1e6, 1e12, 1e18, 1e29):
+                sharpening = Sharpening(problem, bounding, margins, Clock(None, None))
+                sharpening.next = {int(t): price for t in problem.times}
+                sharpening.step(best + 10, 0.0)
+                assert sharpening.margins.base <= best, (seed, price)
+
+
+def test_parts_that_are_not_exact_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = solvable(2)
+    assert case is not None
+    rng, problem, best = case
+    bounding = bounding_of(problem, rng, large=False, value=None, steps=2)
+    margins = bounding.margins()
+    parts = bounding.split({})
+    below = [row - 1 for row in parts.unary]
+    for wrong in (Parts(-(2.0**60), parts.unary, parts.tables), Parts(parts.constant, below, parts.tables)):
+        monkeypatch.setattr(bounding, "split", lambda prices, wrong=wrong: wrong)
+        sharpening = Sharpening(problem, bounding, margins, Clock(None, None))
+        sharpening.step(best + 1, 0.0)
+        assert sharpening.margins.base == margins.base
+        assert not sharpening.found
+        assert sharpening.finished
+
+
+def test_what_is_looked_for_costs_less_than_the_incumbent_to_the_last_digit() -> None:
+    """Beyond 2**53 the float of a value may be below it: a strategy between the two may still be in a better solution."""
+    value = 2**60 + 2**11 + 3
+    assert float(value) < value
+    margins = Margins(0.0, [np.array([float(value), float(value) - 2**11, float(value) + 2**11])])
+    assert (margins.extra[0] < margins.room(value)).tolist() == [True, True, False]
+    assert Margins(0.5, []).room(3) == 2.5
+    for scale in (1.0, 2.0**20, 2.0**-11):
+        assert Fraction(sharpen._whole(value, scale)) / Fraction(scale) >= value
+    assert sharpen._whole(value, 2.0**-11) == 2**49 + 2
+    assert sharpen._whole(7, 2.0**20) == 7 * 2**20
 
 
 def test_half_way_between_multipliers() -> None:
