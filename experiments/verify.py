@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,15 +78,32 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
 NOTES = """
-The rows were made on one day, in two parts: 278 (all of meshes (4) and (2,2), most of (2,4), and of (2,2,2) the MLP and five plans of
-GPT-2) before the last changes of that day to rules and exports, the others after them.
+Rows of 923ca6f are of the code after the last change to the runtime and to the memory model of plans. On every mesh, every model has such
+rows of the solver's plan, of the user-priority pass, of DTensor's walk and of random 0, and of the other three passes on mesh (2,4). What
+no row of that commit shows yet: those three passes on mesh (4), of Mixtral on (2,2), and of ViT and Mixtral (T5 by op-priority) on (2,2,2);
+random 1 to 7; and random 0 in processes. Their rows are of earlier states of the same day, and are named by the commit that recorded them
+(c83a5ea, then 3176cf0 and acf70b0 after more changes to rules and exports).
 
-## A large plan, by its twin
+## Large plans, by their twins
 
-`solver-shard solve llama3-8b --batch 64 --seq 8192 --mesh dp=32,tp=8 --cluster h100 --memory 70GiB -o llama3-8b.json`, then
-`solver-shard verify llama3-8b.json llama3-8b`: holds, exit code 0. Carried to 4 devices of dp=2,tp=2, two layers, 60 wide, in f64: 740 of
-799 decisions carried, 59 left to the solver. Loss, 21 gradients and 21 parameters differ from the graph by at most 7.1e-16 (tolerance
-1e-11) and from the model by at most 5.3e-7 (tolerance 2e-4); all 67 collectives are as planned in kind, axes, count and bytes.
+Made and verified at 923ca6f, each `verify` with exit code 0. Largest relative differences from the graph (tolerance 1e-11; 2e-4 in
+processes, whose floats have 32 bits) and from the model itself (in 32-bit floats, tolerance 2e-4); collectives are as planned in kind,
+axes, count and bytes.
+
+| plan | twin | decisions carried | from the graph | from the model | collectives | bytes |
+|---|---|---|---|---|---|---|
+| gpt2, 8 devices | d0=2, 1 layer, 60 wide | 332 of 334 | 1.1e-15 | 5.2e-7 | 11 | 178,856 |
+| gpt2, 8 devices, `--processes 4` | d0=4, 1 layer, 60 wide | 332 of 334 | 2.8e-7 | 3.7e-7 | 11 | 120,532 |
+| mixtral-8x7b, 32 devices | dp=2,tp=2, 2 layers, 2 experts, 64 wide | 967 of 1051 | 7.4e-16 | 4.8e-7 | 94 | 2,377,296 |
+| llama3-8b, 256 devices | dp=2,tp=2, 2 layers, 60 wide | 740 of 799 | 7.1e-16 | 5.3e-7 | 67 | 1,690,736 |
+
+The plans, all of full size and proven optimal among tied ones, are by (with `--workers 1`)
+
+    solver-shard solve gpt2 --mesh 8 --batch 8 --seq 128 -o gpt2.json
+    solver-shard solve mixtral-8x7b --batch 16 --seq 2048 --mesh dp=4,tp=8 -o mixtral.json
+    solver-shard solve llama3-8b --batch 64 --seq 8192 --mesh dp=32,tp=8 --cluster h100 --memory 70GiB -o llama3-8b.json
+
+and each is verified as `solver-shard verify mixtral.json mixtral-8x7b` says. Decisions that are not carried are left to the solver.
 """
 BATCH, SEQ = 8, 16
 
@@ -245,10 +265,17 @@ def record(model: Model, mesh: str, plan: str, file: Path, run: Callable[[], Ver
         found = row(run())
     except Exception as error:  # a bug is a row that does not hold, and the others are still made
         found = {"holds": False, "problem": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
-    entry = {"model": model.name, "mesh": mesh, "plan": plan, **found, "seconds": round(time.monotonic() - start, 1)}
+    entry = {"model": model.name, "mesh": mesh, "plan": plan, **found, "seconds": round(time.monotonic() - start, 1), "code": code()}
     with file.open("a") as out:
         out.write(json.dumps(entry) + "\n")
     print(json.dumps(entry), flush=True)
+
+
+@functools.cache
+def code() -> str:
+    """The commit that is checked out, which rows are of."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -265,20 +292,24 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         f"{len(rows)} plans, {len(rows) - len(wrong)} hold. Collectives and bytes are of one device and step, of random plans the mean.",
         "",
-        "| model | mesh | plan | hold | largest from the graph | from the model | collectives | bytes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | mesh | plan | hold | largest from the graph | from the model | collectives | bytes | rows of commit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for model in MODELS:
         for mesh in ("4", "2,2", "2,4", "2,2,2"):
             for kind in kinds:
                 found = [r for r in rows if (r["model"], r["mesh"], _kind(r["plan"])) == (model, mesh, kind)]
                 done = [r for r in found if r.get("from_graph") is not None]
+                commits = Counter(r["code"] for r in found)
+                made = ", ".join(c if len(commits) == 1 else f"{c} ({n})" for c, n in sorted(commits.items()))
                 if found and not done:
-                    lines.append(f"| {model} | {mesh} | {kind} | 0 of {len(found)} | | | | |")
+                    lines.append(f"| {model} | {mesh} | {kind} | 0 of {len(found)} | | | | | {made} |")
                 elif found:
                     cells = [f"{max(r[k] for r in done):.1e}" for k in ("from_graph", "from_model")]
                     cells += [f"{sum(r[k] for r in done) / len(done):,.0f}" for k in ("collectives", "nbytes")]
-                    lines.append(f"| {model} | {mesh} | {kind} | {sum(r['holds'] for r in found)} of {len(found)} | {' | '.join(cells)} |")
+                    lines.append(
+                        f"| {model} | {mesh} | {kind} | {sum(r['holds'] for r in found)} of {len(found)} | {' | '.join(cells)} | {made} |"
+                    )
     kinds_of_all = len(PASSES) + 2 + RANDOM
     counted = {(m, mesh): sum((r["model"], r["mesh"]) == (m, mesh) for r in rows) for m in MODELS for mesh in MESHES}
     missing = [f"{m} on ({mesh}), {kinds_of_all - n} of {kinds_of_all}" for (m, mesh), n in counted.items() if n < kinds_of_all]

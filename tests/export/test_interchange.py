@@ -238,11 +238,9 @@ print(checked)
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed (pip install jax)")
 def test_jax_arrays_are_cut_as_the_plan_says(tmp_path: Path) -> None:
-    plan = planned(*FSDP)
     name = "model.layers.0.self_attn.k_proj.weight"
-    late = Layout.parse("_S(0)S(0)")
-    tensors = tuple(dataclasses.replace(t, layout=late, state=late) if t.name == name else t for t in plan.tensors)
-    plan = dataclasses.replace(plan, tensors=tensors)
+    plan = planned(*FSDP, pins=(f"{name}=_S(0)S(0)",))
+    assert plan.layouts[name] == Layout.parse("_S(0)S(0)")
     plan.save(tmp_path / "plan.json")
     (tmp_path / "specs.py").write_text(jax.export(plan).text)
     path = os.pathsep.join([str(Path(solver_shard.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
