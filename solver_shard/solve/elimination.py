@@ -37,7 +37,7 @@ MOST_ROWS = 30_000_000
 
 NARROW = 66.0
 """Logarithm to base 2 of the states of a node and those around it when it is eliminated, up to which a problem is narrow. The most are
-2**30 to 2**60 in traced models on two or three axes, 2**80 to 2**560 in graphs that have no such layers."""
+2**20 to 2**60 in traced models on one to three axes, 2**77 to 2**560 in large graphs that have no such layers."""
 
 EXACT = 2.0**53
 """Whole numbers up to this are exact, and so are their sums."""
