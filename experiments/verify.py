@@ -78,11 +78,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 MODELS = ("mlp", *CONFIGS)
 NOTES = """
-Rows of 923ca6f are of the code after the last change to the runtime and to the memory model of plans. On every mesh, every model has such
-rows of the solver's plan, of the user-priority pass, of DTensor's walk and of random 0, and of the other three passes on mesh (2,4). What
-no row of that commit shows yet: those three passes on mesh (4), of Mixtral on (2,2), and of ViT and Mixtral (T5 by op-priority) on (2,2,2);
-random 1 to 7; and random 0 in processes. Their rows are of earlier states of the same day, and are named by the commit that recorded them
-(c83a5ea, then 3176cf0 and acf70b0 after more changes to rules and exports).
+All rows are of the code after the last change to the runtime and to the memory model of plans; after 923ca6f only the solver changed.
 
 ## Large plans, by their twins
 
