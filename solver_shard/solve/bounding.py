@@ -8,6 +8,7 @@ rows for the few times that matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Column, Dual
+from solver_shard.solve.elimination import Order, order_of
 from solver_shard.solve.marginals import marginals
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.pricing import Pricing
@@ -49,10 +51,17 @@ class Bounding(Protocol):
     """Steps towards a good bound.
 
     Attributes:
+        problem: that is bounded.
         scale: by which costs are multiplied in parts.
     """
 
+    problem: Problem
     scale: float
+
+    @cached_property
+    def order(self) -> Order | None:
+        """In which order the problem's nodes can be eliminated; None where it is too wide for that."""
+        return order_of(self.problem)
 
     def steps(self) -> Iterator[None]:
         """All steps, one at a time; what they find goes to ``found``."""
@@ -73,7 +82,7 @@ class Bounding(Protocol):
         """The best multipliers: cost per byte by time label."""
 
 
-class SmallBounding:
+class SmallBounding(Bounding):
     """See ``Bounding``; by pricing.py."""
 
     def __init__(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +176,7 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
         exact = up.nothing()
     except _Wide:
         raise TooWide(float(rises.sum()), work + up.work()) from None
-    return Exact(least=exact.least, extra=exact.extra, assignment=exact.assignment, work=work + up.work())
+    return replace(exact, work=work + up.work())
 
 
 class _Empty(Exception):  # noqa: N818 - not an error: it ends one way of proving

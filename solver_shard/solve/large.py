@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from solver_shard.solve.bounding import Found
+from solver_shard.solve.bounding import Bounding, Found
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import order_of
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.messages import Parts, scale_of
 from solver_shard.solve.problem import Problem
@@ -19,7 +18,7 @@ FEW = 3
 """Times with multipliers up to which cutting planes find good ones by themselves, where exact bounds follow (sharpen.py)."""
 
 
-class LargeBounding:
+class LargeBounding(Bounding):
     """See ``Bounding``; by relax.py.
 
     The multipliers of a larger problem are looked at first. Messages passed at them from nothing often stay far below the bound
@@ -50,7 +49,7 @@ class LargeBounding:
             self.relaxation.known = known * self.flat.scale
 
     def steps(self) -> Iterator[None]:
-        narrow = order_of(self.problem) is not None
+        narrow = self.order is not None
         if self.given is not None:
             yield from self._told(self.given, self.given.settled())
             if narrow:

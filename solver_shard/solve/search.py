@@ -394,13 +394,17 @@ class Search:
         """Which strategies may still occur in a better solution; None where that removes little."""
         if self.best.value is None:
             return None
-        room = margins.room(self.best.value)
-        keep = [row < room for row in margins.extra]
+        keep = self._kept(margins)
         if not all(mask.any() for mask in keep):
             self._exhausted("fixing")
             return None
-        left = sum(int(mask.sum()) for mask in keep)
-        return keep if left < SHRINK * sum(map(len, keep)) else None
+        return keep if _share(keep) < SHRINK else None
+
+    def _kept(self, margins: Margins) -> list[Bools]:
+        """The strategies that are below the incumbent."""
+        assert self.best.value is not None
+        room = margins.room(self.best.value)
+        return [row < room for row in margins.extra]
 
     def _sharpening(self, current: Problem, bounding: Bounding, margins: Margins) -> Sharpening | None:
         """Exact margins of a problem that is worth shrinking and not known to be too wide for them."""
@@ -416,17 +420,12 @@ class Search:
                 self.offer(restore(assignment), "elimination")
             sharpening.found.clear()
             self.raise_bound(current.whole(sharpening.margins.base), "elimination")
-            if self._left(sharpening.margins) < HALF or self.clock.work - started > SHARPENING:
+            if _share(self._kept(sharpening.margins)) < HALF or self.clock.work - started > SHARPENING:
                 break
         if sharpening.wide:
             self.wide = float(current.offsets[-1])
         self.multipliers = sharpening.prices
         return sharpening.margins
-
-    def _left(self, margins: Margins) -> float:
-        """Part of the strategies that may still occur in a better solution."""
-        room = self._gap(margins)
-        return sum(int((row < room).sum()) for row in margins.extra) / max(1, sum(map(len, margins.extra)))
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools]) -> tuple[Problem, Restore] | None:
         try:
@@ -440,3 +439,8 @@ class Search:
 
 def _same(assignment: Ints) -> Ints:
     return assignment
+
+
+def _share(keep: list[Bools]) -> float:
+    """Part of the strategies that are kept."""
+    return sum(int(mask.sum()) for mask in keep) / max(1, sum(map(len, keep)))

@@ -19,7 +19,7 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.bounding import Bounding
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import EXACT, TooWide, eliminate, order_of
+from solver_shard.solve.elimination import EXACT, TooWide, eliminate
 from solver_shard.solve.messages import Parts
 from solver_shard.solve.planes import Planes, between
 from solver_shard.solve.problem import Floats, Problem
@@ -57,7 +57,7 @@ class Sharpening:
         self.found: list[Ints] = []
         self.steps = 0
         self.planes = Planes(problem)
-        self.order = order_of(problem)
+        self.order = bounding.order
         self.finished = self.wide = self.order is None
 
     def again(self) -> None:
