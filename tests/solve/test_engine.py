@@ -180,7 +180,7 @@ def test_what_ended_a_search_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert short.status in (Status.FEASIBLE, Status.UNKNOWN)
         assert short.ended == "limit"
     monkeypatch.setattr(search, "prove", lambda *_arguments, **_options: Proof(large=True))
-    monkeypatch.setattr(search, "neighbourhoods", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(search, "IDLE", 0)
     given_up = solve(graph, gap=0.0, time_limit=600.0)
     assert given_up.status is Status.FEASIBLE
     assert given_up.ended == "search"
