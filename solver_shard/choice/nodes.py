@@ -93,3 +93,5 @@ class Lowering:
     microbatches: int = 1
     reduced: Mapping[int, str] = field(default_factory=dict)
     """The dtype in which each gradient is reduced."""
+    relays: frozenset[int] = frozenset()
+    """Tensors behind which the program has a relay: a place that is no pin's, which a plan leaves out where it brings nothing elsewhere."""
