@@ -185,10 +185,12 @@ def _vocabulary_fits(a: Arguments) -> bool:
 
 def _labels_fit(a: Arguments) -> bool:
     known = a["target"][a["target"] != a["ignore_index"]]
-    rows, weight = tuple(a["self"].shape[:-1]), a.get("weight")
+    scores, weight = a["self"], a.get("weight")
+    at = min(1, scores.ndim - 1)  # of the classes, whether images follow or not
+    rows, classes = (*scores.shape[:at], *scores.shape[at + 1 :]), scores.shape[at : at + 1]
     gradient = tuple(a["grad_output"].shape) if "grad_output" in a else ()
     fits = tuple(a["target"].shape) == rows and (gradient in ((), rows)) and (gradient == () or a["reduction"] == 0)
-    return bool(fits and _within(known, a["self"].shape[-1]) and (weight is None or weight.shape == a["self"].shape[-1:]))
+    return bool(fits and _within(known, classes[0]) and (weight is None or weight.shape == classes))
 
 
 def _ends_fit(a: Arguments) -> bool:
@@ -284,5 +286,7 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     "aten.lu_unpack.default": _pivots_fit,
     "aten.nll_loss_forward.default": _labels_fit,
     "aten.nll_loss_backward.default": _labels_fit,
+    "aten.nll_loss2d_forward.default": _labels_fit,
+    "aten.nll_loss2d_backward.default": _labels_fit,
     "aten.embedding_dense_backward.default": _vocabulary_fits,
 }
