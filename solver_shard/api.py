@@ -70,6 +70,7 @@ def optimize(
     template: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
     conservative: bool = False,
+    trust_dtensor: bool = False,
     propagation: Propagation | None = None,
     overlap: float = 0.0,
     fusion: bool = False,
@@ -121,6 +122,8 @@ def optimize(
         rules: rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's
             (see :mod:`solver_shard.rulebook.table`).
         conservative: allow only equal shards, and no cut inside a dim that a view merges or splits.
+        trust_dtensor: of ops without a row, take every strategy that torch registers with DTensor; by default only those that are
+            proven on numbers (see :mod:`solver_shard.rulebook.registered`).
         propagation: plan what a greedy pass makes of the pins (see :mod:`solver_shard.baselines.propagated`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
@@ -173,6 +176,7 @@ def optimize(
         template=template,
         rules=rules,
         conservative=conservative,
+        trust_dtensor=trust_dtensor,
         propagation=propagation,
         overlap=overlap,
         fusion=fusion,
@@ -247,6 +251,7 @@ def asked(
     template: str | None,
     rules: Sequence[str | os.PathLike[str]],
     conservative: bool,
+    trust_dtensor: bool,
     propagation: Propagation | None,
     overlap: float,
     fusion: bool,
@@ -324,6 +329,7 @@ def asked(
         template=template,
         rules=files,
         conservative=bool(conservative),
+        trust_dtensor=yes_or_no("trust_dtensor", trust_dtensor),
         propagation=None if propagation is None else str(propagation),
         tied=bool(tied),
         gap=float(gap),

@@ -159,6 +159,14 @@ Conservative = Annotated[
         "--conservative", help="Only equal shards, and no cut inside a dim that a view merges or splits.", rich_help_panel=LAYOUTS
     ),
 ]
+TrustDTensor = Annotated[
+    bool,
+    typer.Option(
+        "--trust-dtensor",
+        help="Of ops without a rule, take what torch registers with DTensor though it is not proven; else they are replicated.",
+        rich_help_panel=LAYOUTS,
+    ),
+]
 Free = Annotated[bool, typer.Option("--free", help="Let copies of a repeated layer differ (a larger search).", rich_help_panel=LAYOUTS)]
 ObjectiveName = Annotated[Objective, typer.Option(help="Minimise step time or peak memory.", rich_help_panel=SEARCH)]
 MemoryWeight = Annotated[
@@ -208,7 +216,7 @@ def plan_model(model: str | None, config: str | None) -> str | None:
 
 _AS_GIVEN = (
     *("seq", "reserve", "dtype", "microbatches", "master_weights", "state_bytes", "clip", "forward_only", "checkpoint", "template"),
-    *("conservative", "memory_weight", "overlap", "fusion", "gap", "time_limit", "work_limit", "seed"),
+    *("conservative", "trust_dtensor", "memory_weight", "overlap", "fusion", "gap", "time_limit", "work_limit", "seed"),
 )
 
 

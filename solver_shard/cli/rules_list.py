@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from solver_shard.rulebook.usage import OpUsage
 
 _WIDTH = 72
-SOURCES = {"table": "table", "user": "user", "family": "family", "dtensor": "DTensor", "fallback": "replicate"}
+SOURCES = {
+    "table": "table",
+    "user": "user",
+    "family": "family",
+    "dtensor": "DTensor",
+    "unproven": "DTensor, unproven",
+    "fallback": "replicate",
+}
 
 
 def list_rules(
@@ -45,7 +52,8 @@ def list_rules(
     """List every op with its rule, where the rule comes from, and, of a model, how often it is used and its share of the work.
 
     Sources: table (a shipped row), the name of a rules file of yours, family (an in-place, out or list op, by the row of the op it
-    follows), DTensor (strategies registered there), replicate (no rule). Factors marked * are never cut.
+    follows), DTensor (strategies registered there: proven ones of torch's own, or unproven ones of yours), replicate (no rule).
+    Factors marked * are never cut.
     """
     if model is not None and config is not None:
         raise typer.BadParameter("give MODEL or --config FILE, not both", param_hint="MODEL")

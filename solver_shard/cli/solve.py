@@ -68,6 +68,7 @@ def solve(
     template: options.Template = None,
     rules: options.Rules = None,
     conservative: options.Conservative = False,
+    trust_dtensor: options.TrustDTensor = False,
     free: options.Free = False,
     objective: options.ObjectiveName = options.Objective.TIME,
     memory_weight: options.MemoryWeight = 0,

@@ -67,6 +67,7 @@ def sweep(
     template: options.Template = None,
     rules: options.Rules = None,
     conservative: options.Conservative = False,
+    trust_dtensor: options.TrustDTensor = False,
     free: options.Free = False,
     objective: options.ObjectiveName = options.Objective.TIME,
     memory_weight: options.MemoryWeight = 0,

@@ -271,13 +271,14 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def nll_forward(ctx: Context, node: RawNode) -> Result:
-    """nll_loss_forward: sums over all rows, then for a mean one division, so that rows may be cut."""
+    """nll_loss_forward, nll_loss2d_forward: sums over all rows, then for a mean one division, so that rows may be cut."""
     a, draft = node.arguments, ctx.draft
-    scores, target = ctx.value(a["self"]), ctx.value(a["target"])
+    scores, target = _classes_last(ctx.value(a["self"])), ctx.value(a["target"])
     kind = _REDUCTIONS[a["reduction"]]
-    if kind == "none" or len(scores.dims) != 2:
+    if kind == "none" or len(scores.dims) < 2:
         return ctx.generic(node)
-    common = align(draft, [scores, target], scores.shape, whole={1}, expanded=True, ordered=True, tails=(0, 1))
+    last = len(scores.dims) - 1
+    common = align(draft, [scores, target], scores.shape, whole={last}, expanded=True, ordered=True, tails=(0, 1))
     operands = list(common.tensors)
     attributes: dict[str, Any] = {"self": Ref(0), "target": Ref(1), "weight": None, "ignore_index": a["ignore_index"]}
     if isinstance(a["weight"], Use):
@@ -294,11 +295,12 @@ def nll_forward(ctx: Context, node: RawNode) -> Result:
 
 def nll_backward(ctx: Context, node: RawNode) -> Result:
     a, draft = node.arguments, ctx.draft
-    scores, target = ctx.value(a["self"]), ctx.value(a["target"])
+    scores, target = _classes_last(ctx.value(a["self"])), ctx.value(a["target"])
     kind = _REDUCTIONS[a["reduction"]]
-    if kind == "none" or len(scores.dims) != 2:
+    if kind == "none" or len(scores.dims) < 2:
         return ctx.generic(node)
-    common = align(draft, [scores, target], scores.shape, whole={1}, expanded=True, ordered=True, tails=(0, 1))
+    last = len(scores.dims) - 1
+    common = align(draft, [scores, target], scores.shape, whole={last}, expanded=True, ordered=True, tails=(0, 1))
     operands = [draft.plain(ctx.value(a["grad_output"])), *common.tensors]
     attributes: dict[str, Any] = {"grad_output": Ref(0), "self": Ref(1), "target": Ref(2), "weight": None}
     attributes["ignore_index"] = a["ignore_index"]
@@ -311,7 +313,13 @@ def nll_backward(ctx: Context, node: RawNode) -> Result:
     made = draft.emit(
         "shard.nll_loss_backward", operands, attributes, [(common.shape, ctx.result(node)[1])], raws=(*scores.raws, *target.raws)
     )
-    return Value(made[0], common.dims)
+    return Value(made[0], D.permute(common.dims, (0, last, *range(1, last))))
+
+
+def _classes_last(scores: Value) -> Value:
+    """Classes are dim 1 of what torch's loss reads, whether images follow or not."""
+    order = (0, *range(2, len(scores.dims)), 1)
+    return Value(scores.base, D.permute(scores.dims, order), scores.raws) if len(scores.dims) > 2 else scores
 
 
 def _raws(values: list[Value]) -> list[str]:
@@ -326,5 +334,6 @@ ROWS = {
     "gather": pick, "scatter": pick, "native_layer_norm": layer_norm, "native_layer_norm_backward": layer_norm_backward,
     "embedding": embedding, "embedding_dense_backward": embedding_backward,
     "nll_loss_forward": nll_forward, "nll_loss_backward": nll_backward,
+    "nll_loss2d_forward": nll_forward, "nll_loss2d_backward": nll_backward,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,
 }  # fmt: skip

@@ -31,6 +31,8 @@ DTYPES: Mapping[torch.dtype, str] = {
 }  # fmt: skip
 _SAVED = frozenset({CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE})
 """What a selective checkpoint policy says of ops that are not computed again."""
+_TOKENS = (desc.ForwardTokenAOTInput, desc.BackwardTokenAOTInput, desc.ForwardTokenAOTOutput, desc.BackwardTokenAOTOutput)
+"""What keeps calls with effects (assertions) in order."""
 _DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
 
 
@@ -72,6 +74,10 @@ class _Reader:
                 self._constant(node)
             elif node.op == "output":
                 returned = list(zip(node.args[0], node.meta["desc"], strict=True))
+            elif node.target is torch.ops.higher_order.with_effects:
+                self._effect(node)
+            elif node.target is operator.getitem and node.args[0].target is torch.ops.higher_order.with_effects:
+                pass  # the token
             elif node.target is operator.getitem:
                 source = self._use[node.args[0]]
                 self._use[node] = Use(source.node, node.args[1])
@@ -94,6 +100,8 @@ class _Reader:
 
     def _placeholder(self, node: Any) -> None:
         found = node.meta["desc"]
+        if isinstance(found, _TOKENS):
+            return
         if isinstance(found, desc.ParamAOTInput | desc.BufferAOTInput):
             name = self._names[found.target.removeprefix("model.")]
             trained = isinstance(found, desc.ParamAOTInput) and self._step.get_parameter(found.target).requires_grad
@@ -135,6 +143,14 @@ class _Reader:
         if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor):
             self._constants[name] = held
         self._source(node, name, Role.BUFFER)
+
+    @staticmethod
+    def _effect(node: Any) -> None:
+        """An assertion on values: it makes nothing, so a step computes the same without it."""
+        if node.args[1]._schema.returns:
+            raise TraceError(
+                f"the trace calls {node.args[1]}, which has effects and results, and is not supported; remove it from the model"
+            )
 
     def _call(self, node: Any) -> None:
         target = node.target
@@ -212,7 +228,7 @@ class _Reader:
         gradients: list[tuple[int, Use]] = []
         labels: Sequence[str] = self._step.outputs
         for node, found in returned:
-            if node is None:
+            if node is None or isinstance(found, _TOKENS):
                 continue
             if isinstance(found, desc.PlainAOTOutput):
                 outputs.append((labels[found.idx], self._use[node]))

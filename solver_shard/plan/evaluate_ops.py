@@ -163,7 +163,7 @@ def check_rules(plan: Plan, rules: list[Rule]) -> None:
         if op.source == rule.source:
             continue
         what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
-        if op.source == "dtensor":
+        if op.source in ("dtensor", "unproven"):
             raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
         raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
 
@@ -173,6 +173,7 @@ _SOURCES = {
     "user": "a row of the user's",
     "family": "the row of the op that it follows",
     "dtensor": "a strategy registered with DTensor",
+    "unproven": "a strategy registered with DTensor that is not proven",
     "fallback": "no rule",
 }
 

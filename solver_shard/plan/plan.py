@@ -62,6 +62,7 @@ class Options:
         template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
         rules: the user's own rules files, whole, so that a plan can be evaluated without them.
         conservative: whether only equal shards were allowed, and none that cut a dim inside.
+        trust_dtensor: whether strategies that torch registers with DTensor were taken without proof.
         propagation: the greedy pass or baseline whose answer the plan keeps; else None.
         tied: whether copies of a repeated layer share one decision.
         gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
@@ -90,6 +91,7 @@ class Options:
     template: str | None = None
     rules: tuple[RulesFile, ...] = ()
     conservative: bool = False
+    trust_dtensor: bool = field(default=False, metadata=MAY_LACK)
     propagation: str | None = None
     tied: bool = True
     gap: float = 1e-4
@@ -105,7 +107,7 @@ class Options:
 
     def rulebook(self) -> Rulebook:
         """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
-        return Rulebook(load_table(self.rules), conservative=self.conservative)
+        return Rulebook(load_table(self.rules), conservative=self.conservative, trust_dtensor=self.trust_dtensor)
 
     def optimizer_state(self) -> OptimizerState:
         """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
@@ -171,7 +173,8 @@ class PlannedOp:
         result_layouts: the layouts that it produces.
         nanoseconds: time on the slowest device, without collectives; of one microbatch, as the collectives' is.
         source: where its rule comes from: table, user (a row of a rules file of the user's), family (an op that follows another op's
-            row), dtensor (strategies registered with DTensor), or fallback (no rule: everything replicated).
+            row), dtensor (strategies registered with DTensor and proven), unproven (such strategies on the word of whoever registered
+            them), or fallback (no rule: everything replicated).
         implementation: name of the implementation that it runs on the axes with that strategy; empty for none.
         collectives: those inside the implementation, in order.
         recompute: it executes a forward op again, for the backward pass (activation checkpointing).
@@ -186,7 +189,7 @@ class PlannedOp:
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     nanoseconds: int
-    source: Literal["table", "user", "family", "dtensor", "fallback"] = "table"
+    source: Literal["table", "user", "family", "dtensor", "unproven", "fallback"] = "table"
     implementation: str = ""
     collectives: tuple[Inside, ...] = ()
     recompute: bool = False

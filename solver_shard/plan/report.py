@@ -49,6 +49,7 @@ def report(plan: Plan) -> str:
         _memory(plan),
         _fallbacks(plan),
         _fallbacks(plan, "dtensor"),
+        _fallbacks(plan, "unproven"),
         _origin(plan),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines))
@@ -130,6 +131,7 @@ def headline(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
     asked += ["every layer checkpointed"] if options.checkpoint else []
     asked += ["pointwise chains fused"] if options.fusion else []
     asked += ["conservative rules"] if options.conservative else []
+    asked += ["DTensor trusted"] if options.trust_dtensor else []
     asked.append(f"{options.objective} objective" + (f" + {options.memory_weight} ns per MiB of peak" if options.memory_weight else ""))
     rows = [
         *((("sub-axes", sub_axes(plan)),) if plan.mesh.splits else ()),
@@ -470,7 +472,9 @@ def _fallbacks(plan: Plan, source: str = "fallback") -> list[str]:
         rows.append((name, str(len(positions)), format_ns(compute), format_ns(gather), shorten(places, PLACE_WIDTH)))
     title = "Ops without a rule, replicated on every axis (a row in a rule file would free them)"
     if source == "dtensor":
-        title = "Ops without a rule here, by the strategies that are registered for them with DTensor"
+        title = "Ops without a rule here, by the strategies that are registered for them with DTensor, proven on numbers"
+    if source == "unproven":
+        title = "Ops without a rule here, by the strategies that are registered for them with DTensor, NOT PROVEN"
     return [title, *table(rows, right=(1, 2, 3), header=True), *_more(ranked, MAX_FALLBACKS, "less time")]
 
 

@@ -25,13 +25,21 @@ from solver_shard.rulebook.rule import Rule
 from solver_shard.rulebook.table import Row, RuleTable, load_table
 
 
-def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, *, conservative: bool = False) -> Rule:
+def build_rule(
+    op: Op,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    table: RuleTable,
+    *,
+    conservative: bool = False,
+    trust_dtensor: bool = False,
+) -> Rule:
     """The rule of one op instance. RuleError where row and op disagree.
 
     It comes from the op's row (one of the user's replaces a shipped one); for an op on lists, from the rows of its elements; for an
-    in-place or out variant, from the row of the op it follows; else from strategies that are registered with DTensor; else the op is
-    replicated. ``conservative`` leaves out what could carry a sharding to a dim that it does not divide (StableHLO rows only; of the
-    others see ``Rulebook``).
+    in-place or out variant, from the row of the op it follows; else from strategies that are registered with DTensor and proven (or
+    trusted); else the op is replicated. ``conservative`` leaves out what could carry a sharding to a dim that it does not divide
+    (StableHLO rows only; of the others see ``Rulebook``).
     """
     if is_list_call(op):
         return list_rule(op, operands, results, functools.partial(build_rule, table=table))
@@ -41,7 +49,9 @@ def build_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], ta
     derived = derive(op, operands, results, functools.partial(build_rule, table=table))
     if derived is not None:
         return derived
-    return dtensor_rule(op, operands, results) or Draft(Call.of(op, operands, results)).rule(family=FALLBACK, source=FALLBACK)
+    return dtensor_rule(op, operands, results, trust=trust_dtensor) or Draft(Call.of(op, operands, results)).rule(
+        family=FALLBACK, source=FALLBACK
+    )
 
 
 def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
@@ -64,11 +74,13 @@ class Rulebook:
     Args:
         table: rows; default the shipped ones.
         conservative: drop what could make shards uneven or cut a dim inside (see :mod:`solver_shard.rulebook.conservative`).
+        trust_dtensor: take what torch registers with DTensor where it is not proven (see :mod:`solver_shard.rulebook.registered`).
     """
 
-    def __init__(self, table: RuleTable | None = None, *, conservative: bool = False) -> None:
+    def __init__(self, table: RuleTable | None = None, *, conservative: bool = False, trust_dtensor: bool = False) -> None:
         self.table = load_table() if table is None else table
         self.conservative = conservative
+        self.trust_dtensor = trust_dtensor
         self._rules: dict[Hashable, Rule] = {}
 
     def rule(self, program: Program, op_position: int) -> Rule:
@@ -79,7 +91,7 @@ class Rulebook:
         found = self._rules.get(key)
         if found is None:
             operands = [tensors[t] for t in op.operands]
-            found = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
+            found = build_rule(op, operands, [tensors[t] for t in op.results], self.table, trust_dtensor=self.trust_dtensor)
             found = self._rules[key] = conservative_rule(found) if self.conservative else found
         return found
 

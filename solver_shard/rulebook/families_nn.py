@@ -188,7 +188,7 @@ def nll_loss(call: Call, row: Row) -> Draft:
     rows, classes = _class_rows(draft, reduction="sum")
     if kind == "mean":
         draft.restrict(tuple(f for held in rows for f in held), cut=False)
-    draft.put("self", [*rows, classes])
+    draft.put("self", _scores(call, rows, classes))
     draft.put("target", rows)
     draft.put("weight", [classes])
     draft.result(0, rows if kind == "none" else ())
@@ -197,6 +197,8 @@ def nll_loss(call: Call, row: Row) -> Draft:
         if kind == "none":
             draft.alike.append(1)
     draft.linear(("self",), ("sum", "avg"), fixed=(1,))
+    if call.slot("weight") is not None and kind != "mean":
+        draft.linear(("weight",), ("sum", "avg"))
     draft.flops = 2 * call.tensor("target").numel
     return draft
 
@@ -209,7 +211,7 @@ def nll_loss_backward(call: Call, row: Row) -> Draft:
     del row
     draft = Draft(call)
     rows, classes = _class_rows(draft, reduction=None)
-    draft.put("self", [*rows, classes])
+    draft.put("self", _scores(call, rows, classes))
     draft.put("target", rows)
     draft.put("weight", [classes])
     if call.slot("grad_output") is not None:
@@ -221,7 +223,7 @@ def nll_loss_backward(call: Call, row: Row) -> Draft:
         draft.linear(("weight",), ("sum", "avg"))
     if "total_weight" in call.names and _reduction(call) != "mean":
         draft.ignore("total_weight")
-    draft.result(0, [*rows, classes])
+    draft.result(0, _scores(call, rows, classes))
     if call.name.startswith("shard."):
         draft.restrict(classes, cut=True)
         draft.implement("own-classes", classes, arguments={"weight": R}, share="whole")
@@ -230,8 +232,19 @@ def nll_loss_backward(call: Call, row: Row) -> Draft:
 
 def _class_rows(draft: Draft, *, reduction: str | None) -> tuple[list[Held], Held]:
     shape = draft.call.shape("self")
-    rows = [draft.factor(f"row{d}", size, reduction=reduction) for d, size in enumerate(shape[:-1])]
-    return rows, draft.factor("classes", shape[-1], cut=False)
+    at = _classes_at(draft.call)
+    rows = [draft.factor(f"row{d}", size, reduction=reduction) for d, size in enumerate((*shape[:at], *shape[at + 1 :]))]
+    return rows, draft.factor("classes", shape[at], cut=False)
+
+
+def _scores(call: Call, rows: list[Held], classes: Held) -> list[Held]:
+    at = _classes_at(call)
+    return [*rows[:at], classes, *rows[at:]]
+
+
+def _classes_at(call: Call) -> int:
+    """The dim of the classes: the last one, but dim 1 of torch's losses of images."""
+    return 1 if "nll_loss2d" in call.name else len(call.shape("self")) - 1
 
 
 def _reduction(call: Call) -> str:

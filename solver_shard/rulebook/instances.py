@@ -17,6 +17,9 @@ between the two:
     i64.labels(10)[8, 6]         the same, some of them -100
     i64.distinct(10)[8, 6]       indices that differ along the last dim
     i32.ends(12)[3]              ascending, the last is 12
+    i32.order[4, 6]              row changes of an elimination: each from its own row on, counted from 1
+    f64.definite[4, 6, 6]        matrices that are symmetric and positive definite
+    f64.triangle[4, 6, 6]        lower triangles far from singular
 
 Arguments that are left out have their schema's default. The text is read as data: nothing in it is executed.
 """
@@ -290,6 +293,22 @@ def _ends(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
     return found
 
 
+def _order(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    own = torch.arange(spec.shape[-1])
+    drawn = torch.rand(spec.shape, generator=generator) * (spec.shape[-1] - own)
+    return own + 1 + drawn.long()
+
+
+def _definite(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    plain = torch.randn(spec.shape, generator=generator, dtype=torch.float64) * (1 + turn)
+    return plain @ plain.mT + torch.eye(spec.shape[-1], dtype=torch.float64)
+
+
+def _triangle(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    plain = torch.randn(spec.shape, generator=generator, dtype=torch.float64).tril()
+    return plain + (2 + turn) * torch.eye(spec.shape[-1], dtype=torch.float64) * plain.diagonal(0, -2, -1).sign().unsqueeze(-1)
+
+
 _KINDS: Mapping[str, tuple[int, Maker]] = {
     "": (0, _numbers),
     "positive": (0, _positive),
@@ -303,4 +322,7 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "labels": (1, _labels),
     "distinct": (1, _distinct),
     "ends": (1, _ends),
+    "order": (0, _order),
+    "definite": (0, _definite),
+    "triangle": (0, _triangle),
 }

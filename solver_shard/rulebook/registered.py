@@ -6,6 +6,11 @@ asked for every combination of placements, at most ``MOST`` of them, on an axis 
 a plain shard.
 
 Whether shards may be uneven is part of the registration; where it says nothing, only even ones are legal.
+
+Some registrations of torch's own are wrong, so none is used on its word: ``rules/registered.toml`` lists those that were run on numbers,
+as rows are, and never failed (see ``experiments/registered.py``). What is not listed is left out, unless the caller trusts DTensor.
+Registrations of others, for ops of their own or with ``register_sharding``, are theirs to answer for, as rows of a rules file are; the
+source of such rules says that nobody proved them.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,23 +28,33 @@ from solver_shard.layout import REDUCTIONS, P, Placement, R, S
 from solver_shard.program import Op, Ref, Tensor, refs
 from solver_shard.rulebook.derive import overload_of
 from solver_shard.rulebook.rule import AxisStrategy, Dims, Factor, Rule
+from solver_shard.rulebook.table import shipped_file
 
 MOST = 500
 """Combinations of operand placements that a strategy is asked for."""
 DTENSOR = "dtensor"
 """``Rule.source`` and ``Rule.family`` of these rules."""
+UNPROVEN = "unproven"
+"""``Rule.source`` of those that nobody ran on numbers."""
+PROVEN = "registered.toml"
+"""The shipped list: torch's version, and op to the ranks of its operands and results to strategies."""
 
 
-def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Rule | None:
+def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, trust: bool = False) -> Rule | None:
     """The rule of an op whose strategies are registered with DTensor; None where none are, or all are to replicate everything.
 
-    RuleError where the registration does not fit the call, with what to correct.
+    Args:
+        trust: take strategies of torch's own that are not proven, too.
+
+    Raises:
+        RuleError: the registration does not fit the call, with what to correct.
     """
     overload = overload_of(op.name)
     listed = None if overload is None else _registered(overload)
     if listed is None:
         return None
-    strategy, uneven = listed
+    strategy, uneven, own = listed
+    known = frozenset() if own else proven(op, operands, results)
     try:
         made = strategy(op, operands)
     except Exception as error:
@@ -52,10 +69,13 @@ def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) 
         found = _strategy(op, outs, ins, operands, results, uneven, len(factors))
         if found is None or any((s.operands, s.results) == (found[0].operands, found[0].results) for s in strategies):
             continue
+        if not (own or trust or found[0].name in known):
+            continue
         strategies.append(found[0])
         factors.extend(found[1])
     if len(strategies) == 1:
         return None
+    sure = not own and all(s.name in known for s in strategies[1:])
     dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
     return Rule(
         factors=tuple(factors),
@@ -63,29 +83,65 @@ def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) 
         results=tuple(dims[len(operands) :]),
         explicit=tuple(strategies),
         flops=max((t.numel for t in (*operands, *results)), default=0),
-        source=DTENSOR,
+        source=DTENSOR if sure else UNPROVEN,
         family=DTENSOR,
     )
+
+
+def proven(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> frozenset[str]:
+    """Names of the registered strategies that are proven for calls like this.
+
+    Which order and which sum an op keeps may depend on a number in the call, for which a list cannot speak: what is pending passes
+    only where there is none.
+    """
+    listed = _proven().get(op.name, {}).get(ranks_of(operands, results), frozenset())
+    numbers = [value for value in op.attributes.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+    fractions = any(isinstance(value, float) for value in numbers)
+    return frozenset(
+        name
+        for name in listed
+        if not (numbers and re.search(r"<-.*P\((max|min)\)", name)) and not (fractions and re.search(r"<-.*P\(", name))
+    )
+
+
+def ranks_of(operands: Sequence[Tensor], results: Sequence[Tensor]) -> str:
+    """Numbers of dims, as the list of proven strategies has them: ``2,3->3``."""
+    return "->".join(",".join(str(len(t.shape)) for t in tensors) for tensors in (operands, results))
+
+
+@functools.cache
+def _proven() -> Mapping[str, Mapping[str, frozenset[str]]]:
+    """The shipped list; nothing of it where another torch is installed than the one it was made with."""
+    import torch
+
+    data = tomllib.loads(shipped_file(PROVEN).read_text(encoding="utf-8"))
+    if not torch.__version__.startswith(f"{data['torch']}."):
+        return {}
+    return {op: {ranks: frozenset(names) for ranks, names in found.items()} for op, found in data["proven"].items()}
 
 
 Listed = Iterator[tuple[Sequence[Any], Sequence[Any]]]
 """Placements of the results, and of the operands in the order of the arguments; None for an argument that is no tensor."""
 
 
-def _registered(overload: Any) -> tuple[Callable[[Op, Sequence[Tensor]], Listed], bool] | None:
-    """How to list an op's strategies, and whether their shards may be uneven. ``register_sharding`` wins: it is the user's."""
+def _registered(overload: Any) -> tuple[Callable[[Op, Sequence[Tensor]], Listed], bool, bool] | None:
+    """How to list an op's strategies, whether their shards may be uneven, and whether they are the user's and not torch's own.
+
+    ``register_sharding`` wins: it is the user's.
+    """
     from torch.distributed.tensor import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     function = propagator.op_strategy_funcs.get(overload)
     if isinstance(function, functools.partial) and function.func.__qualname__ == "register_sharding.<locals>.custom_strategy":
-        return functools.partial(_from_sharding, overload, function.args[0]), False
+        return functools.partial(_from_sharding, overload, function.args[0]), False, True
+    own = overload.namespace not in ("aten", "prims")
     info = propagator.op_single_dim_strategy_funcs.get(overload)
     if info is None and function is not None:
-        return functools.partial(_from_following, overload, function, propagator.op_to_schema_info.get(overload)), False
+        return functools.partial(_from_following, overload, function, propagator.op_to_schema_info.get(overload)), False, own
     if info is None:
         return None
-    return functools.partial(_from_single, overload, info), bool(getattr(info, "allow_uneven_sharding", False))
+    return functools.partial(_from_single, overload, info), bool(getattr(info, "allow_uneven_sharding", False)), own
 
 
 def _from_single(overload: Any, info: Any, op: Op, operands: Sequence[Tensor]) -> Listed:

@@ -153,7 +153,8 @@ class Rule:
             name a factor that no dim holds: it says how often the strategy can cut, and how the work divides.
         propagates: whether the op has a rule at all to propagation (constants, loops, unknown calls have none).
         source: ``table`` (row in rules/), ``user`` (row in a file of the user's), ``family`` (in-place, out and list ops, by the row
-            of the op they follow), ``dtensor`` (strategies registered with DTensor), or ``fallback`` (no rule: all replicated).
+            of the op they follow), ``dtensor`` (strategies registered with DTensor, proven), ``unproven`` (such strategies on the
+            word of whoever registered them), or ``fallback`` (no rule: all replicated).
         family: the name of the rule family or ``einsum`` notation; consumers are grouped by it.
     """
 

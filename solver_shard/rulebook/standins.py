@@ -185,10 +185,12 @@ def _vocabulary_fits(a: Arguments) -> bool:
 
 def _labels_fit(a: Arguments) -> bool:
     known = a["target"][a["target"] != a["ignore_index"]]
-    rows, weight = tuple(a["self"].shape[:-1]), a.get("weight")
+    scores, weight = a["self"], a.get("weight")
+    at = min(1, scores.ndim - 1)  # of the classes, whether images follow or not
+    rows, classes = (*scores.shape[:at], *scores.shape[at + 1 :]), scores.shape[at : at + 1]
     gradient = tuple(a["grad_output"].shape) if "grad_output" in a else ()
     fits = tuple(a["target"].shape) == rows and (gradient in ((), rows)) and (gradient == () or a["reduction"] == 0)
-    return bool(fits and _within(known, a["self"].shape[-1]) and (weight is None or weight.shape == a["self"].shape[-1:]))
+    return bool(fits and _within(known, classes[0]) and (weight is None or weight.shape == classes))
 
 
 def _ends_fit(a: Arguments) -> bool:
@@ -254,6 +256,16 @@ def _group_norm_fits(a: Arguments) -> bool:
     return whole and alike and all(v == (image[1],) for v in vectors) and all(s == (image[0], groups) for s in statistics)
 
 
+def _squares_fit(a: Arguments) -> bool:
+    return bool(a["A"].shape[:-2] == a["self"].shape[:-2] and a["A"].shape[-2] == a["A"].shape[-1] == a["self"].shape[-2])
+
+
+def _pivots_fit(a: Arguments) -> bool:
+    data, pivots = a["LU_data"], a["LU_pivots"]
+    within = not pivots.numel() or bool(pivots.min() >= 1 and pivots.max() <= data.shape[-2])
+    return within and pivots.shape == (*data.shape[:-2], min(data.shape[-2:]))
+
+
 _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     **{name: _heads_fit for name in _STANDINS if name.startswith(_MATH)},
     f"{_MATH}_flash_attention_for_cpu.default": _heads_fit,
@@ -270,7 +282,11 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     **{f"aten._fused_{name}.{kind}": _elements_fit for name in _OPTIMIZERS for kind in ("default", "tensor_lr")},
     "aten.native_group_norm.default": _group_norm_fits,
     "aten.native_group_norm_backward.default": _group_norm_fits,
+    "aten._cholesky_solve_helper.default": _squares_fit,
+    "aten.lu_unpack.default": _pivots_fit,
     "aten.nll_loss_forward.default": _labels_fit,
     "aten.nll_loss_backward.default": _labels_fit,
+    "aten.nll_loss2d_forward.default": _labels_fit,
+    "aten.nll_loss2d_backward.default": _labels_fit,
     "aten.embedding_dense_backward.default": _vocabulary_fits,
 }

@@ -33,7 +33,8 @@ SOURCES = {
     "table": "a shipped rule",
     "user": "a rule of yours",
     "family": "the shipped rule of the op that it follows",
-    "dtensor": "the strategies registered for it with DTensor",
+    "dtensor": "the strategies registered for it with DTensor that are proven on numbers",
+    "unproven": "the strategies registered for it with DTensor, which nobody proved on numbers",
     "fallback": "no rule: replicated on every axis (a row in a rules file, --rules, would free it)",
 }
 """Where the strategies of an op come from."""

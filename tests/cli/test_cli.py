@@ -56,6 +56,7 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
     words += " --pin x=R,R --pin *.w=tp=S(0) --free --objective time --memory-weight 7 --overlap 0.5 --fusion"
     words += (
         " --gap 0.01 --time-limit 9 --work-limit 3 --microbatches 4 --reduce-dtype f32 --clip --rules a.toml --rules b.toml --conservative"
+        " --trust-dtensor"
     )
     words += " --workers 3 --total-time-limit 20"
     assert main([*words.split(), "--seed", "5", "-q"]) == 0
@@ -84,6 +85,7 @@ def test_solve_hands_every_option_on(fake: Optimize, tmp_path: Path) -> None:
         "template": "dp=zero3,tp=megatron",
         "rules": (Path("a.toml"), Path("b.toml")),
         "conservative": True,
+        "trust_dtensor": True,
         "overlap": 0.5,
         "fusion": True,
         "objective": "time",
