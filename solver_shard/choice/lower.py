@@ -301,7 +301,7 @@ class _Lowerer:
         producer = self._hold(t) if group.late else self._producer(t)
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
-        alias = tuple(layout for layout in need if layout in set(held))
+        alias = self._common(need, held)
         tensor = self.program.tensors[t]
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
@@ -321,6 +321,15 @@ class _Lowerer:
                 self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
+
+    def _common(self, need: Layouts, held: Layouts) -> Layouts:
+        """Those of the one that are among the other."""
+        key = ("common", need, held)
+        if key not in self.cache:
+            kept = set(held)
+            self.cache[key] = tuple(layout for layout in need if layout in kept)
+        found: Layouts = self.cache[key]
+        return found
 
     def _handed_over(self, t: int, v: int) -> None:
         """The update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter."""
@@ -417,8 +426,9 @@ class _Lowerer:
         table = table if group.purpose == OPTIMIZER else repeated(table, self.microbatches)
         same = equal_table(held, need) == 0
         if group.readers:
+            kept = set(alias)
             # a copy that needs no communication is the alias read through a free move, so it is left to the alias
-            aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
+            aliased = np.array([layout in kept for layout in held], dtype=bool)
             same |= free_moves(held, need) & aliased[:, None]
         return np.concatenate([equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 

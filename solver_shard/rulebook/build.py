@@ -59,7 +59,7 @@ def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Te
 
 
 class Rulebook:
-    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once.
+    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once; equal ones are one.
 
     Args:
         table: rows; default the shipped ones.
@@ -70,6 +70,7 @@ class Rulebook:
         self.table = load_table() if table is None else table
         self.conservative = conservative
         self._rules: dict[Hashable, Rule] = {}
+        self._known: dict[Rule, Rule] = {}
 
     def rule(self, program: Program, op_position: int) -> Rule:
         """The rule of the op at this position; RuleError where its row disagrees with it."""
@@ -80,7 +81,8 @@ class Rulebook:
         if found is None:
             operands = [tensors[t] for t in op.operands]
             found = build_rule(op, operands, [tensors[t] for t in op.results], self.table)
-            found = self._rules[key] = conservative_rule(found) if self.conservative else found
+            found = conservative_rule(found) if self.conservative else found
+            found = self._rules[key] = self._known.setdefault(found, found)
         return found
 
     def fallbacks(self, program: Program) -> Mapping[str, tuple[int, ...]]:
