@@ -310,7 +310,7 @@ class _Lowerer:
         producer = self._hold(t) if group.late else self._producer(t)
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
-        alias = tuple(layout for layout in need if layout in set(held))
+        alias = self._common(need, held)
         tensor = self.program.tensors[t]
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
@@ -330,6 +330,15 @@ class _Lowerer:
                 self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
+
+    def _common(self, need: Layouts, held: Layouts) -> Layouts:
+        """Those of the one that are among the other."""
+        key = ("common", need, held)
+        if key not in self.cache:
+            kept = set(held)
+            self.cache[key] = tuple(layout for layout in need if layout in kept)
+        found: Layouts = self.cache[key]
+        return found
 
     def _handed_over(self, t: int, v: int) -> None:
         """The update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter."""
