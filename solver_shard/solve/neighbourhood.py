@@ -51,7 +51,7 @@ def neighbourhoods(problem: Problem, incumbent: Ints, clock: Clock, *, seed: int
             dual.evaluate(np.zeros(len(small.base)), 5)
         clock.spend(dual.work)
         value = problem.value(incumbent)
-        result = solve_kernel(small, dual, clock, cutoff=value, gap=gap, seed=seed, effort=2.0)
+        result = solve_kernel(small, dual, clock, cutoff=value, gap=gap, seed=seed, effort=2.0, sure=False)
         if result.assignment is not None:
             better = undo.restore(result.assignment)
             if offer(better, "neighbourhood"):
