@@ -30,7 +30,7 @@ def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest
     monkeypatch.setattr(search, "WORTH_FIXING", 0)
     monkeypatch.setattr(search, "FIRST_CELLS", 3)
     if block % 2:
-        monkeypatch.setattr(kernel, "TINY_VALUES", 0)
+        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
     check_optima(range(1000 + 40 * block, 1000 + 40 * block + 40))
 
 
