@@ -237,7 +237,7 @@ def agree(values: Mapping[str, torch.Tensor], device_mesh: DeviceMesh, mesh: Mes
 
 def _sum(value: torch.Tensor) -> torch.Tensor:
     """A number that two different tensors hardly share."""
-    plain = torch.view_as_real(value) if value.is_complex() else value
+    plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     wide = plain.double().nan_to_num()
     return wide.abs().sum() + wide.sum() / 3
 

@@ -23,7 +23,6 @@ import numpy as np
 from solver_shard.choice.graph import Ints
 from solver_shard.solve.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.clock import Clock
-from solver_shard.solve.kernel import TINY_CELLS, TINY_VALUES
 from solver_shard.solve.messages import scale_of
 from solver_shard.solve.presolve import NoAssignment, presolve
 from solver_shard.solve.problem import Problem
@@ -74,6 +73,9 @@ IDLE = 12
 FIRST_WORK, FAR, ANNEALING_SHARE = 0.3, 0.01, 0.25
 """Work of the first epoch of annealing; gap from which on it is worth a part of the work while bounds are sought, or beside a
 campaign; that part. (1,000 nodes with 12 strategies on circles: 79,652 after 2 s of annealing, 81,942 after 20 s without.)"""
+
+TINY_VALUES, TINY_CELLS = 80, 800
+"""Strategies and pairs up to which a problem is enumerated sooner than annealed."""
 
 FINE = 0.01
 """Part of the gap asked for that is tried for when that gap is reached: the plan that is then found is mostly the proven best."""
