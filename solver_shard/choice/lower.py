@@ -446,9 +446,7 @@ class _Lowerer:
         moves = self.costs.transitions(tensor.shape, dtype, reductions, self._bucket(t, purpose), t in self.either)
         table = moves.costs_between(held, need)
         if self.restriction is not None:
-            scope, move = self.restriction.scope(t, purpose), self.restriction.move
-            allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)
-            table = np.where(allowed, table, FORBIDDEN)
+            table = np.where(self.restriction.moves(self.restriction.scope(t, purpose), held, need), table, FORBIDDEN)
         if not self._discounted(t, purpose):
             return table
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
