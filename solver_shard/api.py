@@ -353,6 +353,7 @@ def plan_program(
     clock: StageClock | None = None,
     propagation: Propagation | None = None,
     narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
+    relays: bool = False,
     workers: int = 2,
     stop: Callable[[], bool] | None = None,
     incumbent: Callable[[Plan], None] | None = None,
@@ -360,7 +361,8 @@ def plan_program(
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 
-    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records.
+    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records; with ``relays``
+    where what it decides may use them (see ``constraints``).
     ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
     it there is no hint of what DTensor would do.
     """
@@ -371,7 +373,8 @@ def plan_program(
     from solver_shard.writing import Writer, certificate, provenance
 
     clock = clock or StageClock()
-    made = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock)
+    relays = propagation is None and (narrow is None or relays)
+    made = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=relays)
     program, mesh, rulebook, costs, pinned, lowering = made.program, made.mesh, made.rulebook, made.costs, made.pinned, made.lowering
     if propagation is not None:
         from solver_shard.baselines.propagated import narrow_to
@@ -419,6 +422,7 @@ def plan_program(
         )
     with clock.stage("plan", "writing down the plan"):
         plan = writer.plan(solution, problem, clock)
+        writer.check(plan, rulebook)
     return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
 
 

@@ -1,34 +1,46 @@
-"""Give pinned activations a place in the program: an identity op after the op that computes them.
+"""Places in a program where an activation may be brought to another layout, once for all of its readers: of pins, and relays.
 
 A pin says what readers see, not how the value is computed: a matrix product pinned ``R`` is still best computed partial
-and reduced once. So the op's own result stays free, and an identity (a view, without time or bytes) hands on the pinned
+and reduced once. So the op's own result stays free, and an identity (a view, without time) hands on the pinned
 tensor, under the name that the user knows. Stored tensors, outputs and gradients need none: their pins hold for what is
 stored or returned.
+
+A tensor that several groups of readers get by reshards of their own may as well be brought to one layout at once, where it is made, and
+read by all of them from there. That is what a pin gives it, so it has such a place without one: a **relay**. A program that is lowered has
+a relay wherever it may matter; a plan keeps those that it uses (``Plan.relays``), and in its program the others are not there. With
+the same places, pinned or not, no pin can make a plan faster: it only takes choices away.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from solver_shard.program import Op, Program, Ref
 
 Pin = TypeVar("Pin")
 
+IDENTITY = "aten.alias.default"
+"""The op of a place; a traced one that is all that reads a tensor is one, too."""
 
-def constrain(program: Program, pins: Mapping[int, Pin]) -> tuple[Program, dict[int, Pin]]:
-    """Insert an identity for every pinned activation; returns the program and the pins by its tensor positions."""
+
+def constrain(program: Program, pins: Mapping[int, Pin], relays: Collection[int] = ()) -> tuple[Program, dict[int, Pin]]:
+    """Insert an identity for every pinned activation and for every relay; returns the program and the pins by its tensor positions.
+
+    Positions of the program's own tensors stay as they are. ``relays``: tensors that ops make; those that are pinned have a place already.
+    """
     final = {*program.outputs, *program.gradients.values()}
     made = {t for op in program.ops for t in op.results}
     pinned = [t for t in pins if t in made and t not in final]
-    if not pinned:
+    relayed = [t for t in relays if t in made and t not in final and t not in pins]
+    if not pinned and not relayed:
         return program, dict(pins)
     tensors = list(program.tensors)
-    handed = {t: len(tensors) + k for k, t in enumerate(pinned)}
+    handed = {t: len(tensors) + k for k, t in enumerate((*pinned, *relayed))}
     for t in handed:
         tensors.append(tensors[t])
-        tensors[t] = dataclasses.replace(tensors[t], name=f"{tensors[t].name} (before its pin)")
+        tensors[t] = dataclasses.replace(tensors[t], name=f"{tensors[t].name} ({'before its pin' if t in pins else 'as made'})")
     ops: list[Op] = []
     for op in program.ops:
         ops.append(dataclasses.replace(op, operands=tuple(handed.get(t, t) for t in op.operands)))
@@ -37,9 +49,63 @@ def constrain(program: Program, pins: Mapping[int, Pin]) -> tuple[Program, dict[
     return found, {handed.get(t, t): pin for t, pin in pins.items()}
 
 
+def places(program: Program) -> dict[int, int]:
+    """Tensor to the position of the identity that alone reads it: the place of a pin or a relay."""
+    makers, final = program.producers(), {*program.outputs, *program.gradients.values()}
+    found = {}
+    for t, uses in program.readers().items():
+        (i, _), maker = uses[0], makers.get(t)
+        alone = len(uses) == 1 and t not in final and maker is not None
+        if alone and program.ops[i].name == IDENTITY and program.ops[i].phase is program.ops[makers[t][0]].phase:
+            found[t] = i
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A program without some of its relays.
+
+    Attributes:
+        program: what is left.
+        times: position of an op of the whole program, or of the one after it where that is gone; of the update and the end, too.
+        tensors: position of every tensor of the whole program; what an identity handed on is the tensor before it.
+        relays: the relays that are left, by the tensor before each.
+    """
+
+    program: Program
+    times: tuple[int, ...]
+    tensors: tuple[int, ...]
+    relays: tuple[int, ...]
+
+
+def without(program: Program, relays: Collection[int], unused: Collection[int]) -> Kept:
+    """Take out the relays that bring nothing elsewhere; ``relays``, ``unused``: all of them and those, by the tensor before each."""
+    handing = places(program)
+    gone = {handing[t] for t in unused}
+    of = {program.ops[handing[t]].results[0]: t for t in unused}
+    left = [t for t in range(len(program.tensors)) if t not in of]
+    position = {t: k for k, t in enumerate(left)}
+    named = {t: program.tensors[after] for after, t in of.items()}
+    times = [0]
+    for i in range(len(program.ops) + 1):
+        times.append(times[-1] + (i not in gone))
+    at = tuple(position[of.get(t, t)] for t in range(len(program.tensors)))
+    kept = dataclasses.replace(
+        program,
+        tensors=tuple(named.get(t, program.tensors[t]) for t in left),
+        ops=tuple(
+            dataclasses.replace(op, operands=tuple(at[t] for t in op.operands), results=tuple(at[t] for t in op.results))
+            for i, op in enumerate(program.ops)
+            if i not in gone
+        ),
+    )
+    used = sorted((program.ops[handing[t]].results[0], t) for t in relays if t not in unused)
+    return Kept(program=kept, times=tuple(times), tensors=at, relays=tuple(at[t] for _, t in used))
+
+
 def _identity(producer: Op, before: int, after: int) -> Op:
     return Op(
-        name="aten.alias.default",
+        name=IDENTITY,
         operands=(before,),
         results=(after,),
         attributes={"self": Ref(0)},

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from solver_shard.baselines.restrict import parse_template, restriction, tensor_axes
+from solver_shard.choice.groups import shared_tensors
 from solver_shard.choice.lower import lower
 from solver_shard.choice.nodes import Lowering, Restriction
 from solver_shard.choice.subaxes import split_where_needed
@@ -37,7 +38,7 @@ class Lowered:
 
     Attributes:
         given: the program as it was traced.
-        program: the same with a place for every pinned activation, see ``constraints.constrain``; ``lowering`` is of it.
+        program: the same with a place for every pinned activation and with relays, see ``constraints``; ``lowering`` is of it.
         mesh: as layouts speak of it: with an axis split, where that was asked for or is needed.
         pins: as read; ``pinned`` is what they leave of tensors, by position in ``program``.
         restriction: of the template; None without one.
@@ -56,16 +57,19 @@ class Lowered:
 
     def pins_apart(self) -> dict[int, dict[str, Allowed]]:
         """Tensor to pin text to what that pin alone leaves of its layouts."""
-        return constrain(self.given, pins_apart(self.pins, self.given, self.mesh))[1]
+        return constrain(self.given, pins_apart(self.pins, self.given, self.mesh), self.lowering.relays)[1]
 
 
-def lower_program(program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, clock: StageClock | None = None) -> Lowered:
+def lower_program(
+    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, clock: StageClock | None = None, relays: bool = True
+) -> Lowered:
     """The choice graph of a traced program under these options.
 
     Args:
         program: without places for pins.
         mesh: an axis is split where the model asks for it and the options leave it to us; a mesh that has one split stays as it is.
         clock: of the stage "lower".
+        relays: with a relay behind every tensor that several groups read; templates and propagation passes have none.
 
     Raises:
         InputError: a pin or the template is not legal for this program and mesh.
@@ -76,8 +80,13 @@ def lower_program(program: Program, *, mesh: Mesh, cluster: Cluster, options: Op
     check_ops(rulebook.table, known=frozenset(op.name for op in program.ops))
     mesh = _refined(program, rulebook, mesh, options)
     pins, given = tuple(parse_pin(text, mesh) for text in options.pins), program
-    program, pinned = constrain(given, resolve_pins(pins, given, mesh))
+    resolved = resolve_pins(pins, given, mesh)
     templates = parse_template(options.template, mesh) if options.template else None
+    shared: tuple[int, ...] = ()
+    if relays and not templates and not options.propagation and mesh.size > 1:
+        shared = shared_tensors(given, [rulebook.rule(given, i) for i in range(len(given.ops))])
+    shared = tuple(t for t in shared if t not in resolved)
+    program, pinned = constrain(given, resolved, shared)
     narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         costs = CostModel(mesh, cluster, overlap=options.overlap)
@@ -91,6 +100,7 @@ def lower_program(program: Program, *, mesh: Mesh, cluster: Cluster, options: Op
             limit=options.usable_memory,
             fusion=options.fusion,
             microbatches=options.microbatches,
+            relays=shared,
         )
     return Lowered(
         given=given,

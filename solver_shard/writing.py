@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from solver_shard import __version__
 from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.transients import Transients
+from solver_shard.constraints import without
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.model import CostModel
+from solver_shard.errors import InternalError
 from solver_shard.plan.decode import Decoded, decode
+from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Certificate, Moment, Options, Plan, Provenance
 from solver_shard.program import Program
+from solver_shard.rulebook.build import Rulebook
 from solver_shard.solve.solution import Solution
 from solver_shard.stages import StageClock
 
@@ -54,13 +58,28 @@ class Writer:
         )
 
     def plan(self, solution: Solution, problem: Transients, clock: StageClock) -> Plan:
-        """The plan of a feasible solution, and what is proven of it for ``problem``."""
+        """The plan of a feasible solution and what is proven of it; InternalError where its figures are not the solver's."""
         assert solution.assignment is not None, "a feasible solution has an assignment"
-        return self.made(self.parts(solution.assignment), certificate(solution, problem, clock))
+        parts = self.parts(solution.assignment)
+        claimed = (solution.cost, solution.peak, solution.objective)
+        written = (parts.costs.total_ns, parts.memory.peak, parts.costs.objective)
+        if written != claimed:
+            raise _unlike("the solver", claimed, "the plan", written)
+        return self.made(parts, certificate(solution, problem, clock))
+
+    def check(self, plan: Plan, rulebook: Rulebook) -> None:
+        """Hold a finished plan against the evaluator; InternalError where its figures are others."""
+        used = {t for t in self.lowering.relays if t in plan.relays}
+        kept = without(self.program, self.lowering.relays, self.lowering.relays - used)
+        found = evaluate(plan, kept.program, rulebook, self.costs)
+        claimed = (plan.costs.total_ns, plan.memory.peak, plan.certificate.objective)
+        evaluated = (found.total_ns, found.peak, found.objective)
+        if evaluated != claimed:
+            raise _unlike("the plan", claimed, "the evaluator", evaluated)
 
     def made(self, parts: Decoded, proof: Certificate) -> Plan:
         """A plan of these parts."""
-        program = self.program
+        program = parts.program
         return Plan(
             name=program.name,
             mesh=self.costs.mesh,
@@ -77,6 +96,7 @@ class Writer:
             costs=parts.costs,
             certificate=proof,
             provenance=self.origin,
+            relays=parts.relays,
         )
 
 
@@ -128,6 +148,12 @@ def history(solution: Solution, seconds: float, baseline: str | None = None) -> 
     last = len(moments) - 1
     kept = range(last + 1) if last < MAX_MOMENTS else [k * last // (MAX_MOMENTS - 1) for k in range(MAX_MOMENTS)]
     return tuple(moments[k] for k in kept)
+
+
+def _unlike(one: str, claimed: tuple[int | None, ...], other: str, found: tuple[int | None, ...]) -> InternalError:
+    figures = zip(("step time", "peak", "objective"), claimed, found, strict=True)
+    said = "; ".join(f"{name} {a} by {one}, {b} by {other}" for name, a, b in figures if a != b)
+    return InternalError(f"{one} and {other} disagree: {said}; please report this, with the model and the command")
 
 
 def provenance(source: str, command: str) -> Provenance:

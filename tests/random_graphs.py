@@ -156,3 +156,52 @@ def some_limit(rng: np.random.Generator, found: list[Point]) -> int | None:
     peaks = sorted(p.peak for p in found)
     cheapest = min(found, key=lambda p: (p.cost, p.peak)).peak
     return int(rng.choice([peaks[0], peaks[len(peaks) // 4], peaks[len(peaks) // 2], max(0, peaks[0] - 1), max(0, cheapest - 1)]))
+
+
+FAMILIES = ("dense", "grid", "chords")
+
+
+def loopy_graph(rng: np.random.Generator, family: str, nodes: int, *, strategies: int = 4, room: float = 0.25) -> ChoiceGraph:
+    """Nothing is forbidden, everything is on circles, and the limit binds.
+
+    Args:
+        family: "dense" has edges anywhere, 13 for 6 nodes; "grid" is a rectangle of neighbours; "chords" a random tree with half as many
+            edges again between any two nodes.
+        room: where the limit lies between the least possible peak and that of an assignment that descends on costs alone.
+    """
+    if family == "dense":
+        every = list(itertools.combinations(range(nodes), 2))
+        pairs = [every[i] for i in sorted(rng.choice(len(every), min(len(every), 13 * nodes // 6), replace=False).tolist())]
+    elif family == "grid":
+        width = int(nodes**0.5)
+        pairs = [(v, v + 1) for v in range(nodes - 1) if (v + 1) % width] + [(v, v + width) for v in range(nodes - width)]
+    elif family == "chords":
+        tree = {(int(rng.integers(v)), v) for v in range(1, nodes)}
+        while len(tree) < nodes - 1 + nodes // 2:
+            u, v = sorted(rng.choice(nodes, 2, replace=False).tolist())
+            tree.add((u, v))
+        pairs = sorted(tree)
+    else:
+        raise ValueError(f"family {family!r} is not one of {FAMILIES}")
+    starts = rng.integers(0, 20, nodes)
+    costs, usages = rng.integers(0, 100, (nodes, strategies)), rng.integers(1, 1000, (nodes, strategies))
+    graph = ChoiceGraph(
+        names=tuple(f"n{v}" for v in range(nodes)),
+        offsets=np.arange(nodes + 1, dtype=np.int64) * strategies,
+        costs=costs.ravel(),
+        usages=usages.ravel(),
+        interval_offsets=np.arange(nodes + 1, dtype=np.int64),
+        intervals=np.stack([starts, starts + rng.integers(1, 15, nodes)], axis=1),
+        edges=np.array(pairs, dtype=np.int64),
+        edge_tables=np.arange(len(pairs), dtype=np.int64),
+        tables=tuple(rng.integers(0, 100, (strategies, strategies)) for _ in pairs),
+    )
+    graph.validate()
+    chosen = costs.argmin(axis=1)
+    for v in list(range(nodes)) * 3:
+        price = costs[v].copy()
+        for (a, b), table in zip(pairs, graph.tables, strict=True):
+            price = price + (table[:, chosen[b]] if a == v else table[chosen[a]] if b == v else 0)
+        chosen[v] = price.argmin()
+    least, cheap = graph.peak(usages.argmin(axis=1)), graph.peak(chosen)
+    return replace(graph, limit=int(least + room * max(0, cheap - least)))

@@ -1,9 +1,11 @@
 """What is returned when the solver stops early: never less than the best of the baselines.
 
 A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out before
-that, the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first; the cheapest
+that, the plan with everything replicated and those of all templates (:mod:`solver_shard.baselines.candidates`) are held against the
+solver's, however short the limit was: nearly all of them are decided, and those whose least cost is above what is known are left out.
+Then the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first. The cheapest
 that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was. With a plan
-in hand this ends ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one it ends when all have been tried, for
+in hand the greedy ones end ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one all are tried, for
 any plan is better than none.
 """
 
@@ -14,27 +16,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from solver_shard.baselines.candidates import Candidate, candidates, completed, within
 from solver_shard.baselines.hints import hints, middles
 from solver_shard.baselines.templates import warm_starts
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.choice.graph import ChoiceGraph
 from solver_shard.choice.nodes import Lowering
-from solver_shard.choice.structure import node_classes
+from solver_shard.choice.shrink import shrink
 from solver_shard.choice.transients import Transients
 from solver_shard.costs.model import CostModel
+from solver_shard.mesh import Mesh
 from solver_shard.pins import Allowed
-from solver_shard.solve.engine import solve
-from solver_shard.solve.solution import Solution, Stage, Status, WarmStart, objective_value, relative_gap
+from solver_shard.solve.solution import Solution, Stage, Status, WarmStart, relative_gap
 
 if TYPE_CHECKING:
     from solver_shard.frontends.clean import Traced
     from solver_shard.plan.plan import Options
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.stages import StageClock
-
-WORK = 0.3
-"""Work units for one baseline: most of its nodes are decided, and what is left falls apart."""
 
 OWN_STARTS = ("the last round's plan", "the best plan so far", "the tied plan", "the least peak")
 """Warm starts that the solver makes itself: no baselines."""
@@ -63,19 +61,52 @@ def or_baseline(
     """
     if solution.status not in (Status.FEASIBLE, Status.UNKNOWN):
         return solution, None
+    started = time.monotonic()
     with clock.stage("baselines", "holding the plan against greedy ones and templates"):
-        plain = Transients(lowering, costs, None if problem.folded is None else node_classes(lowering))
+        plain = Transients(lowering, costs, problem.classes)
+        best, name = with_templates(solution, plain, costs.mesh, options)
+        seconds = clock.solver_seconds * (1 + OVERTIME) - clock.seconds["solve"] - (time.monotonic() - started)
+        if best.feasible and seconds <= 0 and options.work_limit is None:
+            return best, name
         others = hints(lowering, costs, rulebook, pinned, traced, middles(plain.folded))
         return with_baselines(
-            solution,
+            best,
             problem,
             plain.graph,
             warm_starts(lowering, plain.folded, costs.mesh, others),
             objective=options.objective,
             memory_weight=options.memory_weight,
             seed=options.seed,
-            seconds=clock.solver_seconds * (1 + OVERTIME) - clock.seconds["solve"],
+            seconds=seconds,
+            name=name,
         )
+
+
+def with_templates(found: Solution, plain: Transients, mesh: Mesh, options: Options) -> tuple[Solution, str | None]:
+    """The solution, or the cheapest template where that is better; and the name of the baseline whose plan it is, if it is one's."""
+    started = time.monotonic()
+    best, name = found, origin(found)
+    plans = candidates(
+        plain,
+        mesh,
+        objective=options.objective,
+        memory_weight=options.memory_weight,
+        gap=options.gap,
+        seed=options.seed,
+        worth=lambda objective: not best.feasible or objective < _value(best),
+    )
+    for template, plan in plans:
+        if plan is not None and (not best.feasible or plan.objective < _value(best)):
+            best, name = _replaced(found, plan), template
+    return _staged(best, found, name, started), name
+
+
+def _staged(best: Solution, found: Solution, name: str | None, started: float) -> Solution:
+    """What took a baseline's place says so."""
+    if best is found:
+        return best
+    stage = Stage(name="baselines", seconds=time.monotonic() - started, note=f"the plan is that of {name}")
+    return dataclasses.replace(best, stages=(*found.stages, stage))
 
 
 def with_baselines(
@@ -88,16 +119,17 @@ def with_baselines(
     memory_weight: int,
     seed: int,
     seconds: float,
+    name: str | None = None,
 ) -> tuple[Solution, str | None]:
     """The solution, or the cheapest baseline where that is better; and its name where the plan is a baseline's that nothing proves.
 
     ``graph`` is the problem's before anything was added to it, ``baselines`` are restrictions of that graph; ``seconds`` is what is left
-    of the time limit, less than nothing where it is over.
+    of the time limit, less than nothing where it is over; ``name`` of the baseline whose plan the solution is, if that is known.
     """
     if found.status not in (Status.FEASIBLE, Status.UNKNOWN):
         return found, None
     started = time.monotonic()
-    best, name = found, origin(found)
+    best, name = found, name or origin(found)
     tried = {stage.name.removeprefix("free, ").removeprefix("warm start ") for stage in found.stages if not stage.note.endswith("None")}
     for baseline in baselines:
         if baseline.name in tried and best.feasible:
@@ -107,10 +139,7 @@ def with_baselines(
         made = _completed(problem, graph, baseline, objective, memory_weight, seed, found)
         if made is not None and (not best.feasible or _value(made) < _value(best)):
             best, name = made, baseline.name
-    if best is not found:
-        stage = Stage(name="baselines", seconds=time.monotonic() - started, note=f"the plan is that of {name}")
-        best = dataclasses.replace(best, stages=(*found.stages, stage))
-    return best, name
+    return _staged(best, found, name, started), name
 
 
 def origin(found: Solution) -> str | None:
@@ -130,34 +159,24 @@ def _completed(
     problem: Transients, graph: ChoiceGraph, baseline: WarmStart, objective: str, memory_weight: int, seed: int, found: Solution
 ) -> Solution | None:
     """A baseline as a plan, with what is proven of the problem; None where it cannot be had within the memory limit."""
-    costs = graph.costs.copy()
-    for v, mask in baseline.allowed.items():
-        if mask.any():
-            costs[graph.offsets[v] : graph.offsets[v + 1]][~mask] = FORBIDDEN
-    narrowed = dataclasses.replace(graph, costs=costs)
-    if graph.limit is not None and _least(narrowed) > graph.limit:
+    small = shrink(graph, {v: mask for v, mask in baseline.allowed.items() if mask.any()})
+    if small is None:
         return None
-    made = solve(narrowed, objective=objective, memory_weight=memory_weight, gap=0.01, time_limit=None, work_limit=WORK, seed=seed)
-    if not made.feasible or made.assignment is None or made.cost is None:
-        return None
-    peak = problem.peak(made.assignment)
-    if graph.limit is not None and peak > graph.limit:
-        return None
-    value = objective_value(objective, memory_weight, made.cost, peak)
-    bound = min(value, max([found.bound or 0, *(event.bound or 0 for event in found.history)]))
+    made = completed(small.graph, objective=objective, memory_weight=memory_weight, gap=0.01, seed=seed)
+    plan = within(problem, small, made, objective, memory_weight)
+    return None if plan is None else _replaced(found, plan)
+
+
+def _replaced(found: Solution, plan: Candidate) -> Solution:
+    """A baseline's plan in place of a solution, with what is proven of the problem."""
+    bound = min(plan.objective, max([found.bound or 0, *(event.bound or 0 for event in found.history)]))
     return dataclasses.replace(
         found,
         status=Status.FEASIBLE,
-        assignment=tuple(np.asarray(problem.plain(made.assignment)).tolist()),
-        cost=made.cost,
-        peak=peak,
-        objective=value,
+        assignment=tuple(plan.assignment.tolist()),
+        cost=plan.cost,
+        peak=plan.peak,
+        objective=plan.objective,
         bound=bound,
-        gap=relative_gap(value, bound),
+        gap=relative_gap(plan.objective, bound),
     )
-
-
-def _least(graph: ChoiceGraph) -> int:
-    """No allowed assignment has a smaller peak: every node at its smallest usage."""
-    smallest = [int(np.where(graph.node_costs(v) < FORBIDDEN, graph.node_usages(v), FORBIDDEN).argmin()) for v in range(graph.size)]
-    return graph.peak(smallest)

@@ -39,12 +39,16 @@ expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the ou
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from solver_shard.baselines.templates import reaches, row_cut
 from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
 from solver_shard.choice.heads import Heads, heads_of
+from solver_shard.choice.tables import Layouts
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
@@ -149,6 +153,8 @@ class TemplateRestriction:
     """Embeddings of tokens and heads: the dim that is the vocabulary."""
     experts: frozenset[int]
     """Weights whose dim 0 is the expert."""
+    parameters: Mapping[int, int]
+    """By gradient."""
     accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
@@ -174,7 +180,7 @@ class TemplateRestriction:
     def scope(self, t: int, purpose: str) -> Hashable:
         tensor = self.program.tensors[t]
         if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
-            parameter = t if purpose == UPDATE else next(p for p, g in self.program.gradients.items() if g == t)
+            parameter = t if purpose == UPDATE else self.parameters[t]
             return (purpose, parameter in self.experts, self.accumulates)
         if tensor.role in (Role.PARAMETER, Role.BUFFER):
             return ("parameter", t in self.experts)
@@ -182,8 +188,13 @@ class TemplateRestriction:
             return (self.special[t], len(tensor.shape))
         return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
 
-    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
-        return all(_axis_move(name, scope, a, b) for name, a, b in zip(self.templates, source, target, strict=True))
+    def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
+        allowed = np.ones((len(sources), len(targets)), dtype=bool)
+        for a, name in enumerate(self.templates):
+            (before, row), (after, column) = (_placements(layouts, a) for layouts in (sources, targets))
+            own = np.array([[_axis_move(name, scope, x, y) for y in after] for x in before], dtype=bool)
+            allowed &= own.reshape(len(before), len(after))[row[:, None], column]
+        return allowed
 
     def _stored(self, t: int, name: str, axis: int, layout: Layout) -> bool:
         """Whether a source may have this placement on one axis."""
@@ -236,42 +247,64 @@ def restriction(program: Program, mesh: Mesh, templates: tuple[str, ...], *, acc
 
     InputError where a template has nothing in the program to cut.
     """
-    cut, vocabulary, experts = block_cut(program), vocabulary_cut(program), expert_weights(program)
+    found = _unrestricted(program, mesh, accumulates)
     for axis, name in zip(mesh.names, templates, strict=True):
-        lacks = [
-            *(["matrices of blocks (products that feed a residual addition, and those before them)"] if _blocks(name) and not cut else []),
-            *(
-                ["vocabulary (a table that is looked up by an input, a head before a log-softmax)"]
-                if _misses(name, _VOCABULARY, vocabulary)
-                else []
-            ),
-            *(
-                ["experts (weights with one matrix per expert, multiplied by rows that are grouped by expert)"]
-                if _misses(name, _EXPERTS, experts)
-                else []
-            ),
-        ]
-        if lacks:
+        if lacks := _lacking(name, found):
             raise InputError(
                 f"template {name!r} on axis {axis!r} has nothing to cut: {program.name} has no {' and no '.join(lacks)}; "
                 f"give the axis another one, such as 'ddp', 'zero3' or 'replicate'"
             )
+    return replace(found, templates=templates)
+
+
+def restrictions(program: Program, mesh: Mesh, *, accumulates: bool = False) -> dict[str, TemplateRestriction]:
+    """The templates that experts write for a mesh, by how they are asked for: those that have something in the program to cut.
+
+    One for all axes, all replicated first; then each kind of data parallelism on the outer axes with one of another kind on the
+    innermost one.
+    """
+    whole, found = mesh.whole, _unrestricted(program, mesh, accumulates)
+    texts = [name for name in TEMPLATES if name != _FREE] if whole.axes else []
+    outer = whole.names[:-1]
+    if outer:
+        texts.append("hsdp")
+        for data in _DATA:
+            experts = f"{data}+{_EXPERTS}"
+            ends = [(data, inner) for inner in (*_TENSOR, *(f"{name}+{_VOCABULARY}" for name in _TENSOR), "context-parallel", experts)]
+            ends += [(experts, inner) for inner in _TENSOR] if len(outer) > 1 else []
+            rows = [(*(data,) * (len(outer) - 1), *end) for end in ends]
+            texts += [",".join(f"{axis}={name}" for axis, name in zip(whole.names, row, strict=True)) for row in rows]
+    made = {text: parse_template(text, mesh) for text in texts}
+    return {text: replace(found, templates=names) for text, names in made.items() if not any(_lacking(name, found) for name in names)}
+
+
+def _unrestricted(program: Program, mesh: Mesh, accumulates: bool) -> TemplateRestriction:
+    """What the restrictions of a program have in common; of no template yet."""
+    cut, vocabulary = block_cut(program), vocabulary_cut(program)
     return TemplateRestriction(
         program=program,
         mesh=mesh,
-        templates=templates,
+        templates=(),
         cut=cut,
         heads=heads_of(program, cut),
         special=_special(program, vocabulary),
         vocabulary=vocabulary,
-        experts=experts,
+        experts=expert_weights(program),
+        parameters={g: p for p, g in reversed(list(program.gradients.items()))},
         accumulates=accumulates,
     )
 
 
-def _misses(name: str, what: str, found: Collection[int]) -> bool:
-    """Whether a name asks for what was not found."""
-    return name.endswith(what) and not found
+def _lacking(name: str, found: TemplateRestriction) -> list[str]:
+    """What a template cuts and the program has none of."""
+    blocks = "matrices of blocks (products that feed a residual addition, and those before them)"
+    vocabulary = "vocabulary (a table that is looked up by an input, a head before a log-softmax)"
+    experts = "experts (weights with one matrix per expert, multiplied by rows that are grouped by expert)"
+    return [
+        *([blocks] if _blocks(name) and not found.cut else []),
+        *([vocabulary] if name.endswith(_VOCABULARY) and not found.vocabulary else []),
+        *([experts] if name.endswith(_EXPERTS) and not found.experts else []),
+    ]
 
 
 def vocabulary_cut(program: Program) -> dict[int, int]:
@@ -390,6 +423,12 @@ def _axis_move(name: str, scope: Hashable, source: Placement, target: Placement)
         OUTPUT: lambda: source.is_partial and target == R,
     }
     return rules[scope[0]]()
+
+
+def _placements(layouts: Layouts, axis: int) -> tuple[list[Placement], NDArray[np.int64]]:
+    """The placements on one axis, and which of them each layout has."""
+    known = {placement: k for k, placement in enumerate(dict.fromkeys(layout[axis] for layout in layouts))}
+    return list(known), np.array([known[layout[axis]] for layout in layouts], dtype=np.int64)
 
 
 def _gradient(name: str, source: Placement, target: Placement) -> bool:

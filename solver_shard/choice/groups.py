@@ -15,6 +15,10 @@ either as its producer left it, or as the copy that a forward group made. Its ow
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
 What is held of a view is the storage that it lies in; a :class:`Storage` lists the held tensors that share one.
 
+The place of a pin or a relay (:mod:`solver_shard.constraints`) is an identity, the only reader of what an op made. It **takes over**: what
+it hands on owns the bytes from one past its own time, be they the very same or a copy, and the tensor before it ends there. Where that
+tensor is a view, the place is a view as well, and what is viewed lives as long as what it hands on.
+
 With several microbatches a step, all times are those of one microbatch, of any: what lives for the whole step lives through each
 of them. A gradient is then added to its accumulator where it is made, and its own bytes end there.
 """
@@ -24,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from solver_shard.constraints import places
 from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
@@ -96,6 +101,7 @@ class Lives:
 
     Attributes:
         base: when the producer's own bytes live.
+        views: ops whose results have no bytes of their own.
         held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups.
             Only tensors that are held have an entry.
         storages: those in which several tensors may be held, or a view that is only a part.
@@ -105,6 +111,7 @@ class Lives:
     base: tuple[tuple[int, int], ...]
     held: dict[int, int]
     end: int
+    views: frozenset[int] = frozenset()
     storages: tuple[Storage, ...] = ()
 
 
@@ -128,6 +135,10 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
     keyed = _keyed_readers(program, rules)
+    handing = places(program)
+    views = frozenset(i for i, rule in enumerate(rules) if rule.view)
+    taking = frozenset(i for t, i in handing.items() if made[t] not in views)
+    views -= taking
     order = sorted(range(len(program.tensors)), key=lambda t: made.get(t, -1), reverse=True)
     base: list[tuple[int, int]] = [(0, end)] * len(program.tensors)
     groups: dict[int, tuple[Group, ...]] = {}
@@ -139,7 +150,7 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
             stop = start + 1 if readers or (purpose == OPTIMIZER and accumulates) else end
             for i, _ in readers:
                 stop = max(stop, i + 1)
-                if rules[i].view:
+                if i in views:
                     stop = max(stop, *(base[r][1] for r in program.ops[i].results))
             found.append((start, purpose, family, tuple(readers), stop))
         found.sort()
@@ -152,10 +163,22 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
         if late:
             held[t] = 1 + max(g.start for g in groups[t] if g.late)
         if t in made:
-            first = 1 + max((g.start for g in groups[t]), default=made[t])
-            base[t] = (made[t], max(g.stop for g in groups[t] if not g.late) if late else first)
-    known = Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end)
+            since = made[t] + (made[t] in taking)
+            first = 1 + max((g.start for g in groups[t]), default=since)
+            base[t] = (since, max(g.stop for g in groups[t] if not g.late) if late else first)
+            if t in handing and handing[t] in views:
+                base[t] = (since, base[program.ops[handing[t]].results[0]][1])
+    known = Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
     return replace(known, storages=_storages(program, rules, known))
+
+
+def shared_tensors(program: Program, rules: Sequence[Rule]) -> tuple[int, ...]:
+    """What ops make for several groups of readers, for each other and not for the step's end: one reshard may serve them all."""
+    final, handing = {*program.outputs, *program.gradients.values()}, places(program)
+    handed = {t for i in handing.values() for t in program.ops[i].results}
+    keyed = _keyed_readers(program, rules)
+    made = [t for op in program.ops for t in op.results]
+    return tuple(t for t in made if len(keyed.get(t, ())) > 1 and t not in final and t not in handed)
 
 
 def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:
@@ -164,7 +187,7 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
     made: set[int] = set()
     for i, op in enumerate(program.ops):
         made.update(op.results)
-        if not rules[i].view or len(op.operands) != 1:
+        if i not in known.views or len(op.operands) != 1:
             continue
         x = op.operands[0]
         owner, before = path.get(x, (x, ()))

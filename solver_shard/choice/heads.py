@@ -107,7 +107,7 @@ def _after(program: Program, readers: Mapping[int, list[tuple[int, int]]], start
             op = program.ops[i]
             if op.phase is not Phase.FORWARD:
                 continue
-            if op.name in ("aten.view.default", "aten.permute.default", "aten._to_copy.default"):
+            if op.name in ("aten.view.default", "aten.permute.default", "aten._to_copy.default", "aten.slice.Tensor"):
                 pending.append(op.results[0])
             elif op.name == "aten.einsum.default":
                 found += [p for p in op.operands if p in cut]

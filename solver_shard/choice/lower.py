@@ -6,6 +6,9 @@ the producer's (no cost, no bytes) or a *copy* (the transition's cost, its own b
 carry transition costs, edges from reshard to reader allow equality and moves that need no communication. Where an alias
 outlives its producer's own interval, a tail node carries those bytes.
 
+A tensor that several groups read has a **relay** behind it, an identity that may bring it to another layout at once for all of them
+(:mod:`solver_shard.constraints`): its own groups then start from there. Pinned activations have the same places.
+
 A tensor that is read in the forward pass and again later has a hold node: what is kept of it in between, the producer's
 bytes or the copy that a forward group made. Later groups start from there. Keep nodes, tied to the hold, own the bytes.
 With a sharded parameter this is the choice between gathering once (ZeRO-2) and gathering again (ZeRO-3). Tensors that are
@@ -26,7 +29,8 @@ Tables are cached by the layouts they relate, so a deep model has no more distin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +54,9 @@ from solver_shard.choice.tables import (
     stored_table,
     tail_table,
 )
+from solver_shard.constraints import places
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import free_moves, is_even
+from solver_shard.costs.layouts import is_even
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
@@ -72,6 +77,7 @@ def lower(
     restriction: Restriction | None = None,
     fusion: bool = False,
     microbatches: int = 1,
+    relays: Collection[int] = (),
 ) -> Lowering:
     """Build the choice graph of a program on the cost model's mesh.
 
@@ -84,11 +90,13 @@ def lower(
         restriction: layouts and transitions to which the graph is narrowed.
         fusion: price pointwise chains as fused, see ``choice.fusion``.
         microbatches: how many times a step runs the program before its update.
+        relays: places of the program that are no pin's, by the tensor before each; see ``constraints``.
 
     Raises:
         InputError: a pin leaves a tensor without a layout.
     """
-    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion, microbatches).run(limit)
+    found = _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion, microbatches).run(limit)
+    return replace(found, relays=frozenset(relays))
 
 
 class _Lowerer:
@@ -116,6 +124,7 @@ class _Lowerer:
         self.made = {t for op in program.ops for t in op.results}
         self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.either = either_order(program)
+        self.places = frozenset(places(program).values())
         self.pending: dict[int, frozenset[str]] = {}
         self.nodes: list[Node] = []
         self.index: dict[tuple[Kind, int, int], int] = {}
@@ -280,7 +289,7 @@ class _Lowerer:
             result = column.results[j]
             final = any(g.purpose in (OPTIMIZER, OUTPUT) for g in self.lives.groups.get(t, ()))  # pins hold for what is stored or returned
             layouts = result.layouts if final else self._pinned(t, result.layouts)
-            held = self._bytes(t, layouts) if not column.rule.view else np.zeros(len(layouts), dtype=np.int64)
+            held = self._bytes(t, layouts) if i not in self.lives.views else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(Node(kind=Kind.RESULT, item=t, layouts=layouts), np.zeros(len(layouts), dtype=np.int64), held, self.lives.base[t])
             self._edge(v, r, ("result", id(column), j, layouts), lambda result=result, layouts=layouts: result_table(result, layouts))  # type: ignore[misc]
 
@@ -301,7 +310,7 @@ class _Lowerer:
         producer = self._hold(t) if group.late else self._producer(t)
         held = self.nodes[producer].layouts
         need = self._needed(t, group)
-        alias = tuple(layout for layout in need if layout in set(held))
+        alias = self._common(need, held)
         tensor = self.program.tensors[t]
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
@@ -321,6 +330,15 @@ class _Lowerer:
                 self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
+
+    def _common(self, need: Layouts, held: Layouts) -> Layouts:
+        """Those of the one that are among the other."""
+        key = ("common", need, held)
+        if key not in self.cache:
+            kept = set(held)
+            self.cache[key] = tuple(layout for layout in need if layout in kept)
+        found: Layouts = self.cache[key]
+        return found
 
     def _handed_over(self, t: int, v: int) -> None:
         """The update reads its slice of the reduced gradient; without an optimizer, it is stored like the parameter."""
@@ -415,11 +433,9 @@ class _Lowerer:
             spill = spill_nanoseconds(self.program.tensors[t].dtype, self._bytes(t, held)[:, None], self._bytes(t, need), self.costs)
             table = np.where(table >= FORBIDDEN, FORBIDDEN, table + spill)
         table = table if group.purpose == OPTIMIZER else repeated(table, self.microbatches)
+        # A slice is a copy, too: it takes no time, has bytes of its own, and lets the whole tensor go. A copy in the layout that is
+        # held already would be a clone, which no plan has: the alias has the same bytes, from where the producer's own end.
         same = equal_table(held, need) == 0
-        if group.readers:
-            # a copy that needs no communication is the alias read through a free move, so it is left to the alias
-            aliased = np.array([layout in set(alias) for layout in held], dtype=bool)
-            same |= free_moves(held, need) & aliased[:, None]
         return np.concatenate([equal_table(held, alias), np.where(same, FORBIDDEN, table)], axis=1)
 
     def _moves(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Ints:
@@ -430,9 +446,7 @@ class _Lowerer:
         moves = self.costs.transitions(tensor.shape, dtype, reductions, self._bucket(t, purpose), t in self.either)
         table = moves.costs_between(held, need)
         if self.restriction is not None:
-            scope, move = self.restriction.scope(t, purpose), self.restriction.move
-            allowed = np.array([[a == b or move(scope, a, b) for b in need] for a in held], dtype=bool)
-            table = np.where(allowed, table, FORBIDDEN)
+            table = np.where(self.restriction.moves(self.restriction.scope(t, purpose), held, need), table, FORBIDDEN)
         if not self._discounted(t, purpose):
             return table
         return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
@@ -442,4 +456,6 @@ class _Lowerer:
             for j, t in self._read(i):
                 v = self.index[Kind.RESHARD, t, self._group_of(t, i, j)]
                 given, column = self.nodes[v].layouts, strategies[i].operands[j]
-                self._edge(v, self.index[Kind.OP, i, 0], ("read", given, id(column)), lambda g=given, c=column: read_table(g, c))  # type: ignore[misc]
+                exact = i in self.places
+                key = ("read", given, id(column), exact)
+                self._edge(v, self.index[Kind.OP, i, 0], key, lambda g=given, c=column, e=exact: read_table(g, c, e))  # type: ignore[misc]

@@ -7,6 +7,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from solver_shard.choice.graph import ChoiceGraph
 from solver_shard.choice.groups import Lives
 from solver_shard.choice.strategies import OpStrategies
@@ -34,10 +37,10 @@ class Restriction(Protocol):
         """Whether a copy that the forward pass made may be kept for the backward pass."""
 
     def scope(self, t: int, purpose: str) -> Hashable:
-        """A key of tensors and purposes for which ``move`` answers alike."""
+        """A key of tensors and purposes for which ``moves`` answers alike."""
 
-    def move(self, scope: Hashable, source: Layout, target: Layout) -> bool:
-        """Whether this transition may be used; staying as it is is always allowed."""
+    def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
+        """Which transitions may be used, by source and target; staying as it is is always allowed."""
 
 
 class Kind(enum.Enum):
@@ -93,3 +96,5 @@ class Lowering:
     microbatches: int = 1
     reduced: Mapping[int, str] = field(default_factory=dict)
     """The dtype in which each gradient is reduced."""
+    relays: frozenset[int] = frozenset()
+    """Tensors behind which the program has a relay: a place that is no pin's, which a plan leaves out where it brings nothing elsewhere."""

@@ -1,45 +1,56 @@
-"""Find repeated layers by structure: which ops do the same thing at the same place of a repeated block.
+"""Find what repeats by structure: which ops do the same thing at the same place of a repeated block.
 
-Forward and backward are each a sequence of op signatures (name, attributes, shapes; never module names). A stack of
-equal layers is a run in which the signature at i equals the one at i + period. The longest run is taken first, then the
-rest left and right of it is searched again, so encoder and decoder stacks are both found. Ops of one run at equal
-positions modulo the period form a class. Any such partition is a valid restriction of the problem: it can cost time,
-never correctness, because folding ties only nodes with identical strategies and prices.
+Forward and backward are each a sequence of op signatures (name, rule, shapes; never module names, nor arguments that no rule asks for,
+such as the place that a step of a scan reads). A stack of equal layers is a run in which the signature at i equals the one at
+i + period. The longest run is taken first, then the rest left and right of it is searched again, so encoder and decoder stacks are both
+found. Ops of one run at equal positions modulo the period form a class. Blocks repeat inside blocks, too: the steps of a scan, experts
+one by one. Where one block of a run has runs of at least ``_COPIES`` copies, their classes are those of the block.
+
+    a b c c c c d | a b c c c c d | a b c c c c d       a run of three blocks, each of which has a run of four
+
+Any such partition is a valid restriction of the problem: it can cost time, never correctness, because folding ties only nodes with
+identical strategies and prices.
 
 Among runs of equal length the shortest period wins, then the earliest start, so the result does not depend on chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver_shard.choice.graph import Ints
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.program import Phase, Program, Role
+from solver_shard.rulebook.rule import Rule
+
+Signatures = NDArray[np.int32]
 
 _LEAST_BLOCK = 4
 """Shorter periods are chance repetitions of single ops, not layers."""
 
+_COPIES = 4
+"""Of a block inside a block, at least: fewer are parts that look alike (keys and values), and are worth deciding one by one."""
 
-def op_classes(program: Program) -> Ints:
-    """A class number per op (int64[ops]); ops outside repeated blocks are alone in their class."""
+
+def op_classes(program: Program, rules: Sequence[Rule] | None = None) -> Ints:
+    """A class number per op (int64[ops]); ops outside repeated blocks are alone in their class.
+
+    ``rules``: of every op; what they do not depend on makes no difference. By default all arguments do.
+    """
     known: dict[object, int] = {}
-    signatures = np.array([known.setdefault(_signature(program, i), len(known)) for i in range(len(program.ops))], dtype=np.int64)
+    kinds = [repr(sorted(op.attributes.items())) for op in program.ops] if rules is None else rules
+    signatures = np.array([known.setdefault(_signature(program, i, kinds[i]), len(known)) for i in range(len(program.ops))], dtype=np.int32)
     forward = sum(op.phase is Phase.FORWARD for op in program.ops)
-    classes = np.arange(len(program.ops), dtype=np.int64)
-    for start, stop in ((0, forward), (forward, len(program.ops))):
-        for run_start, run_stop, period in _runs(signatures, start, stop):
-            positions = np.arange(run_start, run_stop)
-            classes[positions] = run_start + (positions - run_start) % period
-    return classes
+    return np.concatenate([_classes(signatures[:forward]), forward + _classes(signatures[forward:])])
 
 
 def node_classes(lowering: Lowering) -> Ints:
     """A class number per node of the choice graph: copies of one layer share classes, and so one decision."""
     program = lowering.program
-    ops = op_classes(program)
+    ops = op_classes(program, [column.rule for column in lowering.strategies])
     tensor_key: dict[int, object] = {}
     for i, op in enumerate(program.ops):
         for j, t in enumerate(op.results):
@@ -71,20 +82,38 @@ def node_classes(lowering: Lowering) -> Ints:
     return np.array(classes, dtype=np.int64)
 
 
-def _signature(program: Program, i: int) -> object:
+def _signature(program: Program, i: int, kind: Hashable) -> Hashable:
     op = program.ops[i]
     tensors = tuple((program.tensors[t].shape, program.tensors[t].dtype) for t in (*op.operands, *op.results))
     roles = tuple(program.tensors[t].role if program.tensors[t].role is not Role.GRADIENT else Role.ACTIVATION for t in op.operands)
-    return (op.name, repr(sorted(op.attributes.items())), tensors, roles)
+    return (op.name, kind, tensors, roles)
 
 
-def _runs(signatures: Ints, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Disjoint (start, stop, period) runs inside [start, stop), longest first, then what is left of it and right of it."""
+def _classes(sequence: Signatures, copies: int = 2) -> Ints:
+    """The first position of the same place in the same run, for every position; runs have at least so many copies of a block."""
+    classes = np.arange(len(sequence), dtype=np.int64)
+    for start, stop, period in _runs(sequence, copies):
+        shift = _turn(sequence[start : start + period])
+        block = (_classes(np.roll(sequence[start : start + period], -shift), _COPIES) + shift) % period
+        positions = np.arange(stop - start)
+        classes[start:stop] = start + block[(positions - shift) % period]
+    return classes
+
+
+def _turn(block: Signatures) -> int:
+    """Where a block begins that has no run across its end: a run of layers begins anywhere in a layer, in the midst of a scan, too."""
+    twice = np.concatenate([block, block])
+    best = _longest(twice, _COPIES, len(block) // _COPIES)
+    return 0 if best is None else best[0] % len(block)
+
+
+def _runs(sequence: Signatures, copies: int) -> list[tuple[int, int, int]]:
+    """Disjoint (start, stop, period) runs, longest first, then what is left of it and right of it."""
     found: list[tuple[int, int, int]] = []
-    pending = [(start, stop)]
+    pending = [(0, len(sequence))]
     while pending:
         low, high = pending.pop()
-        best = _longest(signatures[low:high])
+        best = _longest(sequence[low:high], copies, (high - low) // copies)
         if best is not None:
             run_start, run_stop, period = low + best[0], low + best[1], best[2]
             found.append((run_start, run_stop, period))
@@ -92,11 +121,16 @@ def _runs(signatures: Ints, start: int, stop: int) -> list[tuple[int, int, int]]
     return found
 
 
-def _longest(sequence: Ints) -> tuple[int, int, int] | None:
+def _longest(sequence: Signatures, copies: int, most: int) -> tuple[int, int, int] | None:
+    """The longest run of blocks of at most so many positions."""
     best: tuple[int, int, int] | None = None
-    for period in range(_LEAST_BLOCK, len(sequence) // 2 + 1):
-        start, length = _longest_true(sequence[:-period] == sequence[period:])
-        if length >= period and (best is None or length + period > best[1] - best[0]):
+    for period in range(_LEAST_BLOCK, most + 1):
+        least = (copies - 1) * period if best is None else max((copies - 1) * period, best[1] - best[0] - period + 1)
+        same = sequence[:-period] == sequence[period:]
+        if np.count_nonzero(same) < least:
+            continue
+        start, length = _longest_true(same)
+        if length >= least:
             best = (start, start + length + period, period)
     return best
 

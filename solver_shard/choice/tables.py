@@ -75,7 +75,7 @@ def keep_table(layouts: Layouts, origins: tuple[int, ...], origin: int, kept: La
     return table
 
 
-def read_table(given: Layouts, asked: LayoutColumn) -> Ints:
-    """A reshard's layouts against what the reader's strategies ask for."""
-    table = np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
+def read_table(given: Layouts, asked: LayoutColumn, exact: bool = False) -> Ints:
+    """A reshard's layouts against what the reader's strategies ask for; ``exact``: the reader hands on just what it gets."""
+    table = equal_table(given, asked.layouts) if exact else np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
     return table[:, asked.chosen].astype(np.int64)

@@ -121,7 +121,9 @@ def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
         if not move.after and lowering.nodes[move.stop].kind is Kind.RESHARD:
             turns[move.stop] = move.operand
     with_op = turns.max(initial=0) + 1
-    turns[[v for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT]] = with_op
+    made = {t: i for i, op in enumerate(lowering.program.ops) for t in op.results}
+    results = ((v, node.item) for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT)
+    turns[[v for v, t in results if lowering.lives.base[t][0] == made[t]]] = with_op  # what takes over is there before
     turns[[move.stop for move in moves if move.after]] = with_op
     return turns
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from solver_shard.errors import InputError, InternalError
+from solver_shard.errors import InternalError
 from solver_shard.export.einsum import product
-from solver_shard.export.interpret import DTYPES, INTERPRETED, arguments_of, overload_of, portable_attention, results_of, size_argument
+from solver_shard.export.interpret import DTYPES, INTERPRETED, any_strides, arguments_of, made, overload_of, results_of, size_argument
 from solver_shard.program import Op, Ref
 
 Shape = tuple[int, ...]
@@ -74,7 +74,7 @@ def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:
         value = attributes[argument.name]
         if isinstance(value, str) and value in DTYPES and "dtype" in argument.name:
             value = DTYPES[value]
-        text = _text(value, names)
+        text = _text(value, names, "" if any_strides(op.name) else ".contiguous()")
         if not argument.kwarg_only and len(positional) == place:
             positional.append(text)
         elif keyword.iskeyword(argument.name):
@@ -83,22 +83,23 @@ def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:
             keywords.append(f"{argument.name}={text}")
     operands = ", ".join(f"t{k}" for k in range(len(op.operands)))
     call = f"target({', '.join([*positional, *keywords])})"
-    if len(results) > 1:
-        names["kept"] = _kept
-        call = f"kept({call})"
+    if len(results) > 1 or "output_mask" in attributes:
+        mask = attributes.get("output_mask")
+        names["kept"] = _kept if mask is None else lambda found: _kept(made(found, mask))
+        call = f"kept({call})" if len(results) > 1 else f"kept({call})[0]"
     elif isinstance(target._schema.returns[0].type, torch.ListType) or len(target._schema.returns) > 1:
         names["kept"] = _kept
         call = f"kept({call})[0]"
-    made: Callable[..., Any] = eval(f"lambda {operands}: {call}", names)  # of names given here and torch's argument names
-    return made
+    function: Callable[..., Any] = eval(f"lambda {operands}: {call}", names)  # of names given here and torch's argument names
+    return function
 
 
-def _text(value: Any, names: dict[str, Any]) -> str:
-    """An argument in the text of a call; what is no tensor goes by a name."""
+def _text(value: Any, names: dict[str, Any], form: str) -> str:
+    """An argument in the text of a call, tensors in this form; what is no tensor goes by a name."""
     if isinstance(value, Ref):
-        return f"t{value.operand}"
+        return f"t{value.operand}{form}"
     if isinstance(value, tuple | list) and any(_has_tensor(item) for item in value):
-        return f"[{', '.join(_text(item, names) for item in value)}]"
+        return f"[{', '.join(_text(item, names, form) for item in value)}]"
     name = f"c{len(names)}"
     names[name] = list(value) if isinstance(value, tuple) else value
     return name
@@ -192,21 +193,9 @@ def _nll_backward(op: Op, operands: Sequence[Shape], _results: Sequence[Shape]) 
     return run
 
 
-def _attention(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Callable[..., Any] | None:
-    if op.attributes.get("dropout_p", 0.0):
-        raise InputError(
-            f"{op.name} with dropout {op.attributes['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
-            "attention dropout to 0 to run its plan here"
-        )
-    kernel, at_query = _registered(op, results), op.attributes["query"].operand
-    assert kernel is not None, "no argument has the name of a keyword"
-    return lambda *local: kernel(*local) if local[at_query].is_cpu else portable_attention(arguments_of(op, local))
-
-
 _Maker = Callable[[Op, tuple[Shape, ...], tuple[Shape, ...]], Callable[..., Any] | None]
 _RESHAPES: tuple[str, ...] = ("view.default", "_unsafe_view.default", "reshape.default", "unflatten.int", "flatten.using_ints")
 _RESHAPES += ("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims")
-_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 _MAKERS: Mapping[str, _Maker] = {
     **{f"aten.{name}": _view for name in _RESHAPES},
     "aten.expand.default": _expand,
@@ -222,7 +211,5 @@ _MAKERS: Mapping[str, _Maker] = {
     "aten.gelu_backward.default": _gelu_backward,
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
-    f"{_FLASH}.default": _attention,
-    f"{_FLASH}_backward.default": _attention,
 }
 """What is prepared in a way of its own; None from a maker leaves the op to ``interpret``."""

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from solver_shard.errors import InputError
 from solver_shard.export.interpret import DTYPES
-from solver_shard.export.shards import Box, boxes
+from solver_shard.export.shards import Box, boxes, plain
 from solver_shard.frontends.torch import argument_names
 from solver_shard.plan.plan import Plan, PlannedTensor
 
@@ -100,7 +100,7 @@ class Given:
             if tuple(value.placements) != placements:
                 value = value.redistribute(self.device_mesh, placements)
             return value.to_local()
-        part = value.detach() if place is None else value.detach()[place].contiguous()
+        part = plain(value) if place is None else plain(value[place]).contiguous()
         return part.to(self.device_mesh.device_type)
 
 

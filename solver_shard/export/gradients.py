@@ -18,6 +18,11 @@ _AGREE = 1e-5
 """Largest relative difference between the norms that two devices find."""
 
 
+def squares(part: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The sum of the squares of what a tensor holds; of complex numbers, of their sizes."""
+    return (torch.view_as_real(part) if part.is_complex() else part).to(dtype).square().sum()
+
+
 class Gradients:
     """The gradients of one step of a plan, on all devices; ``tell`` hears of every tensor that a reshard makes, and what it is.
 
@@ -85,17 +90,17 @@ class Gradients:
         clip = self.plan.clip
         axes = () if clip is None else clip.axes
         summed = [self.mesh.index(name) for name in axes]
-        squares = []
+        totals: list[torch.Tensor] = []
         for device, at in enumerate(coordinates(self.mesh)):
             total = torch.zeros(1, dtype=torch.float32)
             for p, parts in slices.items():
                 state = self.stepped[p].source
                 if not any(at[a] for a in summed if not state[a].is_shard):  # what several devices of a group hold counts once
-                    total += parts[device].float().square().sum()
-            squares.append(total)
+                    total += squares(parts[device])
+            totals.append(total)
         if clip is not None:
-            squares = list(self.world.all_reduce(squares, "sum", axes))
-        norms = torch.cat(squares).sqrt()
+            totals = list(self.world.all_reduce(totals, "sum", axes))
+        norms = torch.cat(totals).sqrt()
         if norms.max() - norms.min() > _AGREE * norms.max():
             raise InternalError(f"devices find different gradient norms, {norms.min():g} to {norms.max():g}")
         for p, parts in slices.items():

@@ -12,6 +12,7 @@ they are taken from the shapes that the results must have there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export import attention, experts
-from solver_shard.export.random import check_drawn, draw, key_of, numbers
+from solver_shard.export.random import draw, key_of, numbers
 from solver_shard.export.shards import Box
 from solver_shard.program import Op, Program, Ref
 
@@ -44,7 +45,7 @@ def call(op: Op, args: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[t
         result_shapes: the shape each result must have: the traced one, or the local one on a shard.
 
     Raises:
-        InputError: the op cannot be executed here (attention with dropout has no CPU kernel; a library's op is not imported).
+        InputError: the op cannot be executed here (attention with dropout alone, without its draws; a library's op is not imported).
         InternalError: a result has another shape than asked.
     """
     return call_with(op, arguments_of(op, args), result_shapes)
@@ -68,7 +69,14 @@ def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tupl
     """``call_with``, whatever shapes the results turn out to have."""
     special = _SPECIAL.get(op.name)
     found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
-    return tuple(_tensors(found))
+    return tuple(_tensors(made(found, arguments.get("output_mask"))))
+
+
+def made(found: Any, mask: Sequence[bool] | None) -> Any:
+    """The results of an op that its mask says are made: kernels differ in whether they return others."""
+    if mask is None or len(found) != len(mask):
+        return found
+    return tuple(result for result, wanted in zip(found, mask, strict=True) if wanted)
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
@@ -86,8 +94,8 @@ def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | Non
     Where checkpointing executes a random op again, it draws what it drew before.
 
     Args:
-        seed: of random ops, which then draw what an applied or simulated plan with this seed draws in this step; None to draw from
-            torch's generator.
+        seed: of random ops, which draw what an applied or simulated plan with this seed draws in this step; None to take one from torch's
+            generator.
     """
     known = dict(values)
     for t in program.sources():
@@ -96,22 +104,18 @@ def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | Non
             raise InputError(f"program {program.name!r} needs a value for {tensor.role.value} {tensor.name!r} {tensor.shape}")
         if tuple(known[t].shape) != tensor.shape:
             raise InputError(f"{tensor.role.value} {tensor.name!r} has shape {tensor.shape}, got {tuple(known[t].shape)}")
-    drawn: dict[int, tuple[torch.Tensor, ...]] = {}
     random = numbers(program)
+    seed = int(torch.randint(2**62, ())) if seed is None and random else seed or 0
     with torch.no_grad():
         for i, op in enumerate(program.ops):
             number = random.get(i)
             args, shapes = [known[t] for t in op.operands], [program.tensors[t].shape for t in op.results]
             if number is None:
                 results = call(op, args, shapes)
-            elif seed is None:
-                results = drawn[number] if number in drawn else call(op, args, shapes)
             else:
-                check_drawn(op)
                 whole, dtype = Box((0,) * len(shapes[0]), tuple(shapes[0])), DTYPES[program.tensors[op.results[0]].dtype]
-                results = draw(op, args, key=key_of(seed, step, number), box=whole, shape=shapes[0], dtype=dtype)
-            if number is not None:
-                drawn[number] = results
+                a = arguments_of(op, args)
+                results = draw(op.name, a, key=key_of(seed, step, number), box=whole, shape=shapes[0], dtype=dtype)
             known.update(zip(op.results, results, strict=True))
     return known
 
@@ -142,9 +146,24 @@ def size_argument(name: str) -> str | None:
     return _SIZE_ARGUMENTS.get(name)
 
 
+@functools.cache
+def any_strides(name: str) -> bool:
+    """Whether an op is known to read operands of any strides: a pointwise op, a reduction, a view, or one of ``_STRIDED``.
+
+    A program's operands lie as its views leave them, which need not be as torch had them when the model was traced. Some kernels refuse
+    that (``grad_input must be contiguous``), some warn, some are silently wrong; so all others get contiguous operands.
+    """
+    target = overload_of(name)
+    views = any(argument.alias_info is not None for argument in target._schema.arguments)
+    known = torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags or name.split(".")[1] in _STRIDED
+    return name.startswith("aten.") and (known or views) and "as_strided" not in name
+
+
 def registered(name: str, arguments: dict[str, Any]) -> Any:
     """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
     target = overload_of(name)
+    if not any_strides(name):
+        arguments = {argument: _contiguous(value) for argument, value in arguments.items()}
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in target._schema.arguments:
@@ -160,6 +179,12 @@ def registered(name: str, arguments: dict[str, Any]) -> Any:
         else:
             positional.append(value)
     return target(*positional, **keywords)
+
+
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.contiguous()
+    return [_contiguous(item) for item in value] if isinstance(value, list) else value
 
 
 def _view(a: dict[str, Any], shapes: Shapes) -> Any:
@@ -242,22 +267,20 @@ def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -
 
 def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
+        if "keep" in a or not a["query"].is_cpu:
+            return attention.run(a, a.get("keep"))
         if a.get("dropout_p", 0.0):
             raise InputError(
-                f"{name} with dropout {a['dropout_p']} cannot be executed on the CPU, which has no such kernel; set the model's "
-                "attention dropout to 0 to run its plan here"
+                f"{name} with dropout {a['dropout_p']} is called without what its dropout leaves; run the whole program, which draws it"
             )
-        return registered(name, a) if a["query"].is_cpu else portable_attention(a)
+        return overload_of(name)(**{k: _rows(v) for k, v in a.items()})
 
     return run_attention
 
 
-def portable_attention(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Attention, or its backward pass, where the traced kernel is not."""
-    options = {"mask": a.get("attn_mask"), "causal": a["is_causal"], "scale": a.get("scale")}
-    if "grad_out" in a:
-        return attention.backward(a["grad_out"], a["query"], a["key"], a["value"], a["out"], a["logsumexp"], **options)
-    return attention.forward(a["query"], a["key"], a["value"], **options)
+def _rows(value: Any) -> Any:
+    """The kernels of attention take the last dim for contiguous, whatever its stride."""
+    return value.contiguous() if isinstance(value, torch.Tensor) and value.ndim and value.stride(-1) != 1 else value
 
 
 def groups_of(a: Mapping[str, Any]) -> int:
@@ -266,13 +289,8 @@ def groups_of(a: Mapping[str, Any]) -> int:
 
 
 def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
-    """CPU convolutions refuse some strides that a permuted operand has."""
-
-    def run_convolution(a: dict[str, Any], _shapes: Shapes) -> Any:
-        plain = {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()}
-        return registered(name, plain | {"groups": groups_of(a)})
-
-    return run_convolution
+    """Groups are those of the shard."""
+    return lambda a, _: registered(name, a | {"groups": groups_of(a)})
 
 
 def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
@@ -281,7 +299,7 @@ def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     def run_group_norm(a: dict[str, Any], _shapes: Shapes) -> Any:
         image = a["input"].shape
         sizes = {"N": image[0], "C": image[1], "HxW": math.prod(image[2:]), "group": a["group"] * image[1] // a["C"]}
-        return registered(name, {key: value.contiguous() if isinstance(value, torch.Tensor) else value for key, value in a.items()} | sizes)
+        return registered(name, a | sizes)
 
     return run_group_norm
 
@@ -301,6 +319,29 @@ def _gelu_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
     return registered("aten.gelu_backward.default", a | {"grad_output": gradient, "self": x})
 
 
+_STRIDED = frozenset(
+    {
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "cat",
+        "stack",
+        "where",
+        "clone",
+        "copy",
+        "index",
+        "index_select",
+        "gather",
+        "embedding",
+        "flip",
+        "roll",
+    }
+    | {"index_put", "index_add", "scatter", "scatter_add", "slice_scatter", "select_scatter", "slice_backward", "select_backward"}
+    | {"constant_pad_nd", "tril", "triu", "cumsum", "sort", "topk", "masked_fill", "masked_scatter"}
+)
+"""Ops that read any strides, by their own tests in torch or because they copy element by element."""
+
 _RESIZED = tuple(
     f"aten.{name}_backward.default"
     for name in (
@@ -309,8 +350,6 @@ _RESIZED = tuple(
         *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic")),
     )
 )
-_FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 _SIZE_ARGUMENTS = {
     **{f"aten.{name}": "size" for name in ("zeros.default", "ones.default", "empty.memory_format", "rand.default", "randn.default")},
     **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
@@ -368,8 +407,7 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     "shard.grouped_mm_weights.default": lambda a, _: experts.weight_products(a["self"], a["mat2"], a["offs"]),
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
-    _FORWARD: _attention(_FORWARD),
-    _BACKWARD: _attention(_BACKWARD),
+    **{name: _attention(name) for name in (*attention.FORWARD, *attention.BACKWARD)},
 }
 
 INTERPRETED = frozenset(_SPECIAL) - frozenset(_SIZE_ARGUMENTS)

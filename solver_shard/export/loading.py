@@ -143,7 +143,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
 def fitting(plan: Plan, program: Program) -> Program:
     """A traced program with places for the plan's pins; InputError where it is not the plan's: the message names the first difference."""
     pins = [parse_pin(text, plan.mesh) for text in plan.options.pins]
-    program, _ = constrain(program, resolve_pins(pins, program, plan.mesh))
+    program, _ = constrain(program, resolve_pins(pins, program, plan.mesh), plan.relays)
     found = difference(plan, program)
     if found is not None:
         raise InputError(
@@ -237,7 +237,7 @@ def agree(values: Mapping[str, torch.Tensor], device_mesh: DeviceMesh, mesh: Mes
 
 def _sum(value: torch.Tensor) -> torch.Tensor:
     """A number that two different tensors hardly share."""
-    plain = torch.view_as_real(value) if value.is_complex() else value
+    plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     wide = plain.double().nan_to_num()
     return wide.abs().sum() + wide.sum() / 3
 

@@ -21,7 +21,7 @@ from solver_shard.errors import InternalError
 from solver_shard.export.bound import bind
 from solver_shard.export.implementations import Part, Running, way_of
 from solver_shard.export.interpret import DTYPES, arguments_of, call
-from solver_shard.export.random import Key, check_drawn, draw
+from solver_shard.export.random import Key, draw, drawn_whole, kept, refuse_cut
 from solver_shard.export.schedule import Run
 from solver_shard.export.shards import Box, Shape, boxes, local_move
 from solver_shard.layout import Layout
@@ -30,7 +30,6 @@ from solver_shard.program import Program, Role
 
 Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
-Started = Callable[..., Running | Results]
 
 _CPU = torch.device("cpu")
 _SMALL = 4096
@@ -59,9 +58,13 @@ class LocalOp:
     axes: tuple[int, ...] = ()
     number: int | None = None
 
+    def started(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Any:
+        """``run``; ``key`` gives the key of a random op's number."""
+        return self.run(*operands) if self.number is None else self.run(key(self.number), *operands)
+
     def results(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Results:
-        """``run``, with the results in a tuple; ``key`` gives the key of a random op's number."""
-        made = self.run(*operands) if self.number is None else self.run(key(self.number), *operands)
+        """``started``, with the results in a tuple."""
+        made = self.started(key, *operands)
         return (made,) if self.single else tuple(made)
 
 
@@ -73,7 +76,7 @@ def localise(plan: Plan, program: Program, instruction: Run, device: int, number
         place: where tensors are made.
 
     Raises:
-        InputError: a random op cannot be drawn part by part, or an op cannot be executed here.
+        InputError: a random op that must be drawn whole is cut, or an op cannot be executed here.
         InternalError: the plan cannot be executed there.
     """
     return _Device(plan, program, instruction, device, number, place).op()
@@ -111,13 +114,12 @@ class _Device:
         idle = any(box.empty and self.program.tensors[op.operands[j]].numel for j, box in zip(reads, read, strict=True))
         if planned.implementation:
             axes = tuple(axis for axis, name in enumerate(planned.strategy) if name == planned.implementation)
-            return LocalOp(reads=reads, run=_arranged(self._implementation(), arrange), finish=self._finished, axes=axes)
+            run = _arranged(self._implementation(), arrange, keyed=number is not None)
+            return LocalOp(reads=reads, run=run, finish=self._finished, axes=axes, number=number)
         if idle:
             return LocalOp(reads=reads, run=self._idle())
         if number is not None:
-            random = self._random()
-            keyed = random if arrange is None else lambda key, *local: random(key, *arrange(local))
-            return LocalOp(reads=reads, run=keyed, number=number)
+            return LocalOp(reads=reads, run=_arranged(self._random(), arrange, keyed=True), number=number)
         shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
         bound = bind(op, shapes, self.lengths)
         return LocalOp(reads=reads, run=_arranged(bound.function, arrange), single=bound.single)
@@ -151,8 +153,9 @@ class _Device:
     def _random(self) -> Callable[..., Results]:
         """This device's part of a random op's draws, from their key."""
         op, box, shape, dtype = self.op_, self.wanted[0], self.program.tensors[self.op_.results[0]].shape, self.dtypes[0]
-        check_drawn(op)
-        return lambda key, *local: draw(op, local, key=key, box=box, shape=shape, dtype=dtype, device=self.place)
+        if drawn_whole(op) and any(not p.is_replicate for x in (*self.planned.operand_layouts, *self.planned.result_layouts) for p in x):
+            refuse_cut(op)
+        return lambda key, *local: draw(op.name, arguments_of(op, local), key=key, box=box, shape=shape, dtype=dtype, device=self.place)
 
     def _factory(self) -> Local:
         """Made whole, then cut; small ones once."""
@@ -190,23 +193,28 @@ class _Device:
         made = list(zip(self.lengths, fills, self.dtypes, strict=True))
         return lambda *_: tuple(torch.full(length, fill, dtype=dtype, device=self.place) for length, fill, dtype in made)
 
-    def _implementation(self) -> Started:
-        op, tensors = self.op_, self.program.tensors
+    def _implementation(self) -> Callable[..., Running | Results]:
+        """The start of an implementation, from its operands; of a random one, attention with dropout, from the key of its draws first."""
+        op, tensors, whole = self.op_, self.program.tensors, self.program.tensors[self.op_.results[0]].shape
         way = way_of(self.planned.implementation, op)
         operand, dim = way.cut(op, [len(tensors[t].shape) for t in op.operands], len(tensors[op.results[0]].shape))
         t = op.results[0] if operand is None else op.operands[operand]
         layout = self.planned.result_layouts[0] if operand is None else self.planned.operand_layouts[operand]
         box = self._box(t, layout)
         part = Part(start=box.start[dim], length=box.length[dim], size=tensors[t].shape[dim])
-        if self.place == _CPU:
-            return lambda *local: way.run(op, arguments_of(op, local), part)
 
-        def there(*local: torch.Tensor) -> Running | Results:
+        def start(a: dict[str, Any]) -> Running | Results:
+            if self.place == _CPU:
+                return way.run(op, a, part)
             with self.place:
-                started = way.run(op, arguments_of(op, local), part)
+                started = way.run(op, a, part)
             return started if isinstance(started, tuple) else _there(self.place, started)
 
-        return there
+        def keyed(key: Key, *local: torch.Tensor) -> Running | Results:
+            a = arguments_of(op, local)
+            return start(a | {"keep": kept(a, key=key, box=self.wanted[0], shape=whole)})
+
+        return keyed if self.number is not None else lambda *local: start(arguments_of(op, local))
 
     def _finished(self, results: Results) -> Results:
         """The results of an implementation in their dtypes (kernels differ in that of statistics), without its scratch."""
@@ -216,8 +224,12 @@ class _Device:
         return tuple(_whole_storage(result.to(dtype)) for result, dtype in zip(results, self.dtypes, strict=True))
 
 
-def _arranged(run: Callable[..., Any], arrange: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None) -> Callable[..., Any]:
-    return run if arrange is None else lambda *local: run(*arrange(local))
+def _arranged(
+    run: Callable[..., Any], arrange: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None, *, keyed: bool = False
+) -> Callable[..., Any]:
+    if arrange is None:
+        return run
+    return (lambda key, *local: run(key, *arrange(local))) if keyed else (lambda *local: run(*arrange(local)))
 
 
 def _there(place: torch.device, running: Running) -> Running:

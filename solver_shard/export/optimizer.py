@@ -25,6 +25,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import Runtime, runtime_of
 from solver_shard.export.exchange import Move
+from solver_shard.export.gradients import squares
 from solver_shard.export.interpret import DTYPES
 from solver_shard.export.runtime import moves_of
 from solver_shard.export.shards import boxes, coordinates, local_move
@@ -263,7 +264,7 @@ def clip_grad_norm_(sharded: nn.Module, max_norm: float) -> torch.Tensor:
         layout = next(r.layout for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
         move = local_move(layout, state, planned.shape, plan.mesh, device)
         part = gradient._local_tensor
-        total = total + (part if move is None else move(part)).float().square().sum()
+        total = total + squares(part if move is None else move(part))
     if axes:
         total = runtime.processes.all_reduce(axes, "sum")(total)
     norm = total.sqrt()

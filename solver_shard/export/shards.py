@@ -62,6 +62,11 @@ def coordinates(mesh: Mesh) -> tuple[Shape, ...]:
     return tuple(mesh.coordinates())
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as its elements are read, where it was only noted that they are to be conjugated or negated."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
 def split(full: torch.Tensor, layout: Layout, mesh: Mesh) -> Parts:
     """Distribute a whole tensor; nothing may be partial."""
     if any(placement.is_partial for placement in layout):

@@ -254,7 +254,7 @@ class _Simulation:
         for device, one in enumerate(local):
             read = [self._held(slot)[device] for j in one.reads if (slot := run.operands[j]) is not None]
             try:
-                made.append(one.results(self._key, *read) if one.finish is None else one.run(*read))
+                made.append((one.results if one.finish is None else one.started)(self._key, *read))
             except InternalError as error:
                 raise InternalError(f"{where(self.plan, self.program, run.op)}, on device {device}: {error}") from None
         if local[0].finish is not None:
@@ -297,7 +297,7 @@ class _Simulation:
         if torch.equal(found, expected):
             return
         problem = "other numbers"
-        if expected.is_floating_point():
+        if expected.is_floating_point() or expected.is_complex():
             finite = expected[expected.isfinite()]
             scale = finite.abs().max().item() if finite.numel() else 0.0
             if torch.allclose(found, expected, rtol=0, atol=max(self.absolute, self.tolerance * scale), equal_nan=True):

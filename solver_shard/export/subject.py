@@ -21,7 +21,8 @@ from torch import nn
 
 from solver_shard.errors import InputError
 from solver_shard.export.interpret import DTYPES, run
-from solver_shard.export.random import Unsharded
+from solver_shard.export.random import Unsharded, draws
+from solver_shard.export.shards import plain
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.torch import Inputs, named_tensors, run_eagerly, trace_raw
 from solver_shard.program import Program, Role
@@ -42,10 +43,12 @@ class Step:
     Attributes:
         outputs: by name, microbatch after microbatch.
         gradients: by parameter name.
+        apart: why the numbers cannot be those of the program; empty where they can.
     """
 
     outputs: tuple[Mapping[str, torch.Tensor], ...]
     gradients: Mapping[str, torch.Tensor]
+    apart: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,12 +94,13 @@ class Subject:
             return None
         state = {k: v.detach().clone() for k, v in self.model.state_dict(keep_vars=True).items()}
         self.model.zero_grad()
-        outputs = []
+        outputs, apart = [], ""
         for k in range(len(self.values)):
-            with torch.set_grad_enabled(not self.forward_only), Unsharded(self.seed, k):
+            with torch.set_grad_enabled(not self.forward_only), Unsharded(self.seed, k) as random:
                 found = run_eagerly(self.model, self.inputs, self.given(k), loss_fn=self.loss_fn, forward_only=self.forward_only)
-            if not self.forward_only:
-                (found["loss"] / len(self.values)).backward()
+                if not self.forward_only:
+                    (found["loss"] / len(self.values)).backward()
+            apart = apart or _apart(random.drawn, draws(self.program))
             outputs.append({name: value.detach() for name, value in found.items()})
         named = dict(self.model.named_parameters(remove_duplicate=False))
         trained = [self.program.tensors[p].name for p in self.program.gradients]
@@ -105,7 +109,7 @@ class Subject:
         with torch.no_grad():  # a step moves the statistics of some norms
             for name, value in self.model.state_dict(keep_vars=True).items():
                 value.detach().copy_(state[name])
-        return Step(outputs=tuple(outputs), gradients=gradients)
+        return Step(outputs=tuple(outputs), gradients=gradients, apart=apart)
 
     def given(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The inputs of a microbatch by the names that they have outside the program."""
@@ -157,7 +161,7 @@ def subject_of(
                 limit = {"labels": labels, "input_ids": words}.get(tensor.name)
                 values[t] = sources[0][t] if k and _fixed(own, limit) else _input(own, limit, numbers, labels=tensor.name == "labels")
             elif tensor.name in held:
-                values[t] = held[tensor.name].detach()
+                values[t] = plain(held[tensor.name])
             else:
                 raise InputError(
                     f"the value of {tensor.name!r}, a tensor that {name!r} makes from values while it runs, is not known; register it as a "
@@ -216,6 +220,18 @@ def _widened_tensor(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.complex128) if value.is_complex() else value.double() if value.is_floating_point() else value
 
 
+def _apart(model: Sequence[Sequence[int]], program: Sequence[Sequence[int]]) -> str:
+    """How the draws of a model's own step differ from those of its trace, by their shapes; empty where they do not."""
+    if list(map(tuple, model)) == list(map(tuple, program)):
+        return ""
+    first = next((k for k, (a, b) in enumerate(zip(model, program, strict=False)) if tuple(a) != tuple(b)), min(len(model), len(program)))
+    said = [str(list(found[first])) if first < len(found) else "none" for found in (model, program)]
+    return (
+        f"the model draws otherwise than its trace (draw {first} has shape {said[0]} in the model, {said[1]} in the trace), so its own "
+        "numbers are not comparable"
+    )
+
+
 def _fill(model: nn.Module, numbers: torch.Generator) -> list[str]:
     """Numbers for weights that have none, and noise on those that are all alike."""
     empty = [name for name, value in _state(model) if value.device.type == "meta"]
@@ -246,7 +262,7 @@ def _input(given: torch.Tensor, limit: int | None, numbers: torch.Generator, *, 
     """What stands for an input: itself where it says something."""
     real = given.device.type != "meta" and not isinstance(given, torch._subclasses.FakeTensor)
     if given.is_floating_point() or given.is_complex():
-        return given.detach().clone() if real and not _alike(given) else _drawn(given.shape, given.dtype, numbers)
+        return plain(given).clone() if real and not _alike(given) else _drawn(given.shape, given.dtype, numbers)
     if limit is None:
         return given.detach().clone() if real else torch.zeros(given.shape, dtype=given.dtype)
     made = torch.randint(limit, given.shape, dtype=given.dtype, generator=numbers)
@@ -261,5 +277,6 @@ def _alike(value: torch.Tensor) -> bool:
 
 def _drawn(shape: Sequence[int], dtype: torch.dtype, numbers: torch.Generator, *, scale: float = 1.0) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
-        return (torch.randn(tuple(shape), generator=numbers) * scale).to(dtype)
+        kind = torch.complex64 if dtype.is_complex else torch.float32
+        return (torch.randn(tuple(shape), dtype=kind, generator=numbers) * scale).to(dtype)
     return torch.zeros(tuple(shape), dtype=dtype)

@@ -14,13 +14,14 @@ to the solver and named; of the same program on the same mesh every decision is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.nodes import Kind, Lowering, Node
+from solver_shard.constraints import IDENTITY, places
 from solver_shard.export.points import Narrowing
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -82,7 +83,15 @@ def transfer(plan: Plan, program: Program, mesh: Mesh, options: Options | None =
         time_limit=_SECONDS,
         work_limit=None,
     )
-    made = plan_program(program, mesh=mesh, cluster=plan.cluster, options=asked, narrow=narrow, source=plan.provenance.source)
+    made = plan_program(
+        program,
+        mesh=mesh,
+        cluster=plan.cluster,
+        options=asked,
+        narrow=narrow,
+        relays=bool(plan.relays),
+        source=plan.provenance.source,
+    )
     return Transfer(plan=made, carried=counts[0], left=tuple(said))
 
 
@@ -91,13 +100,24 @@ class Decisions:
 
     def __init__(self, plan: Plan, lowering: Lowering) -> None:
         self.plan, self.lowering, self.program = plan, lowering, lowering.program
-        planned = dict(_numbered(plan.ops))
-        self.op_of = {i: planned[key] for key, i in _numbered(self.program.ops) if key in planned}
+        handing = {op.operands[0]: k for k, op in enumerate(plan.ops) if op.name == IDENTITY and op.operands[0] in plan.relays}
+        handed = {i: t for t, i in places(self.program).items() if t in lowering.relays}
+        planned = dict(_numbered(plan.ops, without=set(handing.values())))
+        self.op_of = {i: planned[key] for key, i in _numbered(self.program.ops, without=handed) if key in planned}
         names = {tensor.name: t for t, tensor in enumerate(plan.tensors)}
         self.tensor_of = {t: names[self.program.tensors[t].name] for t in self.program.sources() if self.program.tensors[t].name in names}
         for i, k in self.op_of.items():
             if len(self.program.ops[i].results) == len(plan.ops[k].results):
                 self.tensor_of.update(zip(self.program.ops[i].results, plan.ops[k].results, strict=True))
+        self.unused: set[int] = set()
+        for i, before in handed.items():
+            if before in self.tensor_of:
+                t, (after,) = self.tensor_of[before], self.program.ops[i].results
+                if t in handing:
+                    self.op_of[i], self.tensor_of[after] = handing[t], plan.ops[handing[t]].results[0]
+                else:
+                    self.unused.add(before)
+                    self.tensor_of[after] = t
         for p, g in self.program.gradients.items():
             if self.program.tensors[p].name in plan.gradients:
                 self.tensor_of[g] = plan.gradients[self.program.tensors[p].name]
@@ -137,6 +157,8 @@ class Decisions:
         if node.item not in self.tensor_of:
             return None
         t = self.tensor_of[node.item]
+        if node.kind is Kind.RESHARD and node.item in self.unused:
+            return self._aliases(node)
         if node.kind is Kind.SOURCE:
             return _equal(node, self.plan.tensors[t].layout)
         if node.kind is Kind.STATE:
@@ -205,10 +227,12 @@ def _equal(node: Node, layout: Layout) -> NDArray[np.bool_]:
     return np.array([x == layout for x in node.layouts], dtype=np.bool_)
 
 
-def _numbered(ops: Sequence[Op | PlannedOp]) -> Iterator[tuple[Hashable, int]]:
-    """Every op by phase, module, name and its number among those that are alike, with its position."""
+def _numbered(ops: Sequence[Op | PlannedOp], without: Collection[int]) -> Iterator[tuple[Hashable, int]]:
+    """Every other op by phase, module, name and its number among those that are alike, with its position."""
     counts: dict[Hashable, int] = {}
     for i, op in enumerate(ops):
+        if i in without:
+            continue
         phase = op.phase if isinstance(op, PlannedOp) else op.phase.value
         key = (phase, op.recompute, op.module, op.name)
         counts[key] = counts.get(key, 0) + 1

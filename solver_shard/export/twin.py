@@ -279,4 +279,5 @@ def _carried(plan: Plan, subject: Subject, mesh: Mesh, changes: list[str], *, wi
     line = f"{made.carried} of {total} decisions carried"
     if made.left:
         line += f"; {len(made.left)} are left to the solver" + (", for instance" if len(made.left) > _LISTED else "")
+    subject = dataclasses.replace(subject, program=constrain(subject.program, {}, made.plan.relays)[0])
     return Case(plan=made.plan, subject=subject, changes=(*changes, line, *(f"  {said}" for said in made.left[:_LISTED])))

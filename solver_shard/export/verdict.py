@@ -204,6 +204,8 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, largest: float) -> 
     if not expected.is_floating_point() and not expected.is_complex():
         return 0.0 if torch.equal(found, expected) else float("inf")
     found = found.to(expected.dtype)
+    if expected.is_complex():
+        found, expected = torch.view_as_real(found.resolve_conj()), torch.view_as_real(expected.resolve_conj())
     strange = ~(expected.isfinite() & found.isfinite())
     if not torch.equal(found[strange].nan_to_num(nan=0.5), expected[strange].nan_to_num(nan=0.5)):
         return float("inf")

@@ -26,6 +26,7 @@ import torch
 
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
+from solver_shard.export.gradients import squares
 from solver_shard.export.simulate import simulate
 from solver_shard.export.subject import Step, Subject
 from solver_shard.export.verdict import TOLERANCES, Difference, Traffic, Verdict, collectives, differences, planned_traffic
@@ -134,10 +135,12 @@ def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Ste
     references = {"graph": f"the graph unsharded, {narrowest(subject.program)}"}
     notes = list(verdict.notes)
     model = subject.of_model()
-    if model is not None:
+    if model is not None and model.apart:
+        notes.append(f"{model.apart}; they are left out")
+    elif model is not None:
         assert subject.model is not None, "a model's step has a model"
         dtype = min((p.dtype for p in subject.model.parameters()), key=lambda d: -torch.finfo(d).eps, default=torch.float32)
-        own = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+        own = _NAMES[dtype]
         own = own if own != "f64" else "f32"  # models that are wide compute parts in f32 still
         references["model"] = f"the model itself, {own}"
         found += _all(plan, subject, ran, model, "model", max(tolerance, TOLERANCES[own]))
@@ -173,15 +176,23 @@ def run_apart(plan: Plan, subject: Subject, *, max_norm: float, timeout: float) 
     return Ran(step=step, parameters=parameters, traffic=traffic)
 
 
+_NAMES = {
+    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.complex64: "f32",
+    torch.complex128: "f64",
+}  # fmt: skip
+_PARTS = {"c64": "f32", "c128": "f64"}
+"""What complex numbers are made of."""
+
+
 def narrowest(program: Program, *more: str | None) -> str:
     """The narrowest float of a program, and of others that are given."""
-    floats = {tensor.dtype for tensor in program.tensors} | set(more)
+    floats = {_PARTS.get(tensor.dtype, tensor.dtype) for tensor in program.tensors} | set(more)
     return next((dtype for dtype in ("bf16", "f16", "f32", "f64") if dtype in floats), "f32")
 
 
 def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str, tolerance: float) -> list[Difference]:
     """Every tensor that a step returns, against one reference."""
-    gradients = {name: g.to(torch.float64) for name, g in expected.gradients.items()}
+    gradients = {name: _wide(g) for name, g in expected.gradients.items()}
     if plan.options.clip and ran.parameters:
         norm = _norm(gradients)
         gradients = {name: g * min(1.0, norm / 2 / (norm + 1e-6)) for name, g in gradients.items()}
@@ -197,12 +208,16 @@ def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str,
     if plan.options.optimizer == "none" or plan.options.forward_only:
         return found
     whole = {subject.program.tensors[p].name: subject.values[0][p] for p in subject.program.gradients}
-    stepped = {name: value.to(torch.float64) - RATE * gradients[name] for name, value in whole.items()}
+    stepped = {name: _wide(value) - RATE * gradients[name] for name, value in whole.items()}
     return found + differences("parameter", reference, ran.parameters, stepped, tolerance)
 
 
 def _norm(gradients: Mapping[str, torch.Tensor]) -> float:
-    return math.sqrt(sum(g.double().square().sum().item() for g in gradients.values()))
+    return math.sqrt(sum(squares(g, torch.float64).item() for g in gradients.values()))
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 def _locate(plan: Plan, subject: Subject, reference: tuple[dict[int, torch.Tensor], ...]) -> str:

@@ -5,6 +5,7 @@ Each runs on operands whose batch and sequence dims are apart; its result is a l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from solver_shard.frontends import dims as D
@@ -34,6 +35,11 @@ def pointwise(ctx: Context, node: RawNode) -> Result:
     results = [(common.shape, r[1]) for r in node.results if r is not None]
     made = ctx.draft.emit(node.op, operands, attributes, results, raws=_raws(values), random=node.random)
     return tuple(Value(t, common.dims) for t in made)
+
+
+def physical(ctx: Context, node: RawNode) -> Result:
+    """torch only notes that a tensor is to be read conjugated, or negated; a program has the tensor that is read, which can be sent."""
+    return pointwise(ctx, replace(node, op={"_conj": "aten._conj_physical.default"}.get(node.op.split(".")[1], "aten.neg.default")))
 
 
 def _straight(dims: D.Dims) -> bool:
@@ -335,5 +341,6 @@ ROWS = {
     "embedding": embedding, "embedding_dense_backward": embedding_backward,
     "nll_loss_forward": nll_forward, "nll_loss_backward": nll_backward,
     "nll_loss2d_forward": nll_forward, "nll_loss2d_backward": nll_backward,
+    "_conj": physical, "_neg_view": physical,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,
 }  # fmt: skip

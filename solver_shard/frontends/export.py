@@ -14,6 +14,8 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import with_effects
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -32,7 +34,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 _SAVED = frozenset({CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE})
 """What a selective checkpoint policy says of ops that are not computed again."""
 _TOKENS = (desc.ForwardTokenAOTInput, desc.BackwardTokenAOTInput, desc.ForwardTokenAOTOutput, desc.BackwardTokenAOTOutput)
-"""What keeps calls with effects (assertions) in order."""
+"""What keeps ops with an effect in order; they have no value."""
 _DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
 
 
@@ -48,6 +50,7 @@ def export(
     gradient = torch.no_grad() if forward_only else torch.enable_grad()
     with contextlib.ExitStack() as stack, gradient, fx_traceback.preserve_node_meta(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # whose recurrent layers exist for some dtypes and modes only
         joint = aot_export_joint_with_descriptors(stack, step, tuple(tensors))
         return _Reader(joint.graph_module, inputs, names, step).read(name, forward_only)
 
@@ -74,16 +77,19 @@ class _Reader:
                 self._constant(node)
             elif node.op == "output":
                 returned = list(zip(node.args[0], node.meta["desc"], strict=True))
-            elif node.target is torch.ops.higher_order.with_effects:
-                self._effect(node)
-            elif node.target is operator.getitem and node.args[0].target is torch.ops.higher_order.with_effects:
-                pass  # the token
             elif node.target is operator.getitem:
-                source = self._use[node.args[0]]
-                self._use[node] = Use(source.node, node.args[1])
+                self._item(node)
             else:
                 self._call(node)
         return self._finish(name, returned, forward_only)
+
+    def _item(self, node: Any) -> None:
+        """One of several results. Of an op with an effect, the first is a token that keeps such ops in order, which no one reads."""
+        of, position = node.args
+        if isinstance(of.target, HigherOrderOperator):
+            position -= 1
+        if of in self._use and position >= 0:
+            self._use[node] = Use(self._use[of].node, position)
 
     def _add(self, node: Any, raw: RawNode) -> None:
         self._use[node] = Use(len(self._nodes))
@@ -118,7 +124,7 @@ class _Reader:
                 name=node.name, op="aten.full.default", arguments=arguments, results=((shape, dtype),), phase=Phase.BACKWARD, random=True
             )
             self._add(node, raw)
-        else:
+        elif not isinstance(found, _TOKENS):
             raise TraceError(
                 f"the trace has an input of kind {type(found).__name__}, which is not supported: {found}; use plain tensors only"
             )
@@ -144,23 +150,22 @@ class _Reader:
             self._constants[name] = held
         self._source(node, name, Role.BUFFER)
 
-    @staticmethod
-    def _effect(node: Any) -> None:
-        """An assertion on values: it makes nothing, so a step computes the same without it."""
-        if node.args[1]._schema.returns:
-            raise TraceError(
-                f"the trace calls {node.args[1]}, which has effects and results, and is not supported; remove it from the model"
-            )
-
     def _call(self, node: Any) -> None:
-        target = node.target
+        """An op. One that has no results checks values (``_assert_async``, ``_linalg_check_errors``): nothing depends on it, and a plan
+        does without it."""
+        target, args, effect = node.target, node.args, isinstance(node.target, HigherOrderOperator)
+        if effect and target is with_effects:
+            target, args = args[1], args[2:]
         if not isinstance(target, torch._ops.OpOverload):
             raise TraceError(f"the trace calls {target}, which is not an ATen op; supported are models that trace to ATen ops")
         self._backward = self._backward or node.meta.get("partitioner_tag") == "is_backward"
+        if not target._schema.returns:
+            return
         value = node.meta["val"]
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
-        results = tuple(map(_result, values))
-        arguments = self._arguments(node)
+        values = values[1:] if effect else values
+        arguments = self._arguments(target, args, node.kwargs)
+        results = _made(tuple(map(_result, values)), arguments)
         phase = Phase.BACKWARD if self._backward else Phase.FORWARD
         op, arguments = _restrided(node, str(target), arguments, results)
         raw = RawNode(
@@ -177,16 +182,16 @@ class _Reader:
         )
         self._add(node, raw)
 
-    def _arguments(self, node: Any) -> dict[str, Any]:
-        schema = self._schemas.get(node.target)
+    def _arguments(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        schema = self._schemas.get(target)
         if schema is None:
-            schema = self._schemas[node.target] = tuple(
-                (a.name, a.default_value if a.has_default_value() else None) for a in node.target._schema.arguments
+            schema = self._schemas[target] = tuple(
+                (a.name, a.default_value if a.has_default_value() else None) for a in target._schema.arguments
             )
         found: dict[str, Any] = {}
         for i, (name, default) in enumerate(schema):
             if name not in _DROPPED:
-                value = node.args[i] if i < len(node.args) else node.kwargs.get(name, default)
+                value = args[i] if i < len(args) else kwargs.get(name, default)
                 found[name] = self._plain(value)
         return found
 
@@ -241,7 +246,7 @@ class _Reader:
                 target = getattr(of, "target", None)
                 label = self._names[target.removeprefix("model.")] if target else self._inputs[of.idx]
                 outputs.append((f"updated({label})", self._use[node]))
-            else:
+            elif not isinstance(found, _TOKENS):
                 raise TraceError(f"the trace returns a value of kind {type(found).__name__}, which is not supported: {found}")
         outputs.sort(key=lambda item: item[0].startswith("updated("))
         if not forward_only and not gradients:
@@ -263,6 +268,14 @@ def _restrided(node: Any, op: str, arguments: dict[str, Any], results: tuple[Any
     if not same or not tensor.is_contiguous() or math.prod(size) != tensor.numel() or arguments["storage_offset"] not in (None, 0):
         return op, arguments
     return "aten.view.default", {"self": arguments["src" if scatter else "self"], "size": results[0][0]}
+
+
+def _made(results: tuple[Any, ...], arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Results without those that a mask says are not made, which fake tensors stand for all the same."""
+    mask = arguments.get("output_mask")
+    if mask is None or len(mask) != len(results):
+        return results
+    return tuple(result if made else None for result, made in zip(results, mask, strict=True))
 
 
 def _meta(value: torch.Tensor) -> tuple[tuple[int, ...], str]:

@@ -25,6 +25,7 @@ from solver_shard.frontends.clean import clean
 from solver_shard.frontends.export import DTYPES, export
 from solver_shard.frontends.fake import borrowed, fake_like, paths
 from solver_shard.frontends.raw import RawGraph
+from solver_shard.frontends.rewrites import Rewritten
 from solver_shard.program import Program
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]
@@ -76,7 +77,7 @@ def trace_raw(
     flat = _Flat(model, inputs, mode, forward_only=forward_only)
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
-        with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention():
+        with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention(), Rewritten():
             return export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
 
 

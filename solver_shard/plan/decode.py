@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_n
 from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
+from solver_shard.constraints import places, without
 from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -34,7 +35,7 @@ from solver_shard.plan.plan import (
     Step,
     runs_of,
 )
-from solver_shard.program import DTYPE_BYTES, Role, Tensor
+from solver_shard.program import DTYPE_BYTES, Program, Role, Tensor
 from solver_shard.solve.solution import objective_value
 
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
@@ -42,8 +43,10 @@ _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The parts of a plan that an assignment decides."""
+    """The parts of a plan that an assignment decides, and the program that they are of: without the relays that bring nothing elsewhere."""
 
+    program: Program
+    relays: tuple[int, ...]
     tensors: tuple[PlannedTensor, ...]
     ops: tuple[PlannedOp, ...]
     reshards: tuple[Reshard, ...]
@@ -65,10 +68,32 @@ def decode(
 ) -> Decoded:
     """Read layouts, strategies and reshards off an assignment of the free graph (bytes, nanoseconds)."""
     reader = _Reader(lowering, assignment, costs, optimizer_state)
-    ops = tuple(reader.op(i) for i in range(len(lowering.program.ops)))
-    reshards = tuple(reader.reshard(node) for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE, Kind.ACCUMULATE))
+    program, kept = lowering.program, reader.kept
+    ops = tuple(reader.op(i) for i in range(len(program.ops)))
+    moved = [node for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE, Kind.ACCUMULATE) and node.item not in reader.unused]
+    whole = tuple(map(reader.reshard, moved))
+    intermediates = reader.intermediates(whole)
+    position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(whole)}
+    holds = tuple(reader.hold(node, position) for node in lowering.nodes if node.kind is Kind.HOLD)
+    gone = {i for t, i in places(program).items() if t in reader.unused}
+    ops = tuple(
+        replace(op, operands=tuple(kept.tensors[t] for t in op.operands), results=tuple(kept.tensors[t] for t in op.results))
+        for i, op in enumerate(ops)
+        if i not in gone
+    )
+    reshards = tuple(
+        replace(
+            r,
+            tensor=kept.tensors[r.tensor],
+            readers=tuple((kept.times[i], j) for i, j in r.readers),
+            start=kept.times[r.start],
+            stop=kept.times[r.stop],
+        )
+        for r in whole
+    )
+    holds = tuple(replace(h, tensor=kept.tensors[h.tensor], start=kept.times[h.start], stop=kept.times[h.stop]) for h in holds)
     clip = reader.clip()
-    memory = reader.memory(ops, limit, reader.intermediates(reshards))
+    memory = reader.memory(ops, limit, intermediates)
     count = lowering.microbatches
     runs = [runs_of(r.purpose, count) for r in reshards]
     compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
@@ -79,12 +104,14 @@ def decode(
     for n, step in [(n, step) for n, r in zip(runs, reshards, strict=True) for step in r.steps] + inside:
         by_kind[step.kind] = by_kind.get(step.kind, 0) + n * step.nanoseconds
     total = compute + update + communication
-    position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(reshards)}
+    given = {kept.tensors[t]: t for t in reversed(range(len(program.tensors)))}  # of an unused relay the tensor before it
     return Decoded(
-        tensors=tuple(reader.tensor(t) for t in range(len(lowering.program.tensors))),
+        program=kept.program,
+        relays=kept.relays,
+        tensors=tuple(replace(reader.tensor(given[k]), name=tensor.name) for k, tensor in enumerate(kept.program.tensors)),
         ops=ops,
         reshards=reshards,
-        holds=tuple(reader.hold(node, position) for node in lowering.nodes if node.kind is Kind.HOLD),
+        holds=holds,
         clip=clip,
         memory=memory,
         costs=Costs(
@@ -93,7 +120,7 @@ def decode(
             communication_ns=communication,
             hidden_ns=sum(by_kind.values()) - communication,
             total_ns=total,
-            unshared_ns=reader.unshared(reshards),
+            unshared_ns=reader.unshared(whole),
             objective=objective_value(objective, memory_weight, total, memory.peak),
             by_kind_ns=dict(sorted(by_kind.items())),
         ),
@@ -105,8 +132,15 @@ class _Reader:
         self.lowering, self.assignment, self.costs, self.state = lowering, assignment, costs, state
         self.program, self.graph = lowering.program, lowering.graph
         self.mesh, self.accumulates = costs.mesh, lowering.microbatches > 1
-        self.made = {t for op in self.program.ops for t in op.results}
+        self.made = {t: i for i, op in enumerate(self.program.ops) for t in op.results}
         self.either = either_order(self.program)
+        self.unused = frozenset(t for t in lowering.relays if not self._brings(t))
+        self.kept = without(self.program, lowering.relays, self.unused)
+
+    def _brings(self, t: int) -> bool:
+        """Whether the relay behind a tensor brings it to another layout."""
+        node, choice = self.chosen(Kind.RESHARD, t)
+        return choice >= node.aliases
 
     def chosen(self, kind: Kind, item: int, group: int = 0) -> tuple[Node, int]:
         v = self.lowering.index[kind, item, group]
@@ -363,7 +397,7 @@ class _Reader:
         found: dict[int, tuple[int, int]] = {}
         results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
         for v, node in enumerate(self.lowering.nodes):
-            if node.kind is Kind.RESULT:
+            if node.kind is Kind.RESULT and self.graph.node_intervals(v)[0, 0] == self.made[node.item]:
                 results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
         for reshard in (reshard for reshard in reshards if reshard.copy):
             t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
@@ -384,15 +418,17 @@ class _Reader:
         return {time: held for time, held in found.items() if held[0]}
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
-        end = self.lowering.lives.end
+        tensors, times = self.kept.program.tensors, self.kept.times
+        end = times[self.lowering.lives.end]
         change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
         held: list[tuple[int, int, int, str, str]] = []
         for v, node in enumerate(self.lowering.nodes):
             nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
             for start, stop in self.graph.node_intervals(v).tolist() if nbytes else ():
-                held.append((start, stop, nbytes, self.program.tensors[node.item].name, self._category(node)))
+                name = tensors[self.kept.tensors[node.item]].name
+                held.append((times[start], times[stop], nbytes, name, self._category(node)))
         for start, (nbytes, minus_t) in intermediates.items():
-            held.append((start, start + 1, nbytes, self.program.tensors[-minus_t].name, "intermediates"))
+            held.append((times[start], times[start] + 1, nbytes, tensors[self.kept.tensors[-minus_t]].name, "intermediates"))
         held = [life for life in held if life[0] < life[1]]
         for start, stop, nbytes, _, category in held:
             change[category][start] += nbytes

@@ -130,8 +130,11 @@ class _Walk:
         self.kept = self._kept()
         update_ns = sum(self._source(t) for t in self.program.sources())
         for t, i in self.made.items():
-            if not self.rules[i].view:
-                self._made_at(self.profile.add(self._category(t), i, self.lives.base_stop[t], self.ops.local_bytes(t, self.produced[t])))
+            if i not in self.lives.views:
+                start, stop = self.lives.base_start[t], self.lives.base_stop[t]
+                life = self.profile.add(self._category(t), start, stop, self.ops.local_bytes(t, self.produced[t]))
+                if start == i:  # what takes over is there before the next op's transitions
+                    self._made_at(life)
         self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
             self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
@@ -207,7 +210,7 @@ class _Walk:
             reshard = self.plan.reshards[position]
             for i, j in reshard.readers:
                 asked = self.plan.ops[i].operand_layouts[j]
-                if not free_move(reshard.layout, asked):
+                if not (reshard.layout == asked if i in self.lives.places else free_move(reshard.layout, asked)):
                     illegal(
                         f"op {i} ({self.program.ops[i].name}) asks operand {j} as {asked}, but gets {self.program.tensors[key[0]].name!r} "
                         f"as {reshard.layout}, and a device cannot make the one from the other alone"

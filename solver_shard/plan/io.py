@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from solver_shard.constraints import IDENTITY
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
 from solver_shard.files import read_text, write_whole
@@ -180,6 +181,8 @@ def check_plan(plan: Plan) -> None:
         )
     except InputError as error:
         raise InputError(f"options: {error}") from None
+    handed = {t for op in plan.ops if op.name == IDENTITY for t in op.operands}
+    _check(len(set(plan.relays)) == len(plan.relays) and handed.issuperset(plan.relays), "relays: one is not handed on by an identity")
     for name, values in plan.memory.series.items():
         _check(len(values) == len(plan.memory.times), f"memory.series.{name}: {len(values)} values for {len(plan.memory.times)} times")
 

@@ -9,6 +9,8 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
 - What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
   the end of its owner's own bytes (of the first member's, where the owner is not held) until none of them is needed.
+- An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
+  past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
 - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
 - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
   with the addition, and the update's group starts from the accumulator, after the last microbatch.
@@ -16,11 +18,12 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from solver_shard.constraints import places
 from solver_shard.plan.plan import CATEGORIES
 from solver_shard.program import Phase, Program
 from solver_shard.rulebook.rule import Rule
@@ -45,7 +48,9 @@ class Lives:
         end: of the step.
         readers: (op position, operand index) of every group; none for optimizer and output.
         first, stop: when the reshard of a group runs; one past the group's last use.
-        base_stop: when a tensor's own bytes end.
+        views: ops whose results have no bytes of their own.
+        places: identities that alone read what an op has made.
+        base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
         held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held.
         storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
             are several, or one that is a part, or the owner is a source.
@@ -55,6 +60,9 @@ class Lives:
     readers: Mapping[Key, tuple[tuple[int, int], ...]]
     first: Mapping[Key, int]
     stop: Mapping[Key, int]
+    views: frozenset[int]
+    places: frozenset[int]
+    base_start: Mapping[int, int]
     base_stop: Mapping[int, int]
     held_stop: Mapping[int, int]
     storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
@@ -70,6 +78,11 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
     end = update + 1
     readers = _readers(program, rules)
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    before = places(program)
+    views = {i for i, rule in enumerate(rules) if rule.view}
+    takers = {i for t, i in before.items() if made[t] not in views}
+    views -= takers
+    base_start = {t: i + (i in takers) for t, i in made.items()}
     leaving = "optimizer"
     if accumulates:  # what the producer has made is added up; only the sum goes to the update
         leaving = ACCUMULATE
@@ -89,7 +102,7 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
             stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
             for i, _ in readers[key]:
                 stops.append(i + 1)
-                if rules[i].view:
+                if i in views:
                     stops += [base_stop[r] for r in program.ops[i].results]
             stop[key] = max(stops)
         later = [key for key in keys if key[1] in LATER]
@@ -100,13 +113,15 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
             held_stop[t] = 1 + max(first[key] for key in later)
         if t not in made:
             base_stop[t] = end
+        elif before.get(t) in views:
+            base_stop[t] = base_stop[program.ops[before[t]].results[0]]
         elif held:
             base_stop[t] = max(stop[key] for key in early)
         else:
-            base_stop[t] = 1 + max((first[key] for key in keys), default=made[t])
+            base_stop[t] = 1 + max((first[key] for key in keys), default=base_start[t])
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
-        owner, way = _viewed(program, rules, made, readers, t)
+        owner, way = _viewed(program, views, made, readers, t)
         if owner != t or t in made:
             together.setdefault(owner, {})[t] = way
     storages = {
@@ -114,15 +129,26 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         for owner, members in together.items()
         if owner not in made or len(members) > 1 or any(program.tensors[t].numel != program.tensors[owner].numel for t in members)
     }
-    return Lives(end=end, readers=readers, first=first, stop=stop, base_stop=base_stop, held_stop=held_stop, storages=storages)
+    return Lives(
+        end=end,
+        readers=readers,
+        first=first,
+        stop=stop,
+        views=frozenset(views),
+        places=frozenset(before.values()),
+        base_start=base_start,
+        base_stop=base_stop,
+        held_stop=held_stop,
+        storages=storages,
+    )
 
 
 def _viewed(
-    program: Program, rules: Sequence[Rule], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
+    program: Program, views: Collection[int], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
 ) -> tuple[int, tuple[Key, ...]]:
     """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
     way: list[Key] = []
-    while t in made and rules[made[t]].view and len(program.ops[made[t]].operands) == 1:
+    while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
         (x,) = program.ops[made[t]].operands
         if program.tensors[t].numel > program.tensors[x].numel:  # an expanded tensor that is merged is written out
             break

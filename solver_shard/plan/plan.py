@@ -452,6 +452,8 @@ class Plan:
         outputs: positions of the tensors that the step returns.
         gradients: name of a trained parameter to the position of its gradient.
         clip: the all-reduce of the gradient norm; None where nothing is clipped, or no device needs another's part.
+        relays: tensors, as their ops make them, that an identity of the plan's own brings to another layout for all of their readers
+            (:mod:`solver_shard.constraints`); positions are those in the program as it was traced, too.
     """
 
     schema_version: Literal[1] = 1
@@ -470,6 +472,7 @@ class Plan:
     costs: Costs
     certificate: Certificate
     provenance: Provenance
+    relays: tuple[int, ...] = field(default=(), metadata=MAY_LACK)
 
     @property
     def layouts(self) -> dict[str, Layout]:

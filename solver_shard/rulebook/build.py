@@ -69,7 +69,7 @@ def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Te
 
 
 class Rulebook:
-    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once.
+    """Rules of a program's ops, each distinct signature (op, shapes, dtypes, arguments) built once; equal ones are one.
 
     Args:
         table: rows; default the shipped ones.
@@ -82,6 +82,7 @@ class Rulebook:
         self.conservative = conservative
         self.trust_dtensor = trust_dtensor
         self._rules: dict[Hashable, Rule] = {}
+        self._known: dict[Rule, Rule] = {}
 
     def rule(self, program: Program, op_position: int) -> Rule:
         """The rule of the op at this position; RuleError where its row disagrees with it."""
@@ -92,7 +93,8 @@ class Rulebook:
         if found is None:
             operands = [tensors[t] for t in op.operands]
             found = build_rule(op, operands, [tensors[t] for t in op.results], self.table, trust_dtensor=self.trust_dtensor)
-            found = self._rules[key] = conservative_rule(found) if self.conservative else found
+            found = conservative_rule(found) if self.conservative else found
+            found = self._rules[key] = self._known.setdefault(found, found)
         return found
 
     def fallbacks(self, program: Program) -> Mapping[str, tuple[int, ...]]:

@@ -8,10 +8,15 @@
 The graph is the one without the constraints, which are masks on its nodes (:class:`Constraint`). A memory time of a conflict is a time at
 which the limit has to hold; at all others it does not matter to the conflict.
 
-**How.** Whether a set of constraints and times is possible is asked of four methods, the cheapest first, all exact: arc consistency
+**How.** Whether a set of constraints and times is possible is asked of four methods, the cheapest first: arc consistency
 (``solve.arcs``), the least use of what it leaves, a search on the presolved graph (``solve.feasible``), and the solver, whose dual proves
 what needs much memory. Costs do not matter, so presolve leaves little. A single time is asked otherwise: its bytes are the costs, and
 nothing is limited, which message passing and elimination solve exactly in most cases.
+
+**What the proof rests on.** That a set is possible rests on an assignment, which is checked against the graph. That it is not rests on
+exact integers (arcs, least use, labels), or on the solver, whose bounds rest on more than one program's word (``solve.kernel``); CP-SAT's
+word that there is none only makes the solver look. What assumption literals blame is a candidate: it is asked again. So is, last of all,
+every conflict before it is returned: it is impossible, and without any one of its elements possible, or it does not say ``minimal``.
 
 Times are added as they are broken. What is then known to conflict is made smaller by the reasons of arc consistency or by assumption
 literals, and minimal by deletion: what is still impossible without one element needs that element no more. Constraints are tried before
@@ -27,6 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.errors import InternalError
 from solver_shard.solve.arcs import Arcs, Constraint
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import clock_of, solve
@@ -145,7 +151,7 @@ class _Question:
     def __init__(self, graph: ChoiceGraph, constraints: Sequence[Constraint], clock: Clock, seed: int) -> None:
         self.graph, self.constraints, self.clock, self.seed = graph, constraints, clock, seed
         self.arcs = Arcs(graph, constraints)
-        self.minimal = True
+        self._answers: dict[tuple[frozenset[int], frozenset[int]], tuple[bool | None, Ints | None]] = {}
         self._plain = tuple(np.where(table >= FORBIDDEN, FORBIDDEN, 0) for table in graph.tables)
 
     def run(self, likely: tuple[int, ...]) -> Conflict | None:
@@ -164,10 +170,40 @@ class _Question:
         times = self._fewest_times(kept, times)
         if not kept and len(times) == 1:
             times = self._worst(times)
-        return Conflict(constraints=tuple(sorted(kept)), times=tuple(sorted(times)), minimal=self.minimal)
+        if self.possible(kept, times)[0] is not False:
+            return None
+        return Conflict(constraints=tuple(sorted(kept)), times=tuple(sorted(times)), minimal=self._minimal(kept, times))
+
+    def _minimal(self, kept: list[int], times: list[int]) -> bool:
+        """Whether without any one element the others are possible: for each there is an assignment."""
+        rests = [([other for other in kept if other != k], times) for k in kept]
+        rests += [(kept, [other for other in times if other != t]) for t in times]
+        return all(self.possible(constraints, points)[0] is True for constraints, points in rests)
 
     def possible(self, kept: Sequence[int], times: Sequence[int]) -> tuple[bool | None, Ints | None]:
         """Whether these constraints can be kept with the limit at these times (None: not decided), and an assignment that does."""
+        key = frozenset(kept), frozenset(times)
+        if self._answers.get(key, (None, None))[0] is None:
+            possible, found = self._possible(kept, times)
+            if found is not None and not self._keeps(found, kept, times):
+                raise InternalError("what keeps some constraints by the solver's account does not keep them; please report this")
+            self._answers[key] = possible, found
+        return self._answers[key]
+
+    def _keeps(self, assignment: Ints, kept: Sequence[int], times: Sequence[int]) -> bool:
+        """Whether an assignment keeps these constraints, and the limit at these times."""
+        graph = self.graph
+        if any(not mask[assignment[v]] for k in kept for v, mask in self.constraints[k].allowed.items()):
+            return False
+        dropped = list(self._dropped(kept))
+        free = np.ones(len(graph.edges), dtype=bool)
+        free[dropped] = False
+        bare = replace(graph, edges=graph.edges[free], edge_tables=graph.edge_tables[free]) if dropped else graph
+        if not bare.allowed(assignment):
+            return False
+        return graph.limit is None or not times or bool((graph.profile(assignment)[list(times)] <= graph.limit).all())
+
+    def _possible(self, kept: Sequence[int], times: Sequence[int]) -> tuple[bool | None, Ints | None]:
         left = self.arcs.left(kept)
         self.clock.spend(1e-5 * self.graph.size)
         if left.core is not None:
@@ -208,8 +244,10 @@ class _Question:
             found = np.empty_like(order)
             found[order] = undo.restore(decision.assignment)
             return True, found
-        if decision.possible is not None or self.clock.over():
+        if decision.sure and decision.possible is not None:
             return decision.possible, None
+        if self.clock.over():
+            return None, None
         if not times:
             narrow = replace(narrow, limit=None)
         solution = solve(narrow, gap=0.0, seed=self.seed, clock=self.clock.part(time_share=SHARE, work=self._part()))
@@ -258,7 +296,10 @@ class _Question:
         rows = [self._use(t) for t in times]
         limit = self.graph.limit if self.graph.limit is not None else 0
         found = blamed(self.arcs, kept, rows, limit, self.clock, effort=EFFORT, seed=self.seed)
-        return (kept, times) if found is None else (list(found[0]), [times[i] for i in found[1]])
+        if found is None:
+            return kept, times
+        fewer = list(found[0]), [times[i] for i in found[1]]
+        return fewer if self.possible(*fewer)[0] is False else (kept, times)
 
     def _fewest(self, kept: list[int], times: list[int]) -> list[int]:
         """The constraints that are needed, by deletion."""
@@ -272,8 +313,6 @@ class _Question:
             if possible is False:
                 core = self.arcs.left(rest).core
                 kept = rest if core is None else list(core)
-            elif possible is None:
-                self.minimal = False
         return kept
 
     def _fewest_times(self, kept: list[int], times: list[int]) -> list[int]:
@@ -282,8 +321,6 @@ class _Question:
             possible, _ = self.possible(kept, rest)
             if possible is False:
                 times = rest
-            elif possible is None:
-                self.minimal = False
         return times
 
     def _worst(self, times: list[int]) -> list[int]:

@@ -164,7 +164,7 @@ class Improver:
             for _ in range(4):
                 dual.evaluate(np.zeros(len(kernel.base)), 5)
             own.spend(dual.work)
-            result = solve_kernel(kernel, dual, own, cutoff=now, gap=1e-6, seed=int(rng.integers(2**31)), effort=EFFORT)
+            result = solve_kernel(kernel, dual, own, cutoff=now, gap=1e-6, seed=int(rng.integers(2**31)), effort=EFFORT, sure=False)
             spent += own.work + 1e-2
             if result.assignment is not None:
                 better = chosen.copy()

@@ -1,18 +1,26 @@
-"""What is left after reductions as an integer program: HiGHS, and CP-SAT where it is tiny or where the last digits matter.
+"""What is left after reductions: solved by enumeration where that is quick, else by integer programs whose claims are held against others.
 
-Both see memory rows only at the times that matter: rows are added when a solution breaks them, and the program is solved again.
+1. *Labels* (labels.py) enumerate in exact integers. Most problems are small enough; that they say rests on no solver.
+2. *HiGHS* gets the local polytope: a variable per strategy and per allowed pair of an edge's core, marginals consistent. Its linear
+   relaxation with memory rows is as strong as the dual, and its cuts on the memory rows close most of the rest. It sees memory rows only
+   at the times that matter: rows are added when a solution breaks them, and the program is solved again. Its bound is in floating point,
+   so it is lowered by ``HIGHS_MARGIN``.
+3. What HiGHS claims (a bound, an optimum, that there is nothing) is a *candidate*. Where only a better assignment is wanted that does not
+   matter: assignments are evaluated in exact integers. A claim that raises a bound or ends a search is made again: by labels with the
+   target that HiGHS gave, which drop all that does not come below it; or by CP-SAT, another solver with another program (the
+   reparametrised costs in integers: a boolean per strategy, one per costly pair, a clause where a pair alone exceeds the target; see
+   programs.py for its ranges). What both solvers claim counts: of two bounds the lower. Where neither confirms it, the claim is dropped,
+   and the bound stays the dual's, which rests on sums that are exact (messages.py, dual.py).
 
-- *CP-SAT* gets the reparametrised costs, which are non-negative and mostly zero, in exact integers: a boolean per strategy, one
-  per costly pair, a clause where a pair alone exceeds the incumbent.
-- *HiGHS* gets the local polytope: a variable per strategy and per allowed pair of an edge's core, marginals consistent. Its linear
-  relaxation with memory rows is as strong as the dual, and its cuts on the memory rows close most of the rest. Its bound is in
-  floating point, so it is lowered by ``HIGHS_MARGIN``.
+So every bound that leaves this module is the dual's, is enumerated, or is claimed by two solvers alike.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from ortools.math_opt import model_pb2
@@ -23,7 +31,9 @@ from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.errors import InternalError
 from solver_shard.solve.clock import Clock
 from solver_shard.solve.dual import Dual
+from solver_shard.solve.labels import TooMany, best_below, scaled_up, split_of
 from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.programs import SAFE_OBJECTIVE, SAFE_ROW, covering, in_safe_units, new_solver
 from solver_shard.solve.solution import MIB
 from solver_shard.solve.waiting import call_watched
 
@@ -31,13 +41,14 @@ HIGHS_MARGIN = 1e-8
 """Relative. HiGHS allows 1e-7 of dual infeasibility per column; costs are scaled to about 1e6 in total, so that 1e4 columns
 of range 1 can make its bound too high by 1e-9 of it."""
 
-TINY_VALUES = 80
-TINY_CELLS = 800
-"""Sizes up to which CP-SAT is tried first."""
+QUICK_WORK = 0.3
+"""Work of labels before an integer program is tried."""
 
-SMALL_VALUES = 400
-SMALL_CELLS = 4000
-"""Sizes up to which CP-SAT is asked whether an optimum of HiGHS is exact, when no gap is allowed."""
+FINEST, FINE_STEP = 2.0**-20, 2.0**20
+"""Least unit of an objective with the peak in it, and the price of a unit of the peak, in such units, that is fine enough."""
+
+CHECK_WORK = 2.0
+"""Work of making a claim again, for labels and for CP-SAT, at least; at most the work of the program that made it, times as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +73,9 @@ def cells_of(problem: Problem) -> int:
     return sum(int((edge.core < FORBIDDEN).sum()) for edge in problem.edges)
 
 
-def solve_kernel(problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | None, gap: float, seed: int, effort: float) -> KernelResult:
+def solve_kernel(
+    problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | None, gap: float, seed: int, effort: float, sure: bool = True
+) -> KernelResult:
     """Solve a reduced problem.
 
     Args:
@@ -73,6 +86,7 @@ def solve_kernel(problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | No
         gap: relative gap at which to stop.
         seed: random seed.
         effort: work units to spend at most, about.
+        sure: whether what is claimed is held against something else; where only a better assignment is of use it need not be.
     """
     if problem.size == 0:
         value = problem.value(np.zeros(0, dtype=np.int64))
@@ -81,20 +95,64 @@ def solve_kernel(problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | No
         return KernelResult(np.zeros(0, dtype=np.int64), value, proven=True)
     if problem.limit is not None and problem.least() > problem.limit:
         return KernelResult(None, None, empty=True, proven=True)
-    values, cells = int(problem.offsets[-1]), cells_of(problem)
-    if values <= TINY_VALUES and cells <= TINY_CELLS:
-        result = _lazily(problem, _CpSat(problem, dual, cutoff, seed), dual, clock, cutoff, min(effort, 1.0), 0.0)
-        if result.proven:
-            return result
+    enumerated = _enumerated(problem, dual, clock, cutoff, min(QUICK_WORK, effort))
+    if enumerated is not None:
+        return enumerated
+    spent = clock.work
     result = _lazily(problem, _Highs(problem, dual, gap, seed), dual, clock, cutoff, effort, gap)
-    value = cutoff if result.assignment is None else problem.value(result.assignment)
-    if result.empty or not result.proven or value is None or result.bound is None or result.bound >= value * (1 - gap):
+    if not sure:
         return result
-    if values <= SMALL_VALUES and cells <= SMALL_CELLS:  # only the margin of HiGHS is open: is there really nothing better?
-        last = _lazily(problem, _CpSat(problem, dual, value, seed), dual, clock, value, min(effort, 2.0), 0.0)
-        if last.proven:
-            return last if last.assignment is not None else KernelResult(result.assignment, value, proven=True)
-    return result
+    work = CHECK_WORK * max(1.0, clock.work - spent)
+    return _confirmed(problem, dual, clock, result, cutoff=cutoff, seed=seed, work=work)
+
+
+def _enumerated(problem: Problem, dual: Dual, clock: Clock, target: int | None, work: float) -> KernelResult | None:
+    """The best below a target by labels; None where that takes more work."""
+    try:
+        answer = best_below(problem, target, split_of(dual), least_peak=dual.low, most_work=min(work, clock.work_left()), over=clock.over)
+    except TooMany as many:
+        clock.spend(many.work)
+        return None
+    clock.spend(answer.work)
+    if answer.assignment is None:
+        return KernelResult(None, None, empty=True, proven=True)
+    value = problem.value(answer.assignment)
+    if value is None or (target is not None and value >= target):
+        raise InternalError(f"labels found an assignment of {value} below {target}; please report this")
+    return KernelResult(answer.assignment, value, proven=True)
+
+
+def _confirmed(
+    problem: Problem, dual: Dual, clock: Clock, result: KernelResult, *, cutoff: int | None, seed: int, work: float
+) -> KernelResult:
+    """A result without what only HiGHS claims; see the module."""
+    value = cutoff if result.assignment is None else problem.value(result.assignment)
+    nothing = KernelResult(result.assignment, None)
+    claim = value if result.empty or result.bound is None else result.bound if value is None else min(value, result.bound)
+    if clock.over() or (result.bound is None and not result.proven):
+        return nothing
+    target = value if result.proven else claim  # only the margin of HiGHS or the gap is open: is there really nothing better?
+    if target is not None and target <= dual.bound:
+        return KernelResult(result.assignment, target, proven=result.proven)
+    exact = _enumerated(problem, dual, clock, target, work)
+    if exact is not None and exact.assignment is not None:
+        return exact
+    if exact is not None:
+        alone = result.assignment is None and target == cutoff
+        return KernelResult(result.assignment, None if alone else target, empty=alone, proven=result.proven)
+    if split_of(dual) is None:
+        return nothing
+    other = _lazily(problem, _CpSat(problem, dual, target, seed), dual, clock, target, work, 0.0)
+    if other.empty and result.empty:
+        return KernelResult(None, None, empty=True, proven=True)
+    better = None if other.assignment is None else problem.value(other.assignment)
+    if better is not None and (claim is None or better < claim):  # what HiGHS claims is false
+        return KernelResult(other.assignment, None)
+    theirs = target if other.empty else other.bound
+    best = result.assignment if better is None else other.assignment
+    if claim is None or theirs is None:
+        return KernelResult(best, None)
+    return KernelResult(best, min(claim, theirs), proven=result.proven and other.proven)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,10 +200,13 @@ def _lazily(
             return KernelResult(best, bound, proven=True)
         if answer.assignment is None:
             break
-        broken = [t for t in _broken(problem, problem.profile(answer.assignment), 10) if t not in rows]
-        if not broken:
+        broken = _broken(problem, problem.profile(answer.assignment), 10)
+        new = [t for t in broken if t not in rows]
+        if not new:
+            if broken and not problem.weight and backend.add_cover(broken[0], answer.assignment):
+                continue
             return KernelResult(best, bound, proven=answer.optimal)
-        for t in broken:
+        for t in new:
             rows.add(t)
             backend.add_row(t)
     return KernelResult(best, bound)
@@ -177,27 +238,31 @@ def row_of(problem: Problem, t: int) -> tuple[Ints, Ints, int]:
 
 
 class _CpSat:
-    """The reparametrised problem in exact integers."""
+    """The reparametrised problem in integers: what it claims is true of the problem, for all that is rounded is rounded down.
+
+    With multipliers p = whole penalties of a strategy, the objective is parts - penalties + constant: the penalties together are at most
+    what the limit allows, ``top``, and ``slack`` is the rest of it.
+    """
 
     def __init__(self, problem: Problem, dual: Dual, cutoff: int | None, seed: int) -> None:
-        self.problem, self.dual, self.seed = problem, dual, seed
-        parts = dual.parts()
-        scale = dual.scale
-        penalties = [priced - plain for priced, plain in zip(dual.price(dual.multipliers), dual.messages.theta, strict=True)]
+        self.problem, self.dual, self.seed, self.scale = problem, dual, seed, dual.scale
         if problem.weight:  # the peak is a variable: nothing to gain from penalties
             dual.multipliers = np.zeros_like(dual.multipliers)
-            parts, penalties = dual.parts(), [np.zeros_like(row) for row in parts.unary]
-        offset = parts.constant
+        parts = dual.parts()
+        penalties = [priced - plain for priced, plain in zip(dual.price(dual.multipliers), dual.messages.theta, strict=True)]
         model = self.model = cp_model.CpModel()
         self.xs = [[model.new_bool_var("") for _ in range(int(k))] for k in problem.sizes]
         self.flat = [x for row in self.xs for x in row]
+        self.owner = np.repeat(np.arange(problem.size), problem.sizes)
         terms: list[cp_model.IntVar] = []
         weights: list[float] = []
         for row, unary in zip(self.xs, parts.unary, strict=True):
             model.add_exactly_one(row)
             terms += row
             weights += unary.tolist()
-        room = np.inf if cutoff is None or problem.weight else cutoff * scale - dual.offset(dual.multipliers) - offset
+        room = (
+            np.inf if cutoff is None or problem.weight else scaled_up(cutoff, self.scale) - dual.offset(dual.multipliers) - parts.constant
+        )
         for edge, table in zip(problem.edges, parts.tables, strict=True):
             rows = self._classes(edge.rows, table.shape[0], self.xs[edge.a])
             cols = self._classes(edge.cols, table.shape[1], self.xs[edge.b])
@@ -209,30 +274,33 @@ class _CpSat:
                     model.add_bool_or([rows[i].negated(), cols[j].negated(), y])
                     terms.append(y)
                     weights.append(float(table[i, j]))
-        unit = 1.0
-        while sum(weights) / unit > 2.0**58:
-            unit *= 2
-        self.constant = offset
-        self.unit, self.scale = unit, scale
-        objective = cp_model.LinearExpr.weighted_sum(terms, [int(w // unit) for w in weights])
+        most = int(-dual.offset(dual.multipliers) // 1) + 1 if dual.multipliers.any() else 0
+        paid = sum(float(row.sum()) for row in penalties)
+        self.shift = max(0, (dual.high * len(self.flat)).bit_length() - SAFE_ROW.bit_length() + 1)
+        step = Fraction(problem.weight << self.shift, MIB) * Fraction(self.scale)  # what a unit of the peak costs
+        self.unit = 1.0
+        while max(sum(weights) + float(step * (dual.high >> self.shift)), most, paid) / self.unit > SAFE_OBJECTIVE:
+            self.unit *= 2
+        while (
+            problem.weight
+            and self.unit > FINEST
+            and float(step) / self.unit < FINE_STEP
+            and (sum(weights) + float(step * dual.high)) / self.unit < SAFE_OBJECTIVE / 2
+        ):
+            self.unit /= 2  # a unit of the peak costs whole numbers, rounded down
+        objective = cp_model.LinearExpr.weighted_sum(terms, [int(w // self.unit) for w in weights])
+        self.constant = Fraction(parts.constant)
         self.peak = None
         if problem.weight:
-            self.peak = model.new_int_var(dual.low, dual.high, "")
-            steps = MIB * max(1, int(unit / scale)) if unit >= scale else MIB
-            paid = model.new_int_var(0, problem.weight * dual.high // steps + 1, "")
-            shift = max(0, (problem.weight * dual.high).bit_length() - 60)  # products must stay within 64 bits: a little less is asked
-            steps, weight = -(-steps >> shift), problem.weight >> shift
-            model.add(steps * paid >= weight * self.peak - (steps - 1))
-            objective += max(1, int(scale / unit)) * paid
+            self.peak = model.new_int_var(dual.low >> self.shift, dual.high >> self.shift, "")
+            objective += int(step / Fraction(self.unit)) * self.peak
         elif dual.multipliers.any():
-            # All penalties together are at most what the limit allows: the rest is a slack that costs nothing less than zero.
-            most = int(-dual.offset(dual.multipliers) // 1) + 1
-            whole = [int(p // unit) + (p % unit > 0) for row in penalties for p in row.tolist()]
-            top = int(most // unit) + 1 + problem.size
+            whole = [int(-(-p // self.unit)) for row in penalties for p in row.tolist()]
+            top = int(most // self.unit) + 1 + problem.size
             slack = model.new_int_var(0, top, "")
             model.add(cp_model.LinearExpr.weighted_sum(self.flat, whole) + slack == top)
             objective += slack
-            self.constant -= top * unit
+            self.constant -= top * Fraction(self.unit)
         model.minimize(objective)
 
     def _classes(self, which: Ints, count: int, xs: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
@@ -252,21 +320,31 @@ class _CpSat:
 
     def add_row(self, t: int) -> None:
         where, usage, least = row_of(self.problem, t)
-        use = cp_model.LinearExpr.weighted_sum([self.flat[i] for i in where.tolist()], usage.tolist())
-        if self.peak is not None:
-            self.model.add(use + least <= self.peak)
+        if self.peak is not None:  # in units, of what is in use and of the peak, both rounded down
+            most = (self.dual.high >> self.shift) + 1
+            usage, least = np.minimum(usage >> self.shift, most), least >> self.shift
+            self.model.add(self._sum(where, usage) + least <= self.peak)
         elif self.problem.limit is not None:
-            self.model.add(use <= self.problem.limit - least)
+            usage, room = in_safe_units(usage, self.problem.limit - least)
+            self.model.add(self._sum(where, usage) <= room)
+
+    def add_cover(self, t: int, chosen: Ints) -> bool:
+        """Forbid what breaks the row of a time; true where that was done."""
+        assert self.problem.limit is not None
+        where, usage, least = row_of(self.problem, t)
+        total = np.zeros(len(self.flat), dtype=np.int64)
+        total[where] = usage
+        groups = covering(total, self.problem.offsets[:-1] + chosen, self.owner, self.problem.limit - least)
+        members = [self.flat[i] for group in groups for i in group.tolist()]
+        self.model.add(cp_model.LinearExpr.sum(members) <= len(groups) - 1)
+        return True
+
+    def _sum(self, where: Ints, usage: Ints) -> cp_model.LinearExprT:
+        return cp_model.LinearExpr.weighted_sum([self.flat[i] for i in where.tolist()], usage.tolist())
 
     def solve(self, clock: Clock, work: float, hint: Ints | None) -> _Answer:
         seconds = min(clock.time_left(), 1e6)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = self.seed
-        solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.catch_sigint_signal = False  # who handles signals decides what they mean
-        if np.isfinite(work):
-            solver.parameters.max_deterministic_time = work
+        solver = new_solver(seed=self.seed, seconds=seconds, work=work)
         if hint is not None:
             self.model.clear_hints()  # type: ignore[no-untyped-call] # untyped in OR-Tools
             for row, x in zip(self.xs, hint.tolist(), strict=True):
@@ -286,10 +364,11 @@ class _CpSat:
         return _Answer(np.array(chosen, dtype=np.int64), bound, False, status == cp_model.OPTIMAL, done)
 
     def _bound(self, value: float) -> int | None:
+        """What the bound of the program proves, whose objective is a whole number."""
         if not np.isfinite(value):
             return None
-        total = (value * self.unit + self.constant) / self.scale
-        return int(np.ceil(total - 1e-9))  # the objective of the program is a whole number of nanoseconds or bytes
+        total = (math.ceil(value - 1e-6) * Fraction(self.unit) + self.constant) / Fraction(self.scale)
+        return math.floor(total) if self.problem.weight % MIB else math.ceil(total)
 
 
 class _Highs:
@@ -357,6 +436,10 @@ class _Highs:
             self.model.add_linear_constraint(mathopt.fast_sum(terms) - self.variables[self.peak] <= -least * self.row_unit)
         elif self.problem.limit is not None:
             self.model.add_linear_constraint(mathopt.fast_sum(terms) <= (self.problem.limit - least) * self.row_unit)
+
+    def add_cover(self, t: int, chosen: Ints) -> bool:
+        """Nothing to add: a row that is broken is broken by no more than the tolerance of HiGHS."""
+        return False
 
     def solve(self, clock: Clock, work: float, hint: Ints | None) -> _Answer:
         seconds = min(clock.time_left(), 1e6)

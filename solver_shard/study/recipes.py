@@ -141,7 +141,7 @@ class Maker:
         """The best plan that keeps these pins."""
         options = dataclasses.replace(self.options, pins=pins)
         made = self._fitting(name, "pins", self.program, options, lambda asked: self._plan(self.program, asked))
-        return dataclasses.replace(made, program=self._constrained(pins, made.plan.mesh))
+        return dataclasses.replace(made, program=self.as_given(name, made.plan).program)
 
     def given(self, item: Given) -> Made:
         """What a plan for another tool runs, see :mod:`solver_shard.study.given`."""

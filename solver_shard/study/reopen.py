@@ -19,6 +19,7 @@ from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.structure import node_classes
 from solver_shard.choice.transients import Transients
 from solver_shard.errors import InputError
+from solver_shard.export.loading import fitting
 from solver_shard.export.points import Masks, Narrowing
 from solver_shard.export.transfer import ORDER, Decisions
 from solver_shard.lowered import Lowered, lower_program
@@ -80,7 +81,7 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
     if (value, peak) != (plan.costs.objective, plan.memory.peak):
         values = f"its objective is {value} here and {plan.costs.objective} in the plan"
         raise _stale(plan, f"{values}, its peak {peak} bytes here and {plan.memory.peak} there")
-    evaluated(plan, lowered.program)
+    evaluated(plan, fitting(plan, lowered.given))
     return Reopened(plan=plan, lowered=lowered, problem=problem, assignment=tuple(assignment.tolist()))
 
 

@@ -153,5 +153,5 @@ def test_a_plan_that_the_search_took_from_a_baseline_is_named_for_it() -> None:
         return Solution(status=Status.FEASIBLE, history=events)
 
     assert origin(solution("messages", "warm start basic, aggressive, messages")) == "basic, aggressive"
-    assert origin(solution("warm start megatron, messages", "neighbourhood")) is None
+    assert origin(solution("warm start megatron, messages", "annealing")) is None
     assert origin(solution()) is None

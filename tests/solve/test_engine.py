@@ -30,7 +30,7 @@ def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest
     monkeypatch.setattr(search, "WORTH_FIXING", 0)
     monkeypatch.setattr(search, "FIRST_CELLS", 3)
     if block % 2:
-        monkeypatch.setattr(kernel, "TINY_VALUES", 0)
+        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
     check_optima(range(1000 + 40 * block, 1000 + 40 * block + 40))
 
 
@@ -180,7 +180,7 @@ def test_what_ended_a_search_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert short.status in (Status.FEASIBLE, Status.UNKNOWN)
         assert short.ended == "limit"
     monkeypatch.setattr(search, "prove", lambda *_arguments, **_options: Proof(large=True))
-    monkeypatch.setattr(search, "neighbourhoods", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(search, "IDLE", 0)
     given_up = solve(graph, gap=0.0, time_limit=600.0)
     assert given_up.status is Status.FEASIBLE
     assert given_up.ended == "search"

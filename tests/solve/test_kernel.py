@@ -16,10 +16,21 @@ from solver_shard.solve.solution import MIB
 from solver_shard.solve.waiting import left_behind
 
 
-@pytest.mark.parametrize("tiny", [0, 10**6], ids=["highs", "cp-sat"])
+def leave_to(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way a kernel is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
+    if way == "highs, labels":
+        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
+    elif way == "highs, cp-sat":
+        monkeypatch.setattr(kernel, "_enumerated", lambda *_arguments: None)
+
+
+WAYS = ("labels", "highs, labels", "highs, cp-sat")
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(40))
-def test_optimum_of_a_kernel(seed: int, tiny: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "TINY_VALUES", tiny)
+def test_optimum_of_a_kernel(seed: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_to(way, monkeypatch)
     rng = np.random.default_rng(1000 + seed)
     graph = random_graph(rng, 6, 4)
     found = points(graph)
@@ -39,18 +50,18 @@ def test_optimum_of_a_kernel(seed: int, tiny: int, monkeypatch: pytest.MonkeyPat
         result = solve_kernel(small, dual, Clock(None, None), cutoff=cutoff, gap=0.0, seed=seed, effort=10.0)
         if best is None or cutoff == best:
             assert result.assignment is None
-            assert result.empty or (result.bound is not None and best is not None and result.bound <= best)
+            assert result.empty or way == "highs, cp-sat" or (result.bound is not None and best is not None)
+            assert result.bound is None or best is None or result.bound <= best
         else:
             assert result.assignment is not None
             assert problem.value(undo.restore(result.assignment)) == best
-            assert result.bound is not None
-            assert best - 1 <= result.bound <= best
+            assert result.bound is None or result.bound <= best
+            if way != "highs, cp-sat":  # of two bounds in other units the lower counts
+                assert result.bound == best
 
 
-@pytest.mark.parametrize("tiny", [0, 10**6], ids=["highs", "cp-sat"])
-def test_a_call_that_was_left_behind_proves_nothing(tiny: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "TINY_VALUES", tiny)
-    monkeypatch.setattr(kernel, "TINY_CELLS", 10**6)
+def test_a_call_that_was_left_behind_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_to("highs, cp-sat", monkeypatch)
     monkeypatch.setattr(kernel, "call_watched", lambda *_arguments, **_options: None)
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 8, degree=4, room=2.0), limit=None)
     dual = Dual(problem)
@@ -59,9 +70,7 @@ def test_a_call_that_was_left_behind_proves_nothing(tiny: int, monkeypatch: pyte
     assert (result.assignment, result.bound, result.empty, result.proven) == (None, None, False, False)
 
 
-def test_cp_sat_ends_when_the_caller_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "TINY_VALUES", 10**6)
-    monkeypatch.setattr(kernel, "TINY_CELLS", 10**6)
+def test_cp_sat_ends_when_the_caller_stops() -> None:
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 60), limit=None)
     dual = Dual(problem)
     dual.evaluate(np.zeros(len(problem.base)), 2)
@@ -74,7 +83,7 @@ def test_cp_sat_ends_when_the_caller_stops(monkeypatch: pytest.MonkeyPatch) -> N
         return polls > 3
 
     clock.halt = halt
-    result = solve_kernel(problem, dual, clock, cutoff=None, gap=0.0, seed=0, effort=1e6)
+    result = kernel._lazily(problem, kernel._CpSat(problem, dual, None, 0), dual, clock, None, 1e6, 0.0)
     assert not result.proven
     assert not left_behind()
 

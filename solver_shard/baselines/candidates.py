@@ -1,0 +1,149 @@
+"""The plans that experts write, as points of a choice graph that was lowered without them: all that can be had, each at its least cost.
+
+A template (:mod:`solver_shard.baselines.restrict`) forbids layouts of what is stored, and transitions. In a graph that was lowered
+without it these are strategies and pairs of strategies; without them it is the graph that the template is lowered to, so its best plan has
+the same price. Nothing is lowered again, and what is left of the graph is small (:mod:`solver_shard.choice.shrink`).
+
+    for name, plan in candidates(problem, costs.mesh, ...):
+        ...                                     # the all-replicated plan first
+
+The optimum of a template without the memory limit, if it keeps the limit with all that its transitions hold, is taken; else the best one
+that the solver finds within the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.baselines.restrict import TemplateRestriction, restrictions
+from solver_shard.choice.graph import ChoiceGraph, Ints
+from solver_shard.choice.groups import ACCUMULATE, UPDATE
+from solver_shard.choice.nodes import Kind
+from solver_shard.choice.shrink import Shrunk, shrink
+from solver_shard.choice.transients import Transients
+from solver_shard.mesh import Mesh
+from solver_shard.solve.engine import solve
+from solver_shard.solve.solution import Solution, objective_value
+from solver_shard.solve.spans import Bools
+
+WORK, NODES = 1.0, 4e-3
+"""Work units for one plan, and for each of its nodes: nearly all is decided, and what is left falls apart when it was presolved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A plan within the memory limit: an assignment of the lowered graph, with its cost and its true peak."""
+
+    assignment: Ints
+    cost: int
+    peak: int
+    objective: int
+
+
+def candidates(
+    problem: Transients,
+    mesh: Mesh,
+    *,
+    objective: str,
+    memory_weight: int,
+    gap: float,
+    seed: int,
+    worth: Callable[[int], bool] = lambda objective: True,
+    order: Callable[[str], int] = lambda name: 0,
+) -> Iterator[tuple[str, Candidate | None]]:
+    """Every template by name, and its plan; None where it has none within the memory limit. One after the other, as they are asked for.
+
+    Args:
+        problem: tied or free, to which nothing was added yet.
+        worth: whether a plan of this objective is of use; those that have none are left out.
+        order: which templates come first; all replicated does by default.
+    """
+    lowering, graph = problem.lowering, problem.graph
+    made = restrictions(lowering.program, mesh, accumulates=lowering.microbatches > 1)
+    for name in sorted(made, key=order):
+        small = shrink(graph, *narrowing(problem, made[name]))
+        if small is None or (graph.limit is not None and _least(small.graph) > graph.limit):
+            yield name, None
+        elif worth(_floor(small.graph, objective)):
+            found = completed(small.graph, objective=objective, memory_weight=memory_weight, gap=gap, seed=seed)
+            yield name, within(problem, small, found, objective, memory_weight)
+
+
+def within(problem: Transients, small: Shrunk, found: Solution, objective: str, memory_weight: int) -> Candidate | None:
+    """The plan of a solution, if it keeps the limit with all that its transitions hold."""
+    if not found.feasible or found.assignment is None or found.cost is None:
+        return None
+    assignment = small.restore(np.array(found.assignment, dtype=np.int64))
+    peak = problem.peak(assignment)
+    if problem.graph.limit is not None and peak > problem.graph.limit:
+        return None
+    value = objective_value(objective, memory_weight, found.cost, peak)
+    return Candidate(assignment=problem.plain(assignment), cost=found.cost, peak=peak, objective=value)
+
+
+def completed(graph: ChoiceGraph, *, objective: str, memory_weight: int, gap: float, seed: int) -> Solution:
+    """The best plan of a graph in which little is left to decide, in a little work."""
+    work = WORK + NODES * graph.size
+    return solve(graph, objective=objective, memory_weight=memory_weight, gap=gap, time_limit=None, work_limit=work, seed=seed)
+
+
+def narrowing(problem: Transients, template: TemplateRestriction) -> tuple[dict[int, Bools], dict[tuple[int, int], Bools]]:
+    """What a template leaves of the problem's graph: strategies by node, and pairs of strategies by two nodes that have an edge.
+
+    Copies of a repeated layer are restricted as the first of them.
+    """
+    lowering, count = problem.lowering, problem.lowering.graph.size
+    member = np.arange(count) if problem.folded is None else problem.folded.member[:count]
+    masks: dict[int, Bools] = {}
+    for c, v in enumerate(np.unique(member, return_index=True)[1].tolist()):
+        node = lowering.nodes[v]
+        if node.kind is Kind.HOLD:
+            if not template.keeps_copies(node.item):
+                masks[c] = np.array(node.origins) < 0
+            continue
+        stored = {Kind.SOURCE: template.source, Kind.STATE: template.state, Kind.ACCUMULATOR: template.accumulator}.get(node.kind)
+        if stored is not None:
+            masks[c] = np.array([stored(node.item, layout) for layout in node.layouts], dtype=bool)
+    pairs: dict[tuple[int, int], Bools] = {}
+    edges = set(map(tuple, problem.graph.edges.tolist()))
+    known: dict[object, Bools] = {}
+    for move in problem.moves:
+        a, b = int(member[move.start]), int(member[move.stop])
+        if (a, b) in pairs or (b, a) in pairs:
+            continue
+        start, stop = lowering.nodes[move.start], lowering.nodes[move.stop]
+        scope = template.scope(start.item, _purpose(problem, move.start, move.stop))
+        key = (scope, start.layouts, stop.layouts, move.aliases, (a, b) in edges)
+        if key not in known:
+            allowed = template.moves(scope, start.layouts, stop.layouts)
+            allowed[:, : move.aliases] = True
+            known[key] = allowed if (a, b) in edges else np.ascontiguousarray(allowed.T)
+        pairs[(a, b) if (a, b) in edges else (b, a)] = known[key]
+    return masks, pairs
+
+
+def _purpose(problem: Transients, start: int, stop: int) -> str:
+    nodes = problem.lowering.nodes
+    if nodes[start].kind is Kind.STATE:
+        return UPDATE
+    if nodes[stop].kind is Kind.ACCUMULATE:
+        return ACCUMULATE
+    return problem.lowering.lives.groups[nodes[stop].item][nodes[stop].group].purpose
+
+
+def _least(graph: ChoiceGraph) -> int:
+    """No assignment has a smaller peak: every node at its smallest usage."""
+    return graph.peak([int(graph.node_usages(v).argmin()) for v in range(graph.size)])
+
+
+def _floor(graph: ChoiceGraph, objective: str) -> int:
+    """No assignment has a smaller objective: every node and every edge at its smallest cost, or usage."""
+    if objective == "memory":
+        return _least(graph)
+    tables = [int(table.min()) for table in graph.tables]
+    edges: list[int] = [tables[k] for k in graph.edge_tables.tolist()]
+    nodes: list[int] = np.minimum.reduceat(graph.costs, graph.offsets[:-1]).tolist() if graph.size else []
+    return sum(nodes) + sum(edges)
