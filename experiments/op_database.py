@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import subprocess
 import sys
@@ -52,15 +53,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         ops.setdefault(row["op"], []).append(row)
     whole = [op for op, found in ops.items() if all(row["kind"] == "holds" for row in found)]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=7", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
+    commits = Counter(row["code"] for row in rows)
     lines = [
         "# torch's op tests",
         "",
         *__doc__.split("\n\n")[2].splitlines(),
         "",
-        f"torch {torch.__version__}, {datetime.date.today()}, commit {commit.stdout.strip()}, "
+        f"torch {torch.__version__}, {datetime.date.today()}, rows of commit {', '.join(f'{c} ({n})' for c, n in commits.items())}; "
         f"{sum(row.get('cpu', 0) for row in rows):,.0f} CPU seconds. {len(ops)} ops, {len(rows)} samples: "
         f"{', '.join(f'{n} {kind}' for kind, n in count.most_common())}.",
         "",
@@ -76,6 +75,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             said = row["said"].partition(". Supported are")[0].partition("; random ops that can")[0][:240].replace("|", "/")
             lines.append(f"| {row['op']} | {row['sample'] if row['sample'] >= 0 else ''} | {row['kind']} | {said} |")
     return "\n".join([*lines, "", f"All samples hold of {len(whole)} ops: {', '.join(whole)}.", ""])
+
+
+@functools.cache
+def code() -> str:
+    """The commit that is checked out."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
@@ -97,7 +103,7 @@ def main() -> None:
         if op not in known:
             for row in study(op, options.samples, options.points):
                 with options.rows.open("a") as out:
-                    print(json.dumps(row), file=out)
+                    print(json.dumps(row | {"code": code()}), file=out)
                 if row["kind"] != "holds":
                     print(json.dumps(row)[:300], flush=True)
 

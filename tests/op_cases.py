@@ -159,7 +159,7 @@ class Call(nn.Module):
         made = self._op(first, *args, **kwargs)
         made = made if self._forward_only else self._after(made)
         tensors = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-        return tensors if self._forward_only else [t for t in tensors if t.is_floating_point() or t.is_complex()]
+        return tensors if self._forward_only else [t for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
 
 
 def cases(op: str, most: int = 1) -> Iterator[Case]:

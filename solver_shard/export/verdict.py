@@ -203,7 +203,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, largest: float) -> 
         return float("inf")
     if not expected.is_floating_point() and not expected.is_complex():
         return 0.0 if torch.equal(found, expected) else float("inf")
-    found = found.to(expected.dtype)
+    found, expected = _wide(found.to(expected.dtype)), _wide(expected)
     if expected.is_complex():
         found, expected = torch.view_as_real(found.resolve_conj()), torch.view_as_real(expected.resolve_conj())
     strange = ~(expected.isfinite() & found.isfinite())
@@ -218,5 +218,11 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, largest: float) -> 
 def _largest(tensor: torch.Tensor) -> float:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return 0.0
+    tensor = _wide(tensor)
     finite = tensor[tensor.isfinite()].abs()
     return finite.max().item() if finite.numel() else 0.0
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats of 8 bits as wider ones, for torch computes nothing with them."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor

@@ -106,8 +106,6 @@ class _Reader:
 
     def _placeholder(self, node: Any) -> None:
         found = node.meta["desc"]
-        if isinstance(found, _TOKENS):
-            return
         if isinstance(found, desc.ParamAOTInput | desc.BufferAOTInput):
             name = self._names[found.target.removeprefix("model.")]
             trained = isinstance(found, desc.ParamAOTInput) and self._step.get_parameter(found.target).requires_grad
@@ -233,7 +231,7 @@ class _Reader:
         gradients: list[tuple[int, Use]] = []
         labels: Sequence[str] = self._step.outputs
         for node, found in returned:
-            if node is None or isinstance(found, _TOKENS):
+            if node is None:
                 continue
             if isinstance(found, desc.PlainAOTOutput):
                 outputs.append((labels[found.idx], self._use[node]))

@@ -259,6 +259,13 @@ def test_differences(found: Tensors, expected: Tensors, value: float) -> None:
     assert b.holds
 
 
+def test_floats_of_eight_bits_are_compared() -> None:
+    one, two = (torch.tensor([value, 4.0]).to(torch.float8_e4m3fn) for value in (1.0, 2.0))
+    (same,), (other,) = (differences("output", "graph", {"y": found}, {"y": two}, 0.1) for found in (two, one))
+    assert same.holds
+    assert other.value == pytest.approx(1 / (4 + 0.04))
+
+
 def test_whole_numbers_are_equal_or_wrong_and_what_is_missing_is_wrong() -> None:
     whole = {"a": torch.tensor([1, 2])}
     assert differences("output", "graph", {"a": torch.tensor([1, 2])}, whole, 1.0)[0].holds
