@@ -137,6 +137,14 @@ class Program:
         made = {t for op in self.ops for t in op.results}
         return (t for t in range(len(self.tensors)) if t not in made)
 
+    def written(self, t: int) -> tuple[int, ...]:
+        """The parameter or buffer that an output is the new value of; none for any other output."""
+        name = self.tensors[t].name
+        if not name.startswith("updated("):
+            return ()
+        wanted = name.removeprefix("updated(").removesuffix(")")
+        return tuple(s for s in self.sources() if self.tensors[s].name == wanted and self.tensors[s].role is not Role.INPUT)
+
     def validate(self) -> None:
         """Check the graph's own laws; InternalError says which op or tensor breaks one."""
         names: set[str] = set()

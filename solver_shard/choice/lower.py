@@ -151,7 +151,9 @@ class _Lowerer:
         for t in self.program.gradients.values():
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
-            self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+            k = next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT)
+            self._reshard(t, k)
+            self._written_back(t, self.index[Kind.RESHARD, t, k])
         for storage in self.lives.storages:
             add_storage(self, storage)
         self._read_edges(strategies)
@@ -348,6 +350,14 @@ class _Lowerer:
             target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
             layouts, build = self.nodes[target].layouts, free_table if sliced else equal_table
             self._edge(v, target, (sliced, given, layouts), lambda b=build, y=layouts: b(given, y))  # type: ignore[misc]
+
+    def _written_back(self, t: int, v: int) -> None:
+        """The new value of a buffer is written where the buffer lies, without communication."""
+        given = self.nodes[v].layouts
+        for s in self.program.written(t):
+            source = self.index[Kind.SOURCE, s, 0]
+            layouts = self.nodes[source].layouts
+            self._edge(v, source, (True, given, layouts), lambda y=layouts: free_table(given, y))  # type: ignore[misc]
 
     def _reduced_dtype(self, t: int) -> str:
         return self.state.gradient_dtype(self.program.tensors[t].dtype)

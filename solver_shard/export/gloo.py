@@ -159,6 +159,9 @@ def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -
                 if name in held[0]["outputs"][k]
             }
         )
+        for name in held[0]["written"][k]:
+            stored = planned[name]
+            outputs[-1][f"updated({name})"] = join(tuple(p["written"][k][name] for p in held), stored.layout, stored.shape, mesh)
     gradients = {
         name: whole("gradients", name, plan.tensors[g].layout, plan.tensors[g].shape)
         for name, g in plan.gradients.items()
@@ -241,12 +244,17 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
             optimizer.state_dict()  # its masters are set from the parameters here, which is done once and is no part of a step
         reseed(sharded, subject["seed"])
         outputs, counted = [], Counted(plan.mesh)
+        buffers = {name: b._local_tensor for name, b in sharded.named_buffers() if f"updated({name})" in {t.name for t in plan.tensors}}
+        before, written = {name: b.clone() for name, b in buffers.items()}, []
         with counted:
             for inputs in given:
+                for name, buffer in buffers.items():
+                    buffer.copy_(before[name])  # every microbatch is held against a step of its own
                 made = sharded(**inputs)
                 if not plan.options.forward_only:
                     (made / len(given)).backward()
                 outputs.append(_outputs(plan, made))
+                written.append({name: buffer.clone() for name, buffer in buffers.items()})
             if plan.options.clip:
                 clip_grad_norm_(sharded, subject["max_norm"])
             if optimizer is not None:
@@ -258,6 +266,7 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
         parameters = {name: _local(p.data, layouts[name], plan.mesh, name) for name, p in trained.items() if optimizer is not None}
         held = {
             "outputs": [{n: v.to_local() if isinstance(v, DTensor) else v for n, v in found.items()} for found in outputs],
+            "written": written,
             "gradients": gradients,
             "parameters": parameters,
             "traffic": [(kind, axes, n, counted.nbytes[kind, axes]) for (kind, axes), n in sorted(counted.found.items()) if n],

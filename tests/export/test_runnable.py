@@ -64,6 +64,15 @@ def test_random_plans_run_and_hold(name: str) -> None:
     assert {d.reference for d in verdict.differences} == {"graph", "model"}, verdict.notes
 
 
+@pytest.mark.parametrize("name", ["all of these at once", "complex: conjugated"])
+def test_plans_hold_in_real_processes(name: str) -> None:
+    case = subject(name)
+    verdict = check(plan_of(case.program, "2", clip=True), case, processes=True, timeout=240)
+    assert verdict.holds, str(verdict)
+    assert {d.reference for d in verdict.differences} == {"graph", "model"}, verdict.notes
+    assert sum(c.run for c in verdict.collectives) > 0
+
+
 def test_the_norm_of_complex_gradients_counts_both_parts() -> None:
     case = widened(subject("complex: plain"))
     verdict = check(plan_of(case.program, "2", clip=True), case)
