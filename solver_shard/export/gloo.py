@@ -232,7 +232,6 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
             "the script that runs, or leave --processes out"
         ) from None
     model, given = subject["model"], subject["given"]
-    _attention(model)
     limit = datetime.timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count, timeout=limit)
     try:
@@ -298,15 +297,6 @@ def _local(tensor: Any, layout: Layout, mesh: Mesh, name: str) -> torch.Tensor:
         raise InternalError(f"{name!r} or its gradient is laid out as {tensor.placements}, the plan says {layout}")
     local: torch.Tensor = tensor.to_local().detach().clone()
     return local
-
-
-def _attention(model: Any) -> None:
-    """Models of presets and configs name an attention that has to be known in every process."""
-    config = getattr(model, "config", None)
-    if getattr(config, "_attn_implementation", None) is not None:
-        from solver_shard.frontends.huggingface import know_attention
-
-        know_attention()
 
 
 def main() -> None:
