@@ -112,6 +112,7 @@ class Program:
         ops: in executable order, forward before backward.
         outputs: positions of the tensors that the program returns (loss first where there is one), without gradients.
         gradients: parameter position to the position of its gradient tensor, for every trained parameter.
+        ties: other names of tied parameters and buffers, to the name of the tensor that they are.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Program:
     ops: tuple[Op, ...]
     outputs: tuple[int, ...]
     gradients: Mapping[int, int] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def producers(self) -> dict[int, tuple[int, int]]:
         """Tensor position to (op position, result index); sources are absent."""

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from solver_shard.errors import InputError
-from solver_shard.files import read_text
+from solver_shard.files import read_json, read_text
 from solver_shard.frontends.example_inputs import Asked, LengthError, example_inputs
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
@@ -134,10 +134,10 @@ def read_config(source: str | Path) -> tuple[dict[str, Any], str]:
             f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json"
         )
     try:
-        parsed = json.loads(read_text(path, MAX_CONFIG_BYTES))
+        parsed = read_json(read_text(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise InputError(f"config {text!r} cannot be read: {error.strerror}; give the path of a readable config.json") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"config {text!r} is not JSON: {error}; give a model's config.json") from None
     if not isinstance(parsed, dict):
         raise InputError(f"config {text!r} holds a {type(parsed).__name__}; a config.json is one JSON object with a 'model_type'")

@@ -33,6 +33,7 @@ from solver_shard.plan.plan import (
     PlannedTensor,
     Reshard,
     Step,
+    collectives_of,
     runs_of,
 )
 from solver_shard.program import DTYPE_BYTES, Program, Role, Tensor
@@ -98,11 +99,12 @@ def decode(
     runs = [runs_of(r.purpose, count) for r in reshards]
     compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
-    inside = [(count, collective) for op in ops for collective in op.collectives] + ([(1, clip)] if clip else [])
-    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True)) + sum(n * c.nanoseconds for n, c in inside)
+    collectives = tuple(collectives_of(ops, reshards, clip, count))
+    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True))
+    communication += sum(c.runs * c.nanoseconds for c in collectives if c.reshard is None)
     by_kind: dict[str, int] = {}
-    for n, step in [(n, step) for n, r in zip(runs, reshards, strict=True) for step in r.steps] + inside:
-        by_kind[step.kind] = by_kind.get(step.kind, 0) + n * step.nanoseconds
+    for c in collectives:
+        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
     total = compute + update + communication
     given = {kept.tensors[t]: t for t in reversed(range(len(program.tensors)))}  # of an unused relay the tensor before it
     return Decoded(
