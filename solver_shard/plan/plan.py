@@ -47,7 +47,7 @@ class Options:
     Attributes:
         batch, seq, dtype: of a step where the command line knows them, else None; the batch of all microbatches together.
         microbatches: how many times a step runs forward and backward, each time on its part of the batch, before its update.
-        optimizer: adamw, sgd or none.
+        optimizer: adamw (torch's default on accelerators, all parameters at once), adamw-fused, adamw-forloop, sgd or none.
         master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element; None for the optimizer's own.
         reduce_dtype: in which gradients are reduced, accumulated and read by the update; None for their own.
