@@ -17,12 +17,16 @@ from traced_models import MLP, squares
 
 from solver_shard import Mesh, Plan, optimize
 from solver_shard.api import plan_program
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction
+from solver_shard.baselines.candidates import Candidate, candidates
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction, restrictions
+from solver_shard.choice.structure import node_classes
+from solver_shard.choice.transients import Transients
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
+from solver_shard.lowered import lower_program
 from solver_shard.plan.io import plan_from_json, plan_to_json
 from solver_shard.plan.lookup import lookup
 from solver_shard.plan.plan import Options
@@ -334,6 +338,49 @@ def test_states_follow_the_stage() -> None:
 def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.bound <= planned(template).certificate.objective
     assert planned(None).certificate.objective <= planned(template).certificate.objective
+
+
+@functools.cache
+def had(limit: int = 1 << 40) -> dict[str, Candidate | None]:
+    """The plan of every template, of the graph that is lowered without one."""
+    made = lower_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=Options(memory_limit=limit))
+    problem = Transients(made.lowering, made.costs, node_classes(made.lowering))
+    return dict(candidates(problem, made.mesh, objective="time", memory_weight=0, gap=0.0, seed=0))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel", "hsdp"),
+        *("dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=zero3,tp=megatron-sp+vocab-parallel"),
+    ],
+)
+def test_a_template_costs_the_same_in_the_graph_of_all_layouts_as_by_itself(template: str) -> None:
+    plan, alone = had()[template], planned(template).certificate
+    assert plan is not None
+    assert alone.bound <= plan.objective <= alone.objective
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"), [({"time_limit": 1e-6}, 1.0), ({"work_limit": 1e-6}, 1.05), ({"work_limit": 2.0}, 1.05)], ids=str
+)
+def test_however_short_the_limit_no_plan_is_dearer_than_replication_or_a_template(limits: dict[str, float], part: float) -> None:
+    limit = 1 << 40 if part == 1.0 else int(part * min(plan.peak for plan in had().values() if plan is not None))
+    options = Options(memory_limit=limit, **limits)
+    plan = plan_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    assert plan.memory.peak <= limit
+    within = [plan for plan in had().values() if plan is not None and plan.peak <= limit]
+    assert within
+    assert plan.certificate.objective <= min(plan.objective for plan in within)
+
+
+def test_templates_that_have_nothing_to_cut_are_left_out() -> None:
+    names = restrictions(llama(), Mesh.parse("dp=4,tp=2"))
+    assert next(iter(names)) == "replicate"
+    assert not any("expert" in name for name in names)
+    assert {"hsdp", "dp=zero3,tp=megatron-sp"} <= set(names)
+    assert "dp=zero3,ep=zero3+expert-parallel,tp=megatron-sp" in restrictions(mixtral(), Mesh.parse("dp=2,ep=2,tp=2"))
+    assert list(restrictions(llama(), Mesh.parse("8")))[:2] == ["replicate", "ddp"]
 
 
 @functools.cache
