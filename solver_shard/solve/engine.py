@@ -218,7 +218,7 @@ class _Run:
         if self.value is not None and self.assignment is not self.lightest:  # which is too far off to aim at
             search.best.value = self.value if search.best.value is None else min(self.value, search.best.value)
         if self.proven is not None:
-            search.enough = int(self.proven / (1 - self.gap))
+            search.enough = self.proven if self.gap == 0 else int(self.proven / (1 - self.gap))
 
         def rescue() -> bool:
             if large:

@@ -19,9 +19,6 @@ BLOCKS, PER_BLOCK = 20, 50
 LARGE = (3, 50, 10**6, 10**11, 10**17)
 """Costs are drawn below one of these."""
 
-LAST_DIGITS = 2**49
-"""Totals up to which bounds are exact to the unit; above, floats end 15 digits down, and a proof may stop there."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -135,10 +132,7 @@ def check(case: Case, seed: int) -> None:
             assert solution.peak_bound <= case.least_peak
         return
     assert solution.objective == case.best
-    if case.best < LAST_DIGITS:
-        assert (solution.status, solution.bound, solution.gap) == (Status.OPTIMAL, case.best, 0.0)
-    assert solution.bound is not None
-    assert 0 <= case.best - solution.bound <= case.best / 10**12
+    assert (solution.status, solution.bound, solution.gap) == (Status.OPTIMAL, case.best, 0.0)
     assert solution.assignment is not None
     assert graph.allowed(solution.assignment)
     assert graph.cost(solution.assignment) == case.best == solution.cost
