@@ -109,7 +109,7 @@ def optimize(
         microbatches: parts of the batch that run forward and backward one after the other; their gradients are accumulated, then
             the parameters updated once (see :mod:`solver_shard.choice.accumulate`). A preset or config is traced with ``batch`` /
             ``microbatches`` sequences; the inputs of a module or an entry point, and a Program, are those of one microbatch.
-        optimizer: adamw, sgd or none.
+        optimizer: adamw (as torch steps it on accelerators by default), adamw-fused, adamw-forloop, sgd or none.
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element, where it is not the optimizer's own: 2 for 8-bit AdamW.
         reduce_dtype: f32, bf16 or f16, in which gradients are reduced, accumulated and held until the update; default their own.

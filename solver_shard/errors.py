@@ -7,12 +7,24 @@
     ├── InfeasibleError       no plan fits the memory limit or the pins; exit code 3
     └── InternalError         two parts of this library disagree: a bug, please report it
 
-Every message says what was asked, what is legal, and what to do next.
+Every message says what was asked, what is legal, and what to do next. A message may hold names from a file or a model, so an error escapes
+what it is given: nothing in it steers a terminal or looks like a line of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+def printable(text: str) -> str:
+    r"""One line of text with every character escaped that would end it, or steer what shows it: controls, marks of direction.
+
+    >>> printable("up\x1b[31m\n weight\u202e")
+    'up\\x1b[31m\\n weight\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,14 @@ class Conflict:
 
 
 class SolverShardError(Exception):
-    """Base of every error this library raises on purpose."""
+    """Base of every error this library raises on purpose.
+
+    Args:
+        lines: of the message, mostly one. Breaks inside one, as messages of other libraries have them, become blanks.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(printable(" ".join(str(line).splitlines())) for line in self.args)
 
 
 class InputError(SolverShardError):

@@ -8,9 +8,13 @@ True
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import secrets
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from solver_shard.errors import InputError
 
@@ -27,6 +31,35 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
     if len(data) > most:
         raise InputError(f"{os.fspath(path)} has more than {most:,} bytes, the most that is read of it: is this the right file?")
     return data.decode()
+
+
+MAX_VALUES = 2**24
+"""Values of one JSON text: what is made of them has up to a hundred bytes each, so that few characters can take much memory."""
+
+_PART = r"""(?:[\w-]++|"[^"\n]*"|'[^'\n]*')"""
+_DEEP = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
+"""A key of tables in tables in tables, for which TOML readers take time and memory by the square of its length."""
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text says; ValueError where it is none, is nested too deep, or has more than ``MAX_VALUES`` values."""
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES:,} values, the most that are read")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says; ValueError where it is none, is nested too deep, or a key has more than 32 parts."""
+    if (deep := _DEEP.search(text)) is not None:
+        line = text.count("\n", 0, deep.start()) + 1
+        raise ValueError(f"line {line} has a name of more than 32 parts, {deep[0][:40]!r}...; write a name with dots in quotes")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def write_whole(path: str | os.PathLike[str], text: str | bytes) -> None:

@@ -11,11 +11,11 @@ import fnmatch
 import itertools
 import math
 import re
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, printable
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -108,8 +108,15 @@ class _Part:
     at: list[int] = field(default_factory=list)
 
 
-def suggestion(pattern: str, names: Sequence[str]) -> str:
-    """Help for a pattern that matches nothing: the same with stars around it, or the closest names."""
+def suggestion(pattern: str, names: Sequence[str], ties: Mapping[str, str] | None = None) -> str:
+    """Help for a pattern that matches nothing: what it is another name of, the same with stars around it, or the closest names.
+
+    >>> suggestion("lm_head.weight", ["wte.weight"], {"lm_head.weight": "wte.weight"})
+    "'lm_head.weight' is tied to 'wte.weight': one tensor, which has that name"
+    """
+    others = list(ties or ())
+    for other in (others[i] for i in matching(pattern, others)):
+        return f"{other!r} is tied to {(ties or {})[other]!r}: one tensor, which has that name"
     for wider in (f"*{pattern}", f"{pattern}*", f"*{pattern}*"):
         count = len(matching(wider, names))
         if count:
@@ -119,9 +126,9 @@ def suggestion(pattern: str, names: Sequence[str]) -> str:
     return f"the closest names are {', '.join(close)}" if close else f"names look like {', '.join(names[:3])}"
 
 
-def printable(text: str) -> str:
-    """The text with control characters escaped, so that a name from a file cannot steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+def text_of(lines: Iterable[str]) -> str:
+    """Lines as the text of a report. They become one here alone, so that no name from a file ends its line or steers a terminal."""
+    return "\n".join(map(printable, lines))
 
 
 def template(name: str) -> str:

@@ -193,7 +193,8 @@ class _Known:
             found = sorted({t for i in matching(pattern, names) for t in known[names[i]]})
         if not found:
             what, names = "module" if of_modules else "tensor", list(known)
-            raise InputError(f"pin {pin.text!r}: no {what} of {self.program.name} is called {pattern!r}; {suggestion(pattern, names)}")
+            help_ = suggestion(pattern, names, None if of_modules else self.program.ties)
+            raise InputError(f"pin {pin.text!r}: no {what} of {self.program.name} is called {pattern!r}; {help_}")
         return found
 
 

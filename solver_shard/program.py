@@ -112,6 +112,7 @@ class Program:
         ops: in executable order, forward before backward.
         outputs: positions of the tensors that the program returns (loss first where there is one), without gradients.
         gradients: parameter position to the position of its gradient tensor, for every trained parameter.
+        ties: other names of tied parameters and buffers, to the name of the tensor that they are.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Program:
     ops: tuple[Op, ...]
     outputs: tuple[int, ...]
     gradients: Mapping[int, int] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def producers(self) -> dict[int, tuple[int, int]]:
         """Tensor position to (op position, result index); sources are absent."""
@@ -136,6 +138,14 @@ class Program:
         """Positions of tensors that no op produces: parameters, buffers, inputs."""
         made = {t for op in self.ops for t in op.results}
         return (t for t in range(len(self.tensors)) if t not in made)
+
+    def written(self, t: int) -> tuple[int, ...]:
+        """The parameter or buffer that an output is the new value of; none for any other output."""
+        name = self.tensors[t].name
+        if not name.startswith("updated("):
+            return ()
+        wanted = name.removeprefix("updated(").removesuffix(")")
+        return tuple(s for s in self.sources() if self.tensors[s].name == wanted and self.tensors[s].role is not Role.INPUT)
 
     def validate(self) -> None:
         """Check the graph's own laws; InternalError says which op or tensor breaks one."""

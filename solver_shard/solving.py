@@ -4,15 +4,20 @@ Every tied assignment is a free one of the same cost and the same bytes. So the 
 limits goes to the tied problem, whose best plan is then the incumbent that the free search starts from. What comes out is never worse
 than it. Bounds do not carry over, for the free problem may go lower: those of the first stage are of tied plans only.
 
+A search of a very large graph with a memory limit may take long to a first plan within it. So it starts from a template's: the ones that
+cut most are tried first, until one is within the limit (:mod:`solver_shard.baselines.candidates`).
+
 Of the plans that cost as much as the one that was found, one is returned whose layers are alike (:mod:`solver_shard.choice.tidy`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 
+from solver_shard.baselines.candidates import candidates
 from solver_shard.baselines.templates import warm_starts
 from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.structure import node_classes
@@ -31,8 +36,14 @@ TIED_SHARE = 0.25
 TIED_GAP = 1e-3
 """Relative gap at which it ends, where a smaller one is asked for: the free stage goes on from there."""
 
+LOOSE = 0.01
+"""Relative gap of that plan among those of its template."""
+
 LEAST_SHARE = 0.1
 """Of the time: what a stage gets at least, whatever was spent before it."""
+
+MANY, TRIED = 150_000, 12
+"""Strategies of a graph from which on a plan of a template is looked for first, and how many templates are tried."""
 
 FIRST_INCUMBENT = 2.0
 """Seconds of solving after which a caller is first given the best plan so far."""
@@ -61,8 +72,8 @@ def solve_lowered(
     run = _Solving(lowering, costs, options, clock, workers, stop, watch)
     tied = Transients(lowering, costs, node_classes(lowering))
     if options.tied or tied.folded is None:
-        return run.tidied(run.stage(tied, run.templates(tied)), tied), tied
-    first = run.stage(tied, run.templates(tied), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
+        return run.tidied(run.stage(tied, (*run.first(tied), *run.templates(tied))), tied), tied
+    first = run.stage(tied, (*run.first(tied), *run.templates(tied)), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
     if first.interrupted and first.status is not Status.INFEASIBLE:
         return first, tied
     free = Transients(lowering, costs)
@@ -96,6 +107,27 @@ class _Solving:
 
     def templates(self, problem: Transients) -> tuple[WarmStart, ...]:
         return warm_starts(self.lowering, problem.folded, self.mesh)
+
+    def first(self, problem: Transients) -> tuple[WarmStart, ...]:
+        """A plan within the memory limit of a graph so large that the search may take long to one; none where no template has one."""
+        options, graph = self.options, problem.graph
+        if graph.limit is None or graph.offsets[-1] < MANY or options.template or options.propagation:
+            return ()
+        plans = candidates(
+            problem,
+            self.mesh,
+            objective=options.objective,
+            memory_weight=options.memory_weight,
+            gap=LOOSE,
+            seed=options.seed,
+            order=_smallest_first,
+        )
+        for name, plan in itertools.islice(plans, TRIED):
+            if plan is not None:
+                return (problem.complete(plan.assignment, f"of template {name}"),)
+            if time.perf_counter() - self.started > LEAST_SHARE * self.clock.solver_seconds and options.work_limit is None:
+                break
+        return ()
 
     def stage(
         self, problem: Transients, starts: tuple[WarmStart, ...], *, name: str = "", share: float = 1.0, gap: float | None = None
@@ -162,6 +194,12 @@ class _Solving:
         if before is not None:
             self.saver.next = before.next
         return self.saver
+
+
+def _smallest_first(template: str) -> int:
+    """Templates that cut most are most likely to be within a memory limit."""
+    cut = sum(template.count(name) for name in ("zero3", "megatron-sp", "expert-parallel"))
+    return -(10 * ("zero3" in template) + cut)
 
 
 def _joined(first: Solution, second: Solution) -> Solution:

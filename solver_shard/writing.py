@@ -89,6 +89,7 @@ class Writer:
             ops=parts.ops,
             outputs=program.outputs,
             gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
+            ties=dict(program.ties),
             reshards=parts.reshards,
             holds=parts.holds,
             clip=parts.clip,

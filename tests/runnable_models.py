@@ -382,6 +382,21 @@ class Solved(nn.Module):
         return self.op(square, rows)
 
 
+class Everything(nn.Module):
+    """A norm first, a recurrent layer with dropout, shuffled rows, attention with dropout, asserted labels, and classes in dim 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cell = nn.BatchNorm1d(6), nn.LSTM(6, 8, num_layers=2, dropout=0.2, batch_first=True)
+        self.attention, self.head = DropoutAttention(causal=True), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)[torch.randperm(x.shape[0])]
+        scores = self.head(self.attention(self.cell(x)[0])).transpose(1, 2)
+        counts = F.one_hot(labels, 5).sum((0, 1)).to(x.dtype)
+        return F.cross_entropy(scores, labels) + (scores.mean((0, 2)) * counts).mean()
+
+
 def inverse(a: torch.Tensor, _b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.inv(a)
 
@@ -563,6 +578,7 @@ CASES: Mapping[str, Callable[[torch.dtype], Built]] = {
     **{f"complex: {_said(f)}": _complex_case(f) for f in _TWISTS},
     "one hot": _labelled_case(OneHot, 4, 3),
     "one hot, asserted": _labelled_case(lambda: OneHot(asserted=True), 4, 3),
+    "all of these at once": _labelled_case(Everything, 4, 3),
     **{f"algebra: {_said(f)}": lambda d, f=f: _loss(Solved(f), d, 3, 6, 5) for f in _ALGEBRA},
 }  # fmt: skip
 """By name, from the dtype of their floats to model, inputs, and what ``subject_of`` takes besides."""

@@ -19,9 +19,9 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        storage = made.untyped_storage()
-        if storage._cdata not in self.known:
-            self.known[storage._cdata] = storage.nbytes()
-            weakref.finalize(storage, self.known.pop, storage._cdata)
+        for item in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(item, torch.Tensor) and (storage := item.untyped_storage())._cdata not in self.known:
+                self.known[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.known.pop, storage._cdata)
         self.peak = max(self.peak, sum(self.known.values()))
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -51,6 +52,13 @@ def program() -> Program:
     built = Program(name="two blocks", tensors=tensors, ops=ops, outputs=(6,), gradients={2: 7})
     built.validate()
     return built
+
+
+@pytest.mark.parametrize("pattern", ["lm_head.weight", "lm_head.*"])
+def test_another_name_of_a_tied_tensor_is_answered_with_the_one_that_it_has(pattern: str) -> None:
+    tied = dataclasses.replace(program(), ties={"lm_head.weight": "blocks.0.fc.weight"})
+    with pytest.raises(InputError, match=r"'lm_head.weight' is tied to 'blocks.0.fc.weight': one tensor, which has that name"):
+        resolve_pins([parse_pin(f"{pattern}=R,R", MESH)], tied, MESH)
 
 
 def pinned(*texts: str, mesh: Mesh = MESH) -> dict[str, set[str]]:

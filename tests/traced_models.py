@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from solver_shard.export.interpret import run
-from solver_shard.frontends.torch import trace
+from solver_shard.frontends.clean import clean
+from solver_shard.frontends.torch import trace_raw
 from solver_shard.program import Program
 
 
@@ -53,8 +54,9 @@ def check(
     model: nn.Module, inputs: dict[str, torch.Tensor], *, loss_fn: Callable[..., Any] | None = None, tolerance: float = 2e-6
 ) -> Program:
     """Trace; run the program on the model's own weights; hold the loss and every gradient against autograd's."""
-    program = trace(model, inputs, name="test", loss_fn=loss_fn)
-    result = run(program, values_of(program, model, inputs))
+    raw = trace_raw(model, inputs, name="test", loss_fn=loss_fn)
+    program = clean(raw)
+    result = run(program, values_of(program, model, {**raw.constants, **inputs}))
     model.zero_grad()
     output = model(**inputs)
     loss = loss_fn(output) if loss_fn is not None else output if isinstance(output, torch.Tensor) else output.loss

@@ -126,7 +126,7 @@ def walk(raw: RawGraph, mesh: Mesh, pins: Mapping[str, Layout], *, devices_per_h
     sources = [node.source.name for node in raw.nodes if node.source is not None]
     for name, layout in pins.items():
         if name not in sources:
-            raise InputError(f"{name!r} is pinned, but {raw.name!r} has no such parameter or input; {suggestion(name, sources)}")
+            raise InputError(f"{name!r} is pinned, but {raw.name!r} has no such parameter or input; {suggestion(name, sources, raw.ties)}")
         if len(layout) != len(mesh.axes) or any(p.is_partial for p in layout):
             raise InputError(f"{name!r} is pinned to {layout}; parameters and inputs are R or S(d) on each of the axes of {mesh}")
     with _hosts(devices_per_host):

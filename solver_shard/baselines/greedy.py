@@ -18,7 +18,7 @@ from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
-from solver_shard.names import fold_items
+from solver_shard.names import fold_items, text_of
 from solver_shard.pins import Allowed, parse_pin, resolve_pins
 from solver_shard.plan.plan import Options
 from solver_shard.plan.table import table
@@ -140,7 +140,7 @@ def walk_report(walk: Walk, cluster: Cluster) -> str:
         lines += ["", f"DTensor raises at {len(walk.unsupported)} ops; the walk goes on as if their inputs had been replicated"]
         lines += [f"  {name}{f'  x{count}' if count > 1 else ''}: {why}" for name, why, count in raises[:MAX_UNSUPPORTED]]
         lines += [f"  and {len(raises) - MAX_UNSUPPORTED} more"] if len(raises) > MAX_UNSUPPORTED else []
-    return "\n".join(lines)
+    return text_of(lines)
 
 
 def _price(group: Sequence[Collective], times: Collectives) -> int:

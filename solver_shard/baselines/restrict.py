@@ -211,10 +211,19 @@ class TemplateRestriction:
         if tensor.role is Role.PARAMETER and _data(name) == "zero3" and t in self.program.gradients:
             return self._cut_or_too_small(t, axis, layout)
         if name.endswith(_VOCABULARY) and t in self.vocabulary:
-            return placement == self.vocabulary[t]
+            return placement == (self.vocabulary[t] if self._has_parts(t, self.vocabulary[t], axis) else R)
         if tensor.role is Role.PARAMETER and _blocks(name) and t in self.cut and self._whole_heads(t, axis):
-            return placement == self.cut[t]
+            return placement == (self.cut[t] if self._has_parts(t, self.cut[t], axis) else R)
         return placement == R
+
+    def _has_parts(self, t: int, dim: int, axis: int) -> bool:
+        """Whether a dim has a part for every device of an axis and of the tensor axes before it: a gate of one row is kept whole."""
+        shards, cut = 1, False
+        for name, size in zip(self.templates[: axis + 1], self.mesh.shape, strict=False):
+            tensor = _blocks(name) is not None or name.endswith(_VOCABULARY)
+            cut = tensor and size > 1 and shards * size <= self.program.tensors[t].shape[dim]
+            shards *= size if cut else 1
+        return cut
 
     def _by_expert(self, t: int, name: str) -> bool:
         return name.endswith(_EXPERTS) and t in self.experts

@@ -21,7 +21,7 @@ from solver_shard.choice.heads import heads_of
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
-from solver_shard.program import Phase, Program, Role
+from solver_shard.program import Op, Phase, Program, Role
 from solver_shard.solve.solution import WarmStart
 
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
@@ -117,7 +117,7 @@ def row_cut(program: Program, whole: tuple[str, ...] = ()) -> dict[int, int]:
 
 
 def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], made: Mapping[int, int], start: int) -> tuple[bool, list[int]]:
-    """Whether a tensor reaches a residual addition through views, dropout and bias additions; and those biases."""
+    """Whether a tensor reaches a residual addition through views, dropout, gates and bias additions; and those biases."""
     pending, seen = [start], {start}
     biases: list[int] = []
     while pending:
@@ -132,14 +132,21 @@ def _follow(program: Program, readers: Mapping[int, list[tuple[int, int]]], made
                     biases.append(other)
                 elif made.get(other, -1) < made[start]:  # older than the product: the residual stream
                     return True, biases
-                else:
-                    continue
-            elif op.name not in _THROUGH:
+            elif op.name not in _THROUGH and not _is_gated(program, op, t):
                 continue
             if op.results[0] not in seen:
                 seen.add(op.results[0])
                 pending.append(op.results[0])
     return False, biases
+
+
+def _is_gated(program: Program, op: Op, t: int) -> bool:
+    """Whether an op multiplies a tensor by one number per row, as the gate of a shared expert does."""
+    if op.name != "aten.mul.Tensor" or len(op.operands) != 2:
+        return False
+    (gate,) = (program.tensors[x].shape for x in op.operands if x != t) if t in op.operands and len({*op.operands}) == 2 else ((),)
+    shape = program.tensors[t].shape
+    return len(gate) == len(shape) and gate[-1:] == (1,) and shape[-1] > 1
 
 
 def reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], start: int, names: tuple[str, ...]) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.choice.graph import MAX_BYTES as MOST_BYTES
 from solver_shard.errors import InputError
+from solver_shard.files import read_json
 
 MAX_BYTES = 2**29
 """Largest (decompressed) file that is read."""
@@ -141,8 +141,8 @@ def _load(path: Path) -> Any:
         chunks.clear()
         decoded = text.decode()
         del text  # it is large: not to be held while the numbers are made
-        return json.loads(decoded)
-    except (ValueError, RecursionError) as error:
+        return read_json(decoded)
+    except ValueError as error:
         raise InputError(f"{path}: is not JSON ({error}); give an IOPDDL problem as .json or .json.gz") from None
 
 

@@ -4,7 +4,7 @@ Nodes: a source (parameter, buffer, input) chooses its layout; an op chooses a s
 tied to it; each group of readers of a tensor has a reshard node that chooses a layout and whether it is an *alias* of
 the producer's (no cost, no bytes) or a *copy* (the transition's cost, its own bytes). Edges from producer to reshard
 carry transition costs, edges from reshard to reader allow equality and moves that need no communication. Where an alias
-outlives its producer's own interval, a tail node carries those bytes.
+outlives its producer's own interval, tail nodes carry those bytes, once for all aliases (:mod:`solver_shard.choice.tails`).
 
 A tensor that several groups read has a **relay** behind it, an identity that may bring it to another layout at once for all of them
 (:mod:`solver_shard.constraints`): its own groups then start from there. Pinned activations have the same places.
@@ -51,9 +51,8 @@ from solver_shard.choice.tables import (
     keep_table,
     read_table,
     result_table,
-    stored_table,
-    tail_table,
 )
+from solver_shard.choice.tails import add_tails
 from solver_shard.constraints import places
 from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.layouts import is_even
@@ -151,7 +150,11 @@ class _Lowerer:
         for t in self.program.gradients.values():
             self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OPTIMIZER))
         for t in dict.fromkeys(self.program.outputs):
-            self._reshard(t, next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT))
+            k = next(k for k, g in enumerate(self.lives.groups[t]) if g.purpose == OUTPUT)
+            self._reshard(t, k)
+            self._written_back(t, self.index[Kind.RESHARD, t, k])
+        for t in self.lives.groups:
+            add_tails(self, t)
         for storage in self.lives.storages:
             add_storage(self, storage)
         self._read_edges(strategies)
@@ -179,6 +182,7 @@ class _Lowerer:
             fused=self.fused,
             microbatches=self.microbatches,
             reduced={t: self._reduced_dtype(t) for t in self.program.gradients.values()},
+            optimizer_state=self.state,
         )
 
     def _name(self, node: Node) -> str:
@@ -259,6 +263,10 @@ class _Lowerer:
         times = times + self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         usages = elements * self.state.resident_bytes(tensor.dtype)
         v = self._add(Node(kind=Kind.STATE, item=p, layouts=layouts), times, usages, (0, self.lives.end))
+        if each := self.state.step_bytes(tensor.dtype):
+            node = Node(kind=Kind.STEP, item=p, layouts=layouts)
+            w = self._add(node, np.zeros_like(usages), elements * each, (self.lives.end - 1, self.lives.end))
+            self._edge(v, w, ("equal", layouts, layouts), lambda: equal_table(layouts, layouts))
         parameter = self.index[Kind.SOURCE, p, 0]
         target = self.nodes[parameter].layouts
         key = ("state", tensor.shape, tensor.dtype, layouts, target, self._scope(p, UPDATE), self._bucket(p, UPDATE))
@@ -318,16 +326,6 @@ class _Lowerer:
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
         self._edge(producer, v, ("transition", key), lambda: self._transition_table(t, group, held, alias, need))
-        base_stop = self.lives.held[t] if group.late else self.lives.base[t][1]
-        if group.stop > base_stop and alias:
-            stored = group.late and t not in self.made  # kept as it is, it stays anyway: one more strategy, without bytes
-            tail_usages = np.concatenate([[0], self._bytes(t, alias), [0] * stored]).astype(np.int64)
-            tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), *alias, *(Layout(),) * stored))
-            w = self._add(tail, np.zeros_like(tail_usages), tail_usages, (base_stop, group.stop))
-            self._edge(v, w, ("tail", len(alias), len(need), stored), lambda: tail_table(len(alias), len(need), stored))
-            if stored:
-                origins = self.nodes[producer].origins
-                self._edge(producer, w, ("stored", held, origins, alias), lambda: stored_table(held, origins, alias))
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
 
@@ -348,6 +346,14 @@ class _Lowerer:
             target = self.index[Kind.STATE if sliced else Kind.SOURCE, p, 0]
             layouts, build = self.nodes[target].layouts, free_table if sliced else equal_table
             self._edge(v, target, (sliced, given, layouts), lambda b=build, y=layouts: b(given, y))  # type: ignore[misc]
+
+    def _written_back(self, t: int, v: int) -> None:
+        """The new value of a buffer is written where the buffer lies, without communication."""
+        given = self.nodes[v].layouts
+        for s in self.program.written(t):
+            source = self.index[Kind.SOURCE, s, 0]
+            layouts = self.nodes[source].layouts
+            self._edge(v, source, (True, given, layouts), lambda y=layouts: free_table(given, y))  # type: ignore[misc]
 
     def _reduced_dtype(self, t: int) -> str:
         return self.state.gradient_dtype(self.program.tensors[t].dtype)

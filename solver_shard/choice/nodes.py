@@ -14,6 +14,7 @@ from solver_shard.choice.graph import ChoiceGraph
 from solver_shard.choice.groups import Lives
 from solver_shard.choice.strategies import OpStrategies
 from solver_shard.choice.tables import Layouts
+from solver_shard.costs.memory import OptimizerState
 from solver_shard.layout import Layout
 from solver_shard.program import Program
 
@@ -55,6 +56,7 @@ class Kind(enum.Enum):
     KEEP = "keep"
     STORAGE = "storage"
     STATE = "state"
+    STEP = "step"
     ACCUMULATE = "accumulate"
     ACCUMULATOR = "accumulator"
     CLIP = "clip"
@@ -68,8 +70,10 @@ class Node:
     ACCUMULATE are aliases; of the way from an accumulator to the update, those that stay in the accumulator's bytes. A
     HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
     0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin; its last ``aliases`` strategies keep the tensor in
-    the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.choice.storage``). The one CLIP belongs
-    to no tensor, ``item`` is -1; its strategies are the ``axes`` over which the gradient norm is summed.
+    the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.choice.storage``). Of a TAIL the ``aliases``
+    after strategy 0 are the group's own (see ``solver_shard.choice.tails``). A STEP has what the optimizer's step holds of a parameter, by
+    the layout of its STATE. The one CLIP belongs to no tensor, ``item`` is -1; its strategies are the ``axes`` over which the gradient norm
+    is summed.
     """
 
     kind: Kind
@@ -94,6 +98,7 @@ class Lowering:
     buckets: Mapping[tuple[int, str], int]
     fused: frozenset[int]
     microbatches: int = 1
+    optimizer_state: OptimizerState
     reduced: Mapping[int, str] = field(default_factory=dict)
     """The dtype in which each gradient is reduced."""
     relays: frozenset[int] = frozenset()

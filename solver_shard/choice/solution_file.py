@@ -9,7 +9,6 @@ The plain list is the form of the ASPLOS 2025 contest; the object is what ``solv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.choice.iopddl import file_nodes
 from solver_shard.errors import InputError
+from solver_shard.files import read_json
 from solver_shard.solve.solution import WarmStart
 
 MAX_BYTES = 2**26
@@ -40,8 +40,8 @@ def read_solution(path: str | Path) -> list[int]:
     if len(text) > MAX_BYTES:
         raise InputError(f"{path}: is larger than {MAX_BYTES} bytes, the most that is read of a solution")
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = read_json(text.decode())
+    except ValueError as error:
         raise InputError(f"{path}: is not JSON ({error}); a solution is a list of strategy indices, [1, 0, 2]") from None
     if isinstance(data, dict):
         data = data.get("assignment")

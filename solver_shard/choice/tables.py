@@ -33,22 +33,27 @@ def result_table(result: LayoutColumn, kept: Layouts) -> Ints:
     return equal_table(result.layouts, kept)[result.chosen]
 
 
-def tail_table(alias: int, copies: int, stored: bool) -> Ints:
-    """An alias prolongs the bytes it reads, a copy nobody's; strategy 0 and, where ``stored``, the last one have no bytes."""
-    table = np.full((alias + copies, 1 + alias + stored), FORBIDDEN, dtype=np.int64)
+def tail_table(alias: int, copies: int, longer: int, stored: bool) -> Ints:
+    """An alias prolongs the bytes it reads, a copy nobody's: those ``longer`` are there for another group.
+
+    Strategy 0 and, where ``stored``, the last one have no bytes.
+    """
+    table = np.full((alias + copies, 1 + alias + longer + stored), FORBIDDEN, dtype=np.int64)
     table[np.arange(alias), 1 + np.arange(alias)] = 0
-    table[:alias, 1 + alias :] = 0
+    table[:alias, 1 + alias + longer :] = 0
     table[alias:, 0] = 0
+    table[alias:, 1 + alias : 1 + alias + longer] = 0
     return table
 
 
-def stored_table(held: Layouts, origins: tuple[int, ...], alias: Layouts) -> Ints:
-    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, or (last strategy) nobody's."""
-    table = np.full((len(held), 2 + len(alias)), FORBIDDEN, dtype=np.int64)
+def stored_table(held: Layouts, origins: tuple[int, ...], kept: Layouts) -> Ints:
+    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, in a layout of ``kept``, or (last strategy) nobody's."""
+    table = np.full((len(held), 2 + len(kept)), FORBIDDEN, dtype=np.int64)
     own = np.array(origins) < 0
     table[:, 0] = 0
     table[own, -1] = 0
-    table[~own, 1:-1] = equal_table(tuple(layout for layout, mine in zip(held, own, strict=True) if not mine), alias)
+    for r in np.flatnonzero(~own).tolist():
+        table[r, [1 + k for k, layout in enumerate(kept) if layout == held[r]]] = 0
     return table
 
 

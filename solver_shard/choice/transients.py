@@ -8,7 +8,8 @@ and where it ends: on the strategies of two nodes. A *transient* node knows both
 every transient node has a time point of its own, put in right before the op's. At that point all that lives at the op's time is
 live too, but for what the op is about to make and the copies of transitions that come later: they run in the order of
 the op's operands (``turns_of``). A gradient is reduced right after the op that has made it: those points come after the op's, and what
-the op has made is live.
+the op has made is live. The optimizer's step is like an op at the end, but it comes first: what it makes is gone when the parameters are
+brought their new values, one after the other.
 
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
@@ -34,9 +35,10 @@ from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_ord
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.pairs import Cells, cells_of
 from solver_shard.costs.model import CostModel
-from solver_shard.costs.staging import intermediates
+from solver_shard.costs.staging import intermediates, update_held
 from solver_shard.costs.transitions import TransitionTable
 from solver_shard.layout import Layout
+from solver_shard.program import DTYPE_BYTES
 from solver_shard.solve.solution import WarmStart
 
 NEAR = 3
@@ -48,7 +50,8 @@ class Move:
     """A transition that the graph may make: from a strategy of node ``start`` to one of node ``stop``, before or ``after`` op ``time``.
 
     The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step. ``operand``: of the
-    op, whose turn it is; 0 where the op does not read it.
+    op, whose turn it is; 0 where the op does not read it. ``update``: of a parameter, to a tensor beside the old values. ``turn``: bytes
+    per element of the state that the optimizer's step holds for this parameter alone.
     """
 
     start: int
@@ -62,11 +65,13 @@ class Move:
     bucket: int
     orders: bool
     converted: bool
+    update: bool = False
+    turn: int = 0
 
     @property
     def prices(self) -> Hashable:
-        """What its transition table depends on, but for the reductions."""
-        return self.shape, self.dtype, self.bucket, self.orders, self.converted
+        """What its transition table and its intermediates depend on, but for the reductions."""
+        return self.shape, self.dtype, self.bucket, self.orders, self.converted, self.update, self.turn
 
 
 def moves_of(lowering: Lowering) -> tuple[Move, ...]:
@@ -92,6 +97,7 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
         readers = lowering.lives.groups[t][node.group].readers if node.kind is Kind.RESHARD else ()
         leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        state = lowering.optimizer_state
         found.append(
             Move(
                 start=start,
@@ -104,7 +110,9 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
                 dtype=dtype,
                 bucket=lowering.buckets.get((t, purpose), 1),
                 orders=t in either,
-                converted=leaves and dtype != tensors[t].dtype,
+                converted=(leaves and dtype != tensors[t].dtype) or (purpose == UPDATE and state.master_bytes(dtype) > 0),
+                update=purpose == UPDATE,
+                turn=state.turn_bytes(dtype) if purpose == UPDATE else 0,
             )
         )
     return tuple(found)
@@ -113,8 +121,8 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
 def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     """When in the first time of a node's life its bytes come to be, int64[nodes].
 
-    0: at once; a copy for an operand k: with the transitions for that operand; results of ops, and copies that are made of them right
-    away: with the op, after all of these.
+    0: at once; a copy for an operand k: with the transitions for that operand; results of ops, what the optimizer's step makes, and copies
+    that are made of results right away: with the op, after all of these.
     """
     turns = np.zeros(len(lowering.nodes), dtype=np.int64)
     for move in moves:
@@ -122,8 +130,9 @@ def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
             turns[move.stop] = move.operand
     with_op = turns.max(initial=0) + 1
     made = {t: i for i, op in enumerate(lowering.program.ops) for t in op.results}
-    results = ((v, node.item) for v, node in enumerate(lowering.nodes) if node.kind is Kind.RESULT)
-    turns[[v for v, t in results if lowering.lives.base[t][0] == made[t]]] = with_op  # what takes over is there before
+    for v, node in enumerate(lowering.nodes):
+        if node.kind is Kind.STEP or (node.kind is Kind.RESULT and lowering.lives.base[node.item][0] == made[node.item]):
+            turns[v] = with_op  # a result that takes over is there before
     turns[[move.stop for move in moves if move.after]] = with_op
     return turns
 
@@ -237,7 +246,7 @@ class Transients:
         for m in np.flatnonzero(plain[self._stops] >= self._aliases).tolist():
             move = self.moves[m]
             source, target = self._layout(move.start, plain), self._layout(move.stop, plain)
-            if source != target and (nbytes := self._between(move, source, target)):
+            if (source != target or move.update) and (nbytes := self._between(move, source, target)):
                 found[m] = nbytes
         self._last = plain, found
         return found
@@ -247,8 +256,10 @@ class Transients:
         key = (move.prices, source, target)
         if key not in self._known:
             table = self._transitions(move, (source, target))
-            first = int(table.nbytes[table.index[source]]) if move.converted else 0
-            self._known[key] = intermediates(table.path(source, target), first)
+            size = int(table.nbytes[table.index[source]])
+            first, path = size if move.converted else 0, table.path(source, target)
+            turn = size // DTYPE_BYTES[move.dtype] * move.turn
+            self._known[key] = update_held(path, first, turn) if move.update else intermediates(path, first)
         return self._known[key]
 
     def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
@@ -273,6 +284,10 @@ class Transients:
             rows, columns = table.positions(held), table.positions(taken)
             numbers = table.intermediates(move.converted)[rows[:, None], columns]
             numbers[:, : move.aliases] = 0
+            if move.update:
+                sizes, same = table.nbytes[rows], rows[:, None] == columns
+                moved = np.where(same, (sizes * move.converted)[:, None], numbers + table.nbytes[columns])
+                numbers = np.maximum(moved, (sizes // DTYPE_BYTES[move.dtype] * move.turn)[:, None])
             self._numbers[key] = numbers
         return self._numbers[key]
 

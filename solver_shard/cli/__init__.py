@@ -54,10 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _shown(what: object) -> str:
     """A message that may hold names from a file: nothing in it steers the terminal, and it ends."""
-    from solver_shard.names import printable
+    from solver_shard.errors import SolverShardError, printable
 
     text = str(what)
-    return printable(text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}... ({len(text):,} characters)")
+    text = text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}... ({len(text):,} characters)"
+    return text if isinstance(what, SolverShardError) else printable(text)
 
 
 def run() -> None:

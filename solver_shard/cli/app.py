@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from solver_shard import __version__
 from solver_shard.cli import compare, expand, explain, export, propagate, report, show, solve, solve_graph, sweep, trace, verify
 from solver_shard.cli.rules import rules
+from solver_shard.errors import printable
+
+
+class Commands(TyperGroup):
+    """Usage errors say what was given, which may be the name of a file from elsewhere: it is escaped as in all other errors."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _escaped():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _escaped():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _escaped() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(said := getattr(error, "message", None), str):  # of click, which typer may have under a name of its own
+            error.message = printable(said)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="solver-shard",
+    cls=Commands,
     help="Find the sharding of every tensor of a PyTorch model that makes one step fastest within a memory limit, with a proof.",
     no_args_is_help=True,
     add_completion=False,

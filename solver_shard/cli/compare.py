@@ -94,6 +94,7 @@ def compare(
 
     Exit codes: 0 done, 1 bad input, also where a row that was asked for cannot be had, 2 usage.
     """
+    from solver_shard.errors import printable
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan
     from solver_shard.study.compare import compare as compare_plans
@@ -139,7 +140,7 @@ def compare(
     named = {*(recipes or ()), *(item.name for item in given), *(path.name for path in pins or ())}
     missing = [f"{title}: {why}" for title, why in found.left_out if title in named]
     for line in missing:
-        print(f"error: {line}", file=sys.stderr)
+        print(printable(f"error: {line}"), file=sys.stderr)
     if missing:
         raise typer.Exit(1)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from solver_shard.files import read_json
+
 if TYPE_CHECKING:
     from solver_shard.expand.call import Call
     from solver_shard.expand.exhaustive import Expansion
@@ -59,6 +61,7 @@ def expand(
     from solver_shard.expand.expander import Expander
     from solver_shard.expand.pricing import ClusterPricing, DTensorPricing, Pricing
     from solver_shard.mesh import Mesh
+    from solver_shard.names import text_of
 
     if more and len(inputs) > 1:
         raise typer.BadParameter("give all inputs after one --inputs, or each after its own", param_hint="--inputs")
@@ -81,7 +84,7 @@ def expand(
     if every:
         lines += ["", f"{len(ranked)} ways, moved as {'DTensor' if prices is Prices.DTENSOR else 'an executor of our plans'} would:"]
         lines += [f"  {_cost(e.cost, e.unit):>12}  {_layouts(e.inputs)} -> {_layouts(e.results)}" for e in ranked]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(text_of(lines) + "\n")
 
 
 def _arguments(given: list[str]) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def _arguments(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, sign, value = text.partition("=")
         try:
-            found[name.strip()] = json.loads(value)
+            found[name.strip()] = read_json(value)
         except ValueError:
             raise typer.BadParameter(f"cannot read {text!r}; write NAME=JSON, as in dim=1 or size=[8,4]", param_hint="--arg") from None
         if not sign or not name.strip():

@@ -45,6 +45,7 @@ def export(
     check_output(output, plan)
     from solver_shard.export.exported import Exported
     from solver_shard.files import write_whole
+    from solver_shard.names import text_of
     from solver_shard.plan.io import load_plan
 
     loaded = load_plan(plan)
@@ -64,4 +65,4 @@ def export(
         lines += ["left out:", *(f"  - {item}" for item in made.dropped)]
     if made.notes:
         lines += ["in another way than in the plan:", *(f"  - {note}" for note in made.notes)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(text_of(lines) + "\n")

@@ -33,6 +33,8 @@ class Optimizer(enum.StrEnum):
     """Which optimizer's state to count."""
 
     ADAMW = "adamw"
+    ADAMW_FUSED = "adamw-fused"
+    ADAMW_FORLOOP = "adamw-forloop"
     SGD = "sgd"
     NONE = "none"
 
@@ -74,7 +76,12 @@ Microbatches = Annotated[
     ),
 ]
 OptimizerName = Annotated[
-    Optimizer, typer.Option(metavar="NAME", help="Whose state to count: adamw, sgd or none.", rich_help_panel=OPTIMIZER)
+    Optimizer,
+    typer.Option(
+        metavar="NAME",
+        help="Whose state and step to count: adamw (torch's default, all parameters at once), adamw-fused, adamw-forloop, sgd or none.",
+        rich_help_panel=OPTIMIZER,
+    ),
 ]
 MasterWeights = Annotated[
     bool,

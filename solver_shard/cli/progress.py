@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from solver_shard.errors import printable
+
 
 @contextmanager
 def progress_lines(quiet: bool, *, keep: bool = False) -> Iterator[Callable[[str], None] | None]:
@@ -21,7 +23,7 @@ def progress_lines(quiet: bool, *, keep: bool = False) -> Iterator[Callable[[str
     start = time.monotonic()
 
     def timed(line: str) -> str:
-        return f"{time.monotonic() - start:6.1f} s  {line}"
+        return printable(f"{time.monotonic() - start:6.1f} s  {line}")
 
     if sys.stderr.isatty():
         from rich.console import Console

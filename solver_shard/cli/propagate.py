@@ -240,6 +240,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
     """Run a pass over a module: its text after, and its shardings as JSON. Dumps are written once everything is done."""
     import dataclasses
 
+    from solver_shard.errors import printable
     from solver_shard.files import write_whole
     from solver_shard.frontends.stablehlo import StablehloModule
     from solver_shard.frontends.stablehlo_rules import StablehloRules
@@ -266,7 +267,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
         graph, warnings = final(done.graph), done.warnings
     text = module.print(graph)
     for warning in (*warnings, *(f"no sharding rule for {name}; nothing propagates through it" for name in rules.missing)):
-        print(f"warning: {path}: {warning}", file=sys.stderr)
+        print(printable(f"warning: {path}: {warning}"), file=sys.stderr)
     for name, made in dumped:
         assert dump is not None, "dumps are only made for a folder"
         write_whole(dump / name, made)

@@ -36,8 +36,8 @@ def report(
     It shows time and memory by module, the dataflow of a layer, how tensors are cut, and what moves them and why.
     """
     check_output(output, plan, compared, swept, *(explained or ()))
+    from solver_shard.errors import printable
     from solver_shard.files import write_whole
-    from solver_shard.names import printable
     from solver_shard.plan.io import load_plan
     from solver_shard.report.html import html
     from solver_shard.report.prices import read_prices

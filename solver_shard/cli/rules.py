@@ -103,6 +103,9 @@ def _plain(report: CheckReport, compared: dict[str, Comparison]) -> dict[str, ob
 def _print(report: CheckReport, compared: dict[str, Comparison], verbose: bool) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from solver_shard.errors import printable
 
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     grid = Table(box=None, header_style="bold", pad_edge=False)
@@ -116,17 +119,17 @@ def _print(report: CheckReport, compared: dict[str, Comparison], verbose: bool) 
         numbers = (str(op.instances), str(op.strategies), str(op.combinations))
         sound = f"NO: {len(op.wrong)} wrong" if op.wrong else "yes" if op.instances else "-"
         complete = f"NO: {len(op.missing)} missing" if op.missing else "yes" if op.combinations else "-"
-        grid.add_row(op.op, op.family, *numbers, sound, complete, _remarks(op))
+        grid.add_row(*map(Text, map(printable, (op.op, op.family, *numbers, sound, complete, _remarks(op)))))
     console.print(grid, markup=False)
     for op in report.ops:
         for kind, lines in (("wrong", op.wrong), ("missing", op.missing)):
             for line in lines:
-                console.print(f"{kind}: {op.op}: {line}", markup=False)
+                console.print(printable(f"{kind}: {op.op}: {line}"), markup=False)
         for text, reason in op.excluded if verbose else ():
-            console.print(f"excluded: {op.op}: {text}: {reason}", markup=False)
+            console.print(printable(f"excluded: {op.op}: {text}: {reason}"), markup=False)
         if op.op in compared:
             for line in compared[op.op].lines():
-                console.print(f"{op.op}: {line}", markup=False)
+                console.print(printable(f"{op.op}: {line}"), markup=False)
     passed = sum(op.passed for op in report.ops)
     console.print(
         f"{passed} of {len(report.ops)} ops sound and complete: {sum(op.strategies for op in report.ops):,} strategies and "

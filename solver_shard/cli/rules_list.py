@@ -105,6 +105,7 @@ def _rows(table: RuleTable) -> list[dict[str, Any]]:
 
 
 def _row_text(rows: list[dict[str, Any]]) -> str:
+    from solver_shard.names import text_of
     from solver_shard.plan.table import table
 
     lines = [("op", "rule", "source")]
@@ -113,10 +114,11 @@ def _row_text(rows: list[dict[str, Any]]) -> str:
         rule = row["settings"].get("dims", row["family"]) + (f"; {settings}" if settings else "")
         source = row["file"] if row["source"] == "user" else "table"
         lines.append((row["op"], _cut(rule), source + (f" (replaces {row['replaces']})" if row["replaces"] else "")))
-    return "\n".join([f"{len(rows)} rows", *table(lines, header=True)])
+    return text_of([f"{len(rows)} rows", *table(lines, header=True)])
 
 
 def _usage_text(rows: tuple[OpUsage, ...], replaced: Mapping[str, str]) -> str:
+    from solver_shard.names import text_of
     from solver_shard.plan.table import table
 
     lines = [("op", "calls", "flops", "bytes", "strategies", "source", "rule")]
@@ -129,7 +131,7 @@ def _usage_text(rows: tuple[OpUsage, ...], replaced: Mapping[str, str]) -> str:
     calls = sum(row.count for row in rows)
     whole = [row.op for row in rows if row.source == "fallback"]
     title = f"{calls} calls of {len(rows)} ops; {f'{len(whole)} without a rule: ' + ', '.join(whole) if whole else 'all have rules'}"
-    return "\n".join([title, *table(lines, right=(1, 2, 3, 4), header=True)])
+    return text_of([title, *table(lines, right=(1, 2, 3, 4), header=True)])
 
 
 def _cut(text: str) -> str:

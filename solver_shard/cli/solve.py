@@ -124,7 +124,7 @@ def solve(
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
     check_output(output, config, *(rules or ()))
     from solver_shard.api import optimize
-    from solver_shard.names import printable
+    from solver_shard.errors import printable
     from solver_shard.plan.io import plan_to_json, save_plan
     from solver_shard.plan.report import baked_in
 

@@ -72,11 +72,12 @@ def solve_graph(
     from solver_shard.choice.solution_file import read_solution, start_from
     from solver_shard.cli.graph_report import Task, as_json, failure, report, verdict_json, verdict_lines
     from solver_shard.files import write_whole
+    from solver_shard.names import text_of
 
     if check is not None:
         checked = evaluate(file, read_solution(check))
         lines = verdict_lines(str(file), str(check), checked)
-        sys.stdout.write(verdict_json(str(file), str(check), checked) if json_ else "\n".join(lines) + "\n")
+        sys.stdout.write(verdict_json(str(file), str(check), checked) if json_ else text_of(lines) + "\n")
         if not checked.feasible:
             raise typer.Exit(INFEASIBLE)
         return
@@ -115,7 +116,7 @@ def solve_graph(
     if json_:
         sys.stdout.write(text(solution))
     elif solution.feasible:
-        sys.stdout.write("\n".join(report(task, solution, clock.seconds(), stages=verbose)) + "\n")
+        sys.stdout.write(text_of(report(task, solution, clock.seconds(), stages=verbose)) + "\n")
     if not solution.feasible:
         raise failure(task, solution)
 

@@ -116,6 +116,7 @@ def sweep(
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
     if (devices is None) == (not mesh):
         raise typer.BadParameter("give one of --devices 64 (all shapes of that many) and --mesh dp=8,tp=8", param_hint="--devices")
+    from solver_shard.errors import printable
     from solver_shard.study import sweep as study
 
     so_far: list[Sweep] = []
@@ -141,7 +142,7 @@ def sweep(
     except KeyboardInterrupt:
         if so_far:
             _write(so_far[0], as_json)
-            print(f"{_how_to_go_on(so_far[0], output)}", file=sys.stderr)
+            print(printable(_how_to_go_on(so_far[0], output)), file=sys.stderr)
         raise
     _write(found, as_json)
     if any(row.status == "error" for row in found.rows):

@@ -24,7 +24,7 @@ def trace(
     It shows ops by module, the collectives of each group of mesh axes, and memory by category. The last event ends at the plan's step time.
     """
     check_output(output, plan)
-    from solver_shard.names import printable
+    from solver_shard.names import text_of
     from solver_shard.plan.io import load_plan
     from solver_shard.report.timeline import timeline
     from solver_shard.report.trace import chrome_trace, write_trace
@@ -45,4 +45,4 @@ def trace(
     if costs.hidden_ns:
         without = f", {format_ns(line.unplaced_ns)} of them without any compute to lie under" if line.unplaced_ns else ""
         lines.append(f"  {format_ns(costs.hidden_ns)} of collectives are hidden behind compute by the overlap asked for{without}")
-    sys.stdout.write(printable("\n".join(lines)) + "\n")
+    sys.stdout.write(text_of(lines) + "\n")

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -54,6 +53,7 @@ from typing import Any
 
 from solver_shard.costs.kernels import Kernel
 from solver_shard.errors import InputError
+from solver_shard.files import read_toml
 from solver_shard.program import DTYPE_BYTES
 
 PRESETS = ("a100", "ethernet", "gb200", "h100", "tpu-v5p")
@@ -171,8 +171,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
     """The cluster of a TOML text; ``source`` is what messages call it."""
     try:
-        top = _Table(tomllib.loads(text), source, "")
-    except tomllib.TOMLDecodeError as error:
+        top = _Table(read_toml(text), source, "")
+    except ValueError as error:
         raise InputError(f"{source}: not valid TOML: {error}; see `python -m pydoc solver_shard.costs.cluster` for an example") from None
     title = top.text("title", default=name)
     launch_ns = top.number("launch_ns", low=0.0, high=1e9)

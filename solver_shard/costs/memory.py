@@ -17,6 +17,22 @@ it until the update, as FSDP2's ``MixedPrecisionPolicy(reduce_dtype=...)`` and M
 >>> megatron = optimizer_state("adamw", reduce_dtype="f32")  # 18 bytes per element of a bf16 parameter, with its own 2
 >>> megatron.gradient_bytes("bf16") + megatron.resident_bytes("bf16")
 16
+
+**While it steps** AdamW holds more. torch has three ways of it (torch 2.13, ``torch/optim/adam.py``), and each is an optimizer here:
+
+- ``adamw``, torch's default on accelerators: one kernel over all parameters of a device at once (``foreach=True``). ``_multi_tensor_adam``
+  makes the roots of the second moments of all of them, and works in these: as many bytes as one moment has.
+- ``adamw-forloop`` (``foreach=False``, the default on CPUs): parameter after parameter. ``_single_tensor_adam`` has the root, the root over
+  its correction, and still the latter of the parameter before: three times the bytes of a moment at most, and that is counted.
+- ``adamw-fused`` (``fused=True``): one kernel that makes nothing.
+
+>>> [optimizer_state(name).step_bytes("f32") for name in ("adamw", "adamw-forloop", "adamw-fused")]  # of all parameters at once
+[4, 0, 0]
+>>> [optimizer_state(name).turn_bytes("f32") for name in ("adamw", "adamw-forloop", "adamw-fused")]  # of one after the other
+[0, 12, 0]
+
+A master copy is stepped with a gradient in its own dtype: where gradients arrive in another one, all of them are converted first. Plain
+SGD works in place. An optimizer that is told by its ``state_bytes`` is not torch's; only those conversions are counted for it.
 """
 
 from __future__ import annotations
@@ -29,8 +45,13 @@ from types import MappingProxyType
 from solver_shard.errors import InputError
 from solver_shard.program import DTYPE_BYTES
 
-OPTIMIZERS: Mapping[str, int] = MappingProxyType({"adamw": 2, "sgd": 0, "none": 0})
+OPTIMIZERS: Mapping[str, int] = MappingProxyType({"adamw": 2, "adamw-fused": 2, "adamw-forloop": 2, "sgd": 0, "none": 0})
 """Optimizers and how many values per element they keep."""
+
+WAYS: Mapping[str, Mapping[str, bool]] = MappingProxyType(
+    {"adamw": {"foreach": True}, "adamw-fused": {"fused": True}, "adamw-forloop": {"foreach": False}}
+)
+"""By optimizer, the arguments that make torch's own step in this way."""
 
 MAX_STATE_BYTES = 1024
 _MASTER_BYTES = 4
@@ -79,6 +100,21 @@ class OptimizerState:
     def resident_bytes(self, dtype: str) -> int:
         """Of optimizer state and master copy together: what stays for the whole step beside the parameter."""
         return self.state_bytes(dtype) + self.master_bytes(dtype)
+
+    def step_bytes(self, dtype: str) -> int:
+        """That the step holds of all parameters at once: gradients in the dtype of what is stepped, and roots of moments."""
+        if self.optimizer == "none":
+            return 0
+        stepped = self.master_bytes(dtype) or DTYPE_BYTES[dtype]
+        converted = self.gradient_dtype(dtype) != ("f32" if self.master_bytes(dtype) else dtype)
+        roots = self.optimizer == "adamw" and self.state_override is None
+        return stepped * (converted + roots)
+
+    def turn_bytes(self, dtype: str) -> int:
+        """That the step holds of one parameter after the other."""
+        if self.optimizer != "adamw-forloop" or self.state_override is not None:
+            return 0
+        return 3 * (self.master_bytes(dtype) or DTYPE_BYTES[dtype])
 
     def update_bytes(self, dtype: str) -> int:
         """Device memory that one update reads and writes; 0 for ``none``.

@@ -21,7 +21,8 @@ applied plan does (:mod:`solver_shard.export.exchange`, held to it by tests); DT
 2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a reduce-scatter).
 
 Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the bytes of
-the fullest moment, without those of the source, less those of the destination.
+the fullest moment, without those of the source, less those of the destination. New values of a parameter are brought to a tensor beside the
+old ones, which then take them over: ``update_held`` counts it.
 """
 
 from __future__ import annotations
@@ -93,6 +94,18 @@ def intermediates(steps: Sequence[Staged], converted: int = 0) -> int:
         return 0
     packed, received, made = (np.array(row, dtype=np.int64) for row in zip(*((s.packed, s.received, s.made) for s in steps), strict=True))
     return int(fullest(np.array([converted, *made[:-1]], dtype=np.int64), packed, received, made).max() - made[-1])
+
+
+def update_held(path: Sequence[Staged], cast: int, turn: int) -> int:
+    """Bytes that the update of one parameter holds beside the parameter and its state.
+
+    Args:
+        path: the way of the new values from the state's layout to the parameter's; empty where they are the same.
+        cast: bytes of the new values in the state's layout, where they are cast from a master copy first; else 0.
+        turn: bytes of the optimizer's step that are there for this parameter alone.
+    """
+    moved = intermediates(path, cast) + path[-1].made if path else cast
+    return max(turn, moved)
 
 
 def beyond(turns: Sequence[tuple[int, int, int]], results: int) -> list[int]:

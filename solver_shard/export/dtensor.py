@@ -156,15 +156,17 @@ class Runtime:
     def _written(self, t: int) -> tuple[int, Move | None]:
         """The stored tensor that an output is the new value of, and what brings it to its layout."""
         name = self.program.tensors[t].name.removeprefix("updated(").removesuffix(")")
-        stored = [s for s in self.step.sources if self.program.tensors[s].name == name and self.program.tensors[s].role is not Role.INPUT]
+        stored = self.program.written(t)
         if not stored:
             raise InputError(f"the model writes into its input {name!r} in place, which an applied plan does not; write into a clone of it")
         made, wanted = self.plan.reshards[self.step.order.outputs[t][1]].layout, self.plan.tensors[stored[0]].layout
         shape, device = self.program.tensors[t].shape, self.processes.device
-        if free_move(made, wanted):
-            return stored[0], local_move(made, wanted, shape, self.plan.mesh, device)
-        spec, placements = self.spec(self.program, t, made), tuple(wanted.to_dtensor(self.plan.mesh.shape))
-        return stored[0], lambda part: DTensor(part, spec, requires_grad=False).redistribute(self.mesh, placements).to_local()
+        if not free_move(made, wanted):
+            raise InputError(
+                f"the plan makes the new value of {name!r} as {made} and keeps {name!r} as {wanted}, without a collective between the two; "
+                "make the plan anew with this version"
+            )
+        return stored[0], local_move(made, wanted, shape, self.plan.mesh, device)
 
     def spec(self, program: Program, t: int, layout: Layout, dtype: str | None = None) -> DTensorSpec:
         """How DTensor says a layout of a tensor."""

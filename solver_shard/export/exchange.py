@@ -26,9 +26,7 @@ from solver_shard.errors import InternalError
 from solver_shard.export.shards import Box, Shape, boxes, covers, group_of, local_move
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-
-LOCAL = ("slice", "local")
-"""Kinds of steps without communication."""
+from solver_shard.plan.plan import LOCAL
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 """From one local tensor or buffer to the next."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from solver_shard.errors import InputError
-from solver_shard.names import fold_names, printable
+from solver_shard.errors import InputError, printable
+from solver_shard.names import fold_names
 
 _SHOWN = 8
 
@@ -61,10 +61,10 @@ def check_lossless(target: str, dropped: Sequence[Dropped], *, lossy: bool) -> N
         InputError: something is dropped and ``lossy`` is false; every item is listed.
     """
     if dropped and not lossy:
-        lines = "\n".join(f"  - {item}" for item in dropped)
         raise InputError(
-            f"the form {target!r} cannot express this plan:\n{lines}\n"
-            "export to dtensor-script, which expresses all of a plan, or drop these with --lossy (lossy=True)"
+            f"the form {target!r} cannot express this plan:",
+            *(f"  - {item}" for item in dropped),
+            "export to dtensor-script, which expresses all of a plan, or drop these with --lossy (lossy=True)",
         )
 
 
@@ -78,4 +78,4 @@ def merged(dropped: Iterable[Dropped]) -> tuple[Dropped, ...]:
 
 def listing(exported_lines: Iterable[object], prefix: str = "#   ") -> str:
     """Items one a line, for the head of a written file."""
-    return "".join(f"{prefix}{str(line).replace(chr(10), ' ')}\n" for line in exported_lines)
+    return "".join(f"{prefix}{printable(str(line))}\n" for line in exported_lines)

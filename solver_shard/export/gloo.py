@@ -159,6 +159,9 @@ def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -
                 if name in held[0]["outputs"][k]
             }
         )
+        for name in held[0]["written"][k]:
+            stored = planned[name]
+            outputs[-1][f"updated({name})"] = join(tuple(p["written"][k][name] for p in held), stored.layout, stored.shape, mesh)
     gradients = {
         name: whole("gradients", name, plan.tensors[g].layout, plan.tensors[g].shape)
         for name, g in plan.gradients.items()
@@ -229,7 +232,6 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
             "the script that runs, or leave --processes out"
         ) from None
     model, given = subject["model"], subject["given"]
-    _attention(model)
     limit = datetime.timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count, timeout=limit)
     try:
@@ -241,12 +243,17 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
             optimizer.state_dict()  # its masters are set from the parameters here, which is done once and is no part of a step
         reseed(sharded, subject["seed"])
         outputs, counted = [], Counted(plan.mesh)
+        buffers = {name: b._local_tensor for name, b in sharded.named_buffers() if f"updated({name})" in {t.name for t in plan.tensors}}
+        before, written = {name: b.clone() for name, b in buffers.items()}, []
         with counted:
             for inputs in given:
+                for name, buffer in buffers.items():
+                    buffer.copy_(before[name])  # every microbatch is held against a step of its own
                 made = sharded(**inputs)
                 if not plan.options.forward_only:
                     (made / len(given)).backward()
                 outputs.append(_outputs(plan, made))
+                written.append({name: buffer.clone() for name, buffer in buffers.items()})
             if plan.options.clip:
                 clip_grad_norm_(sharded, subject["max_norm"])
             if optimizer is not None:
@@ -258,6 +265,7 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
         parameters = {name: _local(p.data, layouts[name], plan.mesh, name) for name, p in trained.items() if optimizer is not None}
         held = {
             "outputs": [{n: v.to_local() if isinstance(v, DTensor) else v for n, v in found.items()} for found in outputs],
+            "written": written,
             "gradients": gradients,
             "parameters": parameters,
             "traffic": [(kind, axes, n, counted.nbytes[kind, axes]) for (kind, axes), n in sorted(counted.found.items()) if n],
@@ -289,15 +297,6 @@ def _local(tensor: Any, layout: Layout, mesh: Mesh, name: str) -> torch.Tensor:
         raise InternalError(f"{name!r} or its gradient is laid out as {tensor.placements}, the plan says {layout}")
     local: torch.Tensor = tensor.to_local().detach().clone()
     return local
-
-
-def _attention(model: Any) -> None:
-    """Models of presets and configs name an attention that has to be known in every process."""
-    config = getattr(model, "config", None)
-    if getattr(config, "_attn_implementation", None) is not None:
-        from solver_shard.frontends.huggingface import know_attention
-
-        know_attention()
 
 
 def main() -> None:

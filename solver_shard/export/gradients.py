@@ -50,8 +50,10 @@ class Gradients:
             for k, stage in enumerate(stages):
                 last = step is reshard.steps[-1] and k == len(stages) - 1
                 made = stage(parts)
-                if reshard.purpose != "update":  # which is written where the parameter is
+                if reshard.purpose != "update":
                     self.tell(made, what if last else "intermediates")
+                elif made[0].untyped_storage()._cdata != parts[0].untyped_storage()._cdata:  # what is stepped is there already
+                    self.tell(made, "intermediates")  # the new values, too: the old ones take them over
                 parts = made  # what a stage reads is there until its result is
                 del made
             layout = step.after
@@ -118,5 +120,7 @@ class Gradients:
         """The whole parameter after a gradient step on the shards of its state."""
         reshard = self.stepped[p]
         stepped = [part - rate * slope for part, slope in zip(split(parameter, reshard.source, self.mesh), slices, strict=True)]
+        if self.plan.options.optimizer_state().master_bytes(self.program.tensors[p].dtype):
+            self.tell(tuple(stepped), "intermediates")
         parts = self.reshard(reshard, tuple(stepped), reshard.source)
         return join(parts, self.plan.tensors[p].layout, tuple(parameter.shape), self.mesh)

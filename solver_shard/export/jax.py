@@ -25,7 +25,7 @@ from solver_shard.export.parallelize import fold_patterns
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.modules import module_outputs
-from solver_shard.names import check_patterns, printable, template
+from solver_shard.names import check_patterns, template
 from solver_shard.plan.plan import Plan, PlannedTensor
 
 TARGET = "jax"
@@ -97,13 +97,13 @@ def export(plan: Plan, *, lossy: bool = False) -> Exported:
         ("ACTIVATIONS", "what modules hand on, as their readers get it", activations),
     )
     for title, comment, specs in titles:
-        folded = fold_patterns({printable(name): _text(spec) for name, spec in specs.items()})
+        folded = fold_patterns({name: _text(spec) for name, spec in specs.items()})
         lines.append(
             f"{title} = {{  # {comment}; * is the number of a layer\n"
             + "".join(f"    {name!r}: {spec},\n" for name, spec in folded.items())
             + "}\n"
         )
-    names = fold_patterns({printable(name): repr(axes) for name, axes in logical.items()})
+    names = fold_patterns({name: repr(axes) for name, axes in logical.items()})
     lines.append(
         "LOGICAL_AXES = {  # names of parameters' dims, for LOGICAL_AXIS_RULES\n"
         + "".join(f"    {n!r}: {a},\n" for n, a in names.items())

@@ -9,14 +9,22 @@ The forms that other tools keep as Python (PartitionSpecs, parallel styles, torc
 from __future__ import annotations
 
 import ast
-import json
+import itertools
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from solver_shard.errors import InputError
+from solver_shard.files import read_json
 
 MAX_BYTES = 16 * 2**20
+MAX_TOKENS = 1_000_000
+"""Words, signs and lines of a Python text: its parser takes up to a kilobyte for each."""
+
+MAX_FORMATTED = 50_000
+"""Braces of a text with f-strings, for which it takes time by the square of their number."""
+
 MAX_DEPTH = 40
 MAX_ITEMS = 1_000_000
 
@@ -64,14 +72,18 @@ def read_value(text: str, *, calls: Collection[str] = (), file: str = "file") ->
     if len(text) > MAX_BYTES:
         raise InputError(f"{file} has {len(text):,} characters; at most {MAX_BYTES:,} are read")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         pass
     tree = _parse(text.strip(), file, "eval")
     try:
         return _Reader(calls, file).value(tree.body, 0)
     except _NotLiteralError as error:
         raise InputError(f"{file}: {error}; give JSON, or a literal of strings, numbers, lists, tuples and dicts") from None
+
+
+_TOKEN = re.compile(r"\w+|[^\w \t]")
+_FORMATTED = re.compile(r"""\b(?:[fF][rR]?|[rR][fF])["']""")
 
 
 class _NotLiteralError(Exception):
@@ -81,6 +93,10 @@ class _NotLiteralError(Exception):
 def _parse(text: str, file: str, mode: str) -> Any:
     if len(text) > MAX_BYTES:
         raise InputError(f"{file} has {len(text):,} characters; at most {MAX_BYTES:,} are read")
+    if next(itertools.islice(_TOKEN.finditer(text), MAX_TOKENS, None), None) is not None:
+        raise InputError(f"{file} has more than {MAX_TOKENS:,} words and signs, the most that are read; give the file that export wrote")
+    if text.count("{") > MAX_FORMATTED and _FORMATTED.search(text) is not None:
+        raise InputError(f"{file} has f-strings among more than {MAX_FORMATTED:,} braces; leave code out of a file of that size")
     try:
         return ast.parse(text, filename=file, mode=mode)
     except SyntaxError as error:

@@ -32,8 +32,8 @@ Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
 
 _CPU = torch.device("cpu")
-_SMALL = 4096
-"""Elements of a constant that is kept."""
+_LEAVING = frozenset(f"aten.{name}.default" for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"))
+"""Ops of one result, which torch leaves in the storage of the losses of all elements that it was summed up from."""
 _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -122,7 +122,8 @@ class _Device:
             return LocalOp(reads=reads, run=_arranged(self._random(), arrange, keyed=True), number=number)
         shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
         bound = bind(op, shapes, self.lengths)
-        return LocalOp(reads=reads, run=_arranged(bound.function, arrange), single=bound.single)
+        run = bound.function if op.name not in _LEAVING else lambda *local: _whole_storage(bound.function(*local))
+        return LocalOp(reads=reads, run=_arranged(run, arrange), single=bound.single)
 
     def _arrangement(self, reads: tuple[int, ...]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
         """From what the reshards leave to all the operands of the call: free moves, and what stands for operands that are not read."""
@@ -158,18 +159,19 @@ class _Device:
         return lambda key, *local: draw(op.name, arguments_of(op, local), key=key, box=box, shape=shape, dtype=dtype, device=self.place)
 
     def _factory(self) -> Local:
-        """Made whole, then cut; small ones once."""
+        """Made whole, then cut; a single number once, for it stays."""
         op, wanted = self.op_, self.wanted
         shapes = tuple(self.program.tensors[t].shape for t in op.results)
         places = [box.inside(Box((0,) * len(shape), shape)) for box, shape in zip(wanted, shapes, strict=True)]
         whole = [box.length == shape for box, shape in zip(wanted, shapes, strict=True)]
 
         def run() -> Results:
-            made = tuple(value.to(self.place) for value in call(op, (), shapes))
+            with self.place:
+                made = tuple(value.to(self.place) for value in call(op, (), shapes))
             return tuple(value if all_ else value[at].clone() for value, at, all_ in zip(made, places, whole, strict=True))
 
         handed = any(self.program.tensors[t].role is Role.OUTPUT for t in op.results)
-        if handed or sum(math.prod(shape) for shape in shapes) > _SMALL:
+        if handed or sum(math.prod(shape) for shape in shapes) > 1:
             return run
         once = run()
         return lambda: once

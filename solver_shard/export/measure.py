@@ -9,21 +9,27 @@ that lies in it is gone, as a real allocator sees it: a tensor and its views cou
 lives is used: what the simulation still refers to is there, and what it does not is gone.
 
 Counted are parameters, buffers, inputs, optimizer states and master weights, results of ops, copies, and what the steps of a transition
-make, with the buffers of their collectives. Not counted is what lives inside an op alone: the scratch of a kernel.
+make, with the buffers of their collectives; and what torch's own optimizer makes when it steps the shards of device 0. Not counted is what
+lives inside an op alone: the scratch of a kernel.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
+from solver_shard.export.interpret import DTYPES
 from solver_shard.export.simulate import simulate
-from solver_shard.plan.plan import CATEGORIES, Plan
+from solver_shard.plan.plan import CATEGORIES, Options, Plan
 from solver_shard.program import Program
 
 STATES = ("parameters", "optimizer", "gradients", "inputs")
@@ -98,6 +104,25 @@ class Meter:
         if sum(self.live.values()) >= sum(self.times[-1].values()):
             self.times[-1] = dict(self.live)
 
+    def step(self, options: Options, shards: Sequence[tuple[tuple[int, ...], str]]) -> None:
+        """The optimizer steps: shape and dtype of each parameter's shard in its state's layout. Parameters and states are there already."""
+        state = options.optimizer_state()
+        dtypes = [DTYPES["f32" if state.master_bytes(dtype) else dtype] for _, dtype in shards]
+        parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for (shape, _), dtype in zip(shards, dtypes, strict=True)]
+        ways = WAYS.get(options.optimizer)
+        with torch.enable_grad():
+            optimizer = torch.optim.SGD(parameters) if ways is None else torch.optim.AdamW(parameters, **ways)
+        gradients = [torch.zeros(shape, dtype=DTYPES[state.gradient_dtype(dtype)]) for shape, dtype in shards]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        optimizer.step()  # its states come to be
+        for parameter in parameters:
+            parameter.grad = None
+        with _Made(self, [*parameters, *gradients, *(x for kept in optimizer.state.values() for x in kept.values())]):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.to(parameter.dtype)
+            optimizer.step()
+
     def _gone(self, key: int, nbytes: int) -> None:
         self.live[self.category.pop(key)] -= nbytes
 
@@ -106,3 +131,18 @@ class Meter:
             totals=tuple(sum(row.values()) for row in self.times),
             series={category: tuple(row[category] for row in self.times) for category in self.live},
         )
+
+
+class _Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
+    """Tells a meter of every tensor that is made, in a storage that is not among those of the known ones."""
+
+    def __init__(self, meter: Meter, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.meter, self.known = meter, {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for item in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(item, torch.Tensor) and item.untyped_storage()._cdata not in self.known:
+                self.meter.made(item, "optimizer")
+        return made

@@ -13,6 +13,7 @@ the new values go to the parameters by the collectives that the plan lists for t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from solver_shard.costs.layouts import free_move
+from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import Runtime, runtime_of
 from solver_shard.export.exchange import Move
@@ -66,7 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
 
     Args:
         sharded: what ``apply`` returned.
-        kind: the optimizer's class, called as ``kind(parameters, **options)``.
+        kind: the optimizer's class, called as ``kind(parameters, **options)``; one that can step all parameters at once, fused or one after
+            the other, does as the plan's optimizer says, unless the options do.
         params: parameters or groups of them, as torch's optimizers take them; default all trained ones.
 
     Raises:
@@ -84,7 +87,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         for group in groups:
             given = group["params"]
             group["params"] = [self._of(p) for p in ([given] if isinstance(given, torch.Tensor) else given)]
-        self._inner = kind(groups, **options)
+        self._inner = kind(groups, **{**_way(runtime.plan.options.optimizer, kind, options), **options})
         super().__init__(groups, self._inner.defaults)
         self._loads = -1
         self._share()
@@ -132,6 +135,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
             self._inner.step()
             for master in stepped:
                 master.shard.grad = None
+            for master in stepped:
                 new = master.shard._local_tensor.to(master.parameter.dtype)
                 master.parameter._local_tensor.copy_(new if master.update is None else master.update(new))
         return loss
@@ -201,6 +205,13 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
             group["lr"] = rate
         for p, gradient in own:
             p.grad = gradient
+
+
+def _way(optimizer: str, kind: Callable[..., torch.optim.Optimizer], options: Mapping[str, Any]) -> Mapping[str, bool]:
+    """The arguments that make an optimizer step as the plan counts it; none where it has no such ways, or is told another."""
+    ways = WAYS.get(optimizer, {})
+    told = any(options.get(name) is not None for name in ("foreach", "fused", "differentiable"))
+    return ways if not told and ways.keys() <= inspect.signature(kind).parameters.keys() else {}
 
 
 def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Master:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, printable
 from solver_shard.export.data_parallel import DataParallel, read_data_parallel, wrap_order, wrapped
 from solver_shard.export.eager import Eager, Parallel, read_eager
 from solver_shard.export.exported import Dropped, Exported, check_lossless, listing, merged
@@ -242,7 +242,7 @@ def _mesh_line(data: DataParallel) -> str:
 
 def _quoted(text: str) -> str:
     """A name as a literal with double quotes; names come from a file, and must not end the literal that they stand in."""
-    return json.dumps(text, ensure_ascii=False)
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def _comment(text: str) -> str:

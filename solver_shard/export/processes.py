@@ -133,6 +133,17 @@ class Processes:
         return run
 
     def _collective(self, exchange: Exchange) -> Move:
+        """Complex numbers go as pairs of real ones: not every backend knows them."""
+        move = self._real_collective(exchange)
+
+        def paired(buffer: torch.Tensor) -> torch.Tensor:
+            if not buffer.is_complex():
+                return move(buffer)
+            return torch.view_as_complex(move(torch.view_as_real(buffer.contiguous())))
+
+        return paired
+
+    def _real_collective(self, exchange: Exchange) -> Move:
         group, size = self.group(exchange.group), len(exchange.members)
         op: Any = torch.ops._c10d_functional
         wait, reduction = op.wait_tensor.default, exchange.reduction
@@ -146,7 +157,7 @@ class Processes:
             swap = op.all_to_all_single.default
 
             def exchanged(buffer: torch.Tensor) -> torch.Tensor:
-                pieces = [buffer.numel() // size] * size
+                pieces = [len(buffer) // size] * size
                 made: torch.Tensor = wait(swap(buffer, pieces, pieces, group))
                 return made
 

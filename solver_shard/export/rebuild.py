@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from solver_shard.errors import InputError
+from solver_shard.frontends.values import Fixed
 from solver_shard.source import is_entry_point
 
 _SOURCE = re.compile(
@@ -31,7 +33,7 @@ class Built:
     """A model on the CPU, its inputs by argument name, and the loss of its output (None: the model returns it)."""
 
     model: nn.Module
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, Any]
     loss_fn: Callable[..., Any] | None
 
     def loss(self, output: Any) -> torch.Tensor:
@@ -76,7 +78,8 @@ def _configured(found: re.Match[str], forward_only: bool) -> Built:
     words = {"input_ids": getattr(config, "vocab_size", 2), "labels": getattr(config, "vocab_size", 2)}
     if "pixel_values" in shapes:
         words["labels"] = getattr(config, "num_labels", 2)
-    return Built(model=model, inputs={name: _random(value, words.get(name, 2)) for name, value in shapes.items()}, loss_fn=None)
+    inputs = {name: _values(value, words.get(name, 2)) for name, value in shapes.items()}
+    return Built(model=model, inputs=inputs, loss_fn=None)
 
 
 def _entry(text: str) -> Built:
@@ -96,6 +99,13 @@ def _entry(text: str) -> Built:
         given = dict(zip(names, given, strict=False))
     inputs = {name: _random(value, 2) if value.is_meta else value for name, value in given.items() if isinstance(value, torch.Tensor)}
     return Built(model=model, inputs=inputs, loss_fn=loss_fn)
+
+
+def _values(like: Any, words: int) -> Any:
+    """An input with values, in whatever it is nested."""
+    if isinstance(like, Fixed):
+        return like.tensor
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: _random(leaf, words), like)
 
 
 def _random(like: torch.Tensor, words: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ process; put your checkpoint and data where it says so.
 
 from __future__ import annotations
 
+from solver_shard.costs.memory import WAYS
 from solver_shard.export.exported import Exported
 from solver_shard.plan.plan import Plan
 
@@ -79,11 +80,8 @@ _FORWARD = """        for step in range(given.steps):
                 print(f"step {step}: forward pass done", flush=True)
 """
 
-_OPTIMIZERS = {
-    "adamw": "ShardedOptimizer(sharded, torch.optim.AdamW, lr=LEARNING_RATE)",
-    "sgd": "ShardedOptimizer(sharded, torch.optim.SGD, lr=LEARNING_RATE, momentum=0.9)",
-    "none": "ShardedOptimizer(sharded, torch.optim.SGD, lr=LEARNING_RATE)",
-}
+_ADAMW = "ShardedOptimizer(sharded, torch.optim.AdamW, lr=LEARNING_RATE, {way})"
+_SGD = "ShardedOptimizer(sharded, torch.optim.SGD, lr=LEARNING_RATE)"
 
 
 def export(plan: Plan, *, plan_path: str = "plan.json", lossy: bool = False) -> Exported:
@@ -99,7 +97,8 @@ def export(plan: Plan, *, plan_path: str = "plan.json", lossy: bool = False) -> 
     else:
         names = ["ShardedOptimizer", "clip_grad_norm_"] if plan.options.clip else ["ShardedOptimizer"]
         imports = f"from solver_shard.export.optimizer import {', '.join(names)}\n"
-        body = _TRAIN.format(optimizer=_OPTIMIZERS[plan.options.optimizer], clip=_CLIP if plan.options.clip else "")
+        way = ", ".join(f"{name}={value}" for name, value in WAYS.get(plan.options.optimizer, {}).items())
+        body = _TRAIN.format(optimizer=_ADAMW.format(way=way) if way else _SGD, clip=_CLIP if plan.options.clip else "")
     name = "".join(c if c.isprintable() and c not in '\\"' else "?" for c in plan.name)
     text = _TEXT.format(name=name, mesh=plan.mesh, processes=plan.mesh.size, plan_path=plan_path, imports=imports, body=body)
     return Exported(text=text)

@@ -42,7 +42,7 @@ from solver_shard.export.random import Key, key_of, numbers
 from solver_shard.export.schedule import Bring, Run, schedule
 from solver_shard.export.shards import Parts, boxes, groups, join, split
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import Plan
+from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program, Role
 
 Values = Mapping[int, torch.Tensor]
@@ -132,6 +132,9 @@ class MeterLike(Protocol):
     def made(self, tensor: torch.Tensor, category: str) -> None:
         """A tensor is there on device 0."""
 
+    def step(self, options: Options, shards: Sequence[tuple[tuple[int, ...], str]]) -> None:
+        """The optimizer steps the shards of device 0, of these shapes and dtypes."""
+
 
 class _Simulation:
     def __init__(
@@ -153,6 +156,10 @@ class _Simulation:
         parameters, norm = {}, None
         if self.sums.stepped:
             slices = self.sums.slices()
+            if self.meter is not None:
+                tensors = self.program.tensors
+                kept = [(boxes(r.source, tensors[p].shape, self.mesh)[0].length, tensors[p].dtype) for p, r in self.sums.stepped.items()]
+                self.meter.step(self.plan.options, kept)
             norm = self.sums.clip(slices, max_norm) if self.plan.options.clip else None
             if norm is not None:
                 gradients |= self.sums.whole(slices)

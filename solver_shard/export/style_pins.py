@@ -45,7 +45,7 @@ def weight_pins(cuts: Mapping[str, Cut], program: Program, axis: str) -> tuple[s
             if before[0] != placement:
                 raise InputError(f"{before[1]!r} and {pattern!r} disagree on {tensor.name}: {before[0]} and {placement}; drop one of them")
         if not matched:
-            raise InputError(f"no module or parameter of {program.name} is called {pattern!r}; {suggestion(pattern, names)}")
+            raise InputError(f"no module or parameter of {program.name} is called {pattern!r}; {suggestion(pattern, names, program.ties)}")
     return tuple(f"{name}={axis}={found[name][0]}" for name in names if name in found)
 
 

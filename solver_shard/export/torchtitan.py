@@ -30,7 +30,7 @@ from solver_shard.export.literal import Call, Name, read_assignments
 from solver_shard.export.parallelize import fold_patterns
 from solver_shard.export.traffic import compare
 from solver_shard.layout import Placement
-from solver_shard.names import check_lengths, check_patterns, printable, template
+from solver_shard.names import check_lengths, check_patterns, template
 from solver_shard.plan.plan import Plan
 
 TARGET = "torchtitan"
@@ -245,7 +245,7 @@ def _text(plan: Plan, eager: Eager, data: DataParallel, makers: Mapping[str, int
         whole = "R" if module is not None or path in eager.partial else "I"  # the gradient of R is partial, that of I whole
         held = {name.rpartition(".")[2]: whole if axis is None else _word(layouts[name][axis], whole) for name in names}
         configs[path] = _config(held, module, path in makers, module is not None and module.group in groups)
-    folded = fold_patterns({printable(path): text for path, text in configs.items()})
+    folded = fold_patterns(configs)
     lines.append("SHARDING = {\n" + "".join(f"    {path!r}: {text},\n" for path, text in folded.items()) + "}\n")
     return "\n".join(lines) + _CODE
 

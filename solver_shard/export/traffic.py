@@ -75,18 +75,19 @@ def implied(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> dict
 def planned(plan: Plan, axis: str) -> dict[Move, list[str]]:
     """The plan's collectives along an axis between ops, and inside them, with the tensors that they move; not those of parameters."""
     found: dict[Move, list[str]] = {}
-    for reshard in plan.reshards:
-        tensor = plan.tensors[reshard.tensor]
-        if tensor.role == "parameter" or reshard.purpose in ("optimizer", "update", "accumulate"):
+    for c in plan.collectives():
+        if axis not in c.axes:
             continue
-        phase = "backward" if reshard.purpose == "backward" else "forward"
-        for step in reshard.steps:
-            if axis in step.axes and step.kind != "slice":
-                found.setdefault(Move(phase, step.kind, step.nbytes), []).append(tensor.name)
-    for op in plan.ops:
-        for inside in op.collectives:
-            if axis in inside.axes:
-                found.setdefault(Move(op.phase, inside.kind, inside.nbytes), []).append(plan.tensors[op.results[0]].name)
+        if c.reshard is not None:
+            reshard = plan.reshards[c.reshard]
+            phase, t = "backward" if reshard.purpose == "backward" else "forward", reshard.tensor
+            if plan.tensors[t].role == "parameter" or reshard.purpose in ("optimizer", "update", "accumulate"):
+                continue
+        elif c.op is not None:
+            phase, t = plan.ops[c.op].phase, plan.ops[c.op].results[0]
+        else:
+            continue
+        found.setdefault(Move(phase, c.kind, c.nbytes), []).append(plan.tensors[t].name)
     return found
 
 

@@ -91,11 +91,12 @@ def prepare(
         _check_size(plan)
         subject, changes = _given(plan, model, inputs, loss_fn, seed), []
         changes += [f"mesh {plan.mesh} -> {mesh}"] if mesh != plan.mesh else []
-    found = difference(plan, subject.program)
+    planned = _relayed(plan, subject)
+    found = difference(plan, planned.program)
     if as_it_is and found is not None:
         raise InputError(_other(plan, found))
     if as_it_is:
-        return Case(plan=plan, subject=subject)
+        return Case(plan=plan, subject=planned)
     if not named and found is not None:
         if twin is None:
             raise InputError(f"{_other(plan, found)}; or ask for --twin, to carry the plan to a smaller model with the same names")
@@ -263,6 +264,11 @@ def _pinned(plan: Plan, mesh: Mesh, subject: Subject) -> Subject:
     return dataclasses.replace(subject, program=program)
 
 
+def _relayed(plan: Plan, subject: Subject) -> Subject:
+    """With the relays of the plan in the program, which has places for its pins."""
+    return dataclasses.replace(subject, program=constrain(subject.program, {}, plan.relays)[0])
+
+
 def _carried(plan: Plan, subject: Subject, mesh: Mesh, changes: list[str], *, wide: bool, say: Callable[[str], None]) -> Case:
     dtype = plan.options.dtype or "its own"
     if wide:
@@ -279,5 +285,6 @@ def _carried(plan: Plan, subject: Subject, mesh: Mesh, changes: list[str], *, wi
     line = f"{made.carried} of {total} decisions carried"
     if made.left:
         line += f"; {len(made.left)} are left to the solver" + (", for instance" if len(made.left) > _LISTED else "")
-    subject = dataclasses.replace(subject, program=constrain(subject.program, {}, made.plan.relays)[0])
-    return Case(plan=made.plan, subject=subject, changes=(*changes, line, *(f"  {said}" for said in made.left[:_LISTED])))
+    return Case(
+        plan=made.plan, subject=_relayed(made.plan, subject), changes=(*changes, line, *(f"  {said}" for said in made.left[:_LISTED]))
+    )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solver_shard.names import printable
+from solver_shard.names import text_of
 from solver_shard.plan.plan import Plan
 from solver_shard.plan.table import table
 
@@ -124,7 +124,7 @@ class Verdict:
             lines += ["", "Numbers, largest relative difference", *self._numbers()]
         if self.collectives or self.differences:
             lines += ["", "Collectives, planned and run", *self._traffic()]
-        return printable("\n".join(lines))
+        return text_of(lines)
 
     def _numbers(self) -> list[str]:
         rows = [("what", "tensors", "against", "difference", "tolerance", "", "largest at")]
@@ -170,14 +170,10 @@ def differences(
 
 def planned_traffic(plan: Plan) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """The collectives that a step of the plan runs: of reshards, inside ops, and of clipping."""
-    count = plan.options.microbatches
-    found = [(plan.runs(r), s.kind, s.axes, s.nbytes) for r in plan.reshards for s in r.steps if s.kind not in ("slice", "local")]
-    found += [(count, c.kind, c.axes, c.nbytes) for op in plan.ops for c in op.collectives]
-    found += [(1, plan.clip.kind, plan.clip.axes, plan.clip.nbytes)] if plan.clip else []
     total: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for runs, kind, axes, nbytes in found:
-        before = total.get((kind, axes), (0, 0))
-        total[kind, axes] = before[0] + runs, before[1] + runs * nbytes
+    for c in plan.collectives():
+        before = total.get((c.kind, c.axes), (0, 0))
+        total[c.kind, c.axes] = before[0] + c.runs, before[1] + c.runs * c.nbytes
     return total
 
 

@@ -252,7 +252,14 @@ class _Reader:
                 f"the backward of {name!r} is not in the trace: no trainable parameter gets a gradient from the loss; check that the loss "
                 "depends on the parameters and that the model does not run under no_grad or detach its output, or use --forward-only"
             )
-        return RawGraph(name=name, nodes=tuple(self._nodes), outputs=tuple(outputs), gradients=tuple(gradients), constants=self._constants)
+        return RawGraph(
+            name=name,
+            nodes=tuple(self._nodes),
+            outputs=tuple(outputs),
+            gradients=tuple(gradients),
+            ties={other: first for other, first in self._names.items() if other != first},
+            constants=self._constants,
+        )
 
 
 def _restrided(node: Any, op: str, arguments: dict[str, Any], results: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:

@@ -37,7 +37,7 @@ def finish(context: Context, raw: RawGraph) -> tuple[Program, dict[int, int]]:
     kept = {t for _, t in outputs} | set(gradients.values())
     ops = _simple(draft, _in_order(draft.ops), kept)
     ops = _simple(draft, recompute(draft, ops, kept), kept)
-    return _program(raw.name, draft, ops, outputs, gradients)
+    return _program(raw, draft, ops, outputs, gradients)
 
 
 def _simple(draft: Draft, ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
@@ -148,7 +148,7 @@ def _rename(op: DraftOp, alias: dict[int, int]) -> None:
 
 
 def _program(
-    name: str, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]
+    raw: RawGraph, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]
 ) -> tuple[Program, dict[int, int]]:
     sources = [t for t, tensor in enumerate(draft.tensors) if tensor.name]
     tensors: list[Tensor] = [draft.tensors[t] for t in sources]
@@ -181,11 +181,12 @@ def _program(
             )
         )
     program = Program(
-        name=name,
+        name=raw.name,
         tensors=tuple(tensors),
         ops=tuple(final),
         outputs=tuple(position[t] for _, t in outputs),
         gradients={position[p]: position[g] for p, g in gradients.items()},
+        ties={other: first for other, first in raw.ties.items() if first in {draft.tensors[t].name for t in sources}},
     )
     program.validate()
     return program, position

@@ -9,11 +9,13 @@ Nothing is downloaded: a config names its architecture, and the library holds th
 
 from __future__ import annotations
 
+import importlib
 import importlib.resources
 import inspect
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,7 +26,8 @@ import torch
 from torch import nn
 
 from solver_shard.errors import InputError
-from solver_shard.files import read_text
+from solver_shard.files import read_json, read_text
+from solver_shard.frontends.example_inputs import Asked, LengthError, example_inputs
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
 """Names of the configs that ship with this package."""
@@ -34,7 +37,6 @@ MAX_TOKENS = 1 << 40
 MAX_LAYERS = 4096
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _INSTALL = "pip install 'solver-shard[hf]'"
-_ATTENTION = "solver_shard_sdpa"
 
 
 def load(
@@ -81,9 +83,12 @@ def load(
 
 
 def reads_text(source: str | Path) -> bool:
-    """Whether a preset or config is of a model that reads tokens: one without an image size."""
-    raw, _ = read_config(source)
-    return "image_size" not in raw
+    """Whether a preset or config is of a model that reads tokens, so that the length of sequences has to be given."""
+    try:
+        load(source, batch=1, labels=False)
+    except LengthError:
+        return True
+    return False
 
 
 def filled_config(source: str | Path) -> dict[str, Any]:
@@ -129,10 +134,10 @@ def read_config(source: str | Path) -> tuple[dict[str, Any], str]:
             f"{text!r} is neither a preset nor a config file; presets: {', '.join(PRESETS)}; or give the path of a config.json"
         )
     try:
-        parsed = json.loads(read_text(path, MAX_CONFIG_BYTES))
+        parsed = read_json(read_text(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise InputError(f"config {text!r} cannot be read: {error.strerror}; give the path of a readable config.json") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"config {text!r} is not JSON: {error}; give a model's config.json") from None
     if not isinstance(parsed, dict):
         raise InputError(f"config {text!r} holds a {type(parsed).__name__}; a config.json is one JSON object with a 'model_type'")
@@ -177,19 +182,38 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
         raise InputError(
             f"config of {name!r} has a 'quantization_config'; quantized weights are not planned; take it out to plan the model in --dtype"
         )
+    decode = getattr(transformers.PretrainedConfig, "_decode_special_floats", None)  # infinity, as JSON has it
     try:
-        config = transformers.AutoConfig.for_model(**raw)
+        config = transformers.AutoConfig.for_model(**(raw if decode is None else decode(raw)))
     except Exception as error:
         raise InputError(f"config of {name!r} is not a valid {kind!r} config: {type(error).__name__}: {error}; correct it") from None
     layers = getattr(config, "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise InputError(f"config of {name!r} has {layers} layers; at most {MAX_LAYERS} are supported")
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
+    _settle(config)
     return config
 
 
-_AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForImageClassification")
+def _settle(config: Any) -> None:
+    """A step keeps no cache, and leaves no layer out by chance: it is planned with all that it can be asked to compute."""
+    for name, value in list(vars(config).items()):
+        if name == "use_cache":
+            config.use_cache = False
+        elif name.endswith("layerdrop") and isinstance(value, float):
+            setattr(config, name, 0.0)
+        elif type(value).__name__.endswith("Config") and hasattr(value, "to_dict"):
+            _settle(value)
+
+
+_HEADS = (
+    *("ForCausalLM", "ForMaskedLM", "ForSeq2SeqLM", "ForSpeechSeq2Seq", "ForCTC", "ForImageTextToText", "ForZeroShotImageClassification"),
+    *("ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForVideoClassification", "ForObjectDetection"),
+    *("ForSemanticSegmentation", "ForUniversalSegmentation", "ForInstanceSegmentation", "ForZeroShotObjectDetection"),
+    *("ForQuestionAnswering", "ForTokenClassification", "ForTextToWaveform", "ForTextToSpectrogram", "ForDepthEstimation"),
+    *("ForMaskGeneration", "ForMaskedImageModeling", "ForPreTraining", "ForMultimodalLM", "ForTimeSeriesPrediction", "ForImageToImage"),
+    "ForTimeSeriesClassification",
+)
+"""Heads in the order in which a config without architectures gets them."""
 
 
 def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str, dtype: torch.dtype, weights: bool) -> nn.Module:
@@ -204,28 +228,53 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
                 f"name one of its classes, or take 'architectures' out to get the usual one for {raw['model_type']!r}"
             )
     else:
-        for auto in _AUTO:
-            mapping = getattr(transformers, auto)._model_mapping
-            if type(config) in mapping:
-                cls = mapping[type(config)]
-                break
-        else:
+        cls = next(_usual(transformers, config), None)
+        if cls is None:
             raise InputError(
-                f"config of {name!r} names no architecture with a loss (architectures: {named!r}); give one of its classes in "
-                "'architectures', for instance a ...ForCausalLM, or your own model as package.module:function"
+                f"config of {name!r} names no architecture, and no class is usual for it; give one of its classes in 'architectures', "
+                "for instance a ...ForCausalLM, or your own model as package.module:function"
             )
     try:
         with torch.device("cpu" if weights else "meta"), nullcontext() if weights else _no_init():
             model = cls._from_config(config, dtype=dtype)
+    except ImportError as error:
+        missing = " ".join(str(error).split()).split(" library")[0].split()[-1].replace("PIL", "pillow")
+        raise InputError(
+            f"{cls.__name__} (config of {name!r}) needs the library {missing!r}, which is not installed; run: pip install {missing}; or "
+            "give a config without it"
+        ) from None
     except Exception as error:
         raise InputError(
             f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it"
         ) from None
     model.tie_weights()
-    _plain_attention(model.config)
+    _know_boxes(cls)
     getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
     found: nn.Module = model
     return found
+
+
+def _know_boxes(cls: Any) -> None:
+    """Losses of boxes need one function of the library that it imports only where pictures can be read, too."""
+    name = "center_to_corners_format"
+    convert = getattr(importlib.import_module("transformers.image_transforms"), name)
+    for key, module in list(sys.modules.items()):
+        if key == cls.__module__ or key.startswith("transformers.loss."):
+            vars(module).setdefault(name, convert)
+
+
+def _usual(transformers: ModuleType, config: Any) -> Iterator[Any]:
+    """Classes of this config's type, the most usual head first; those that are made from a part of the config are none."""
+    others = sorted(name.removeprefix("AutoModel") for name in dir(transformers) if name.startswith("AutoModelFor"))
+    heads = sorted(
+        dict.fromkeys((*_HEADS, *others)), key=lambda head: not (getattr(config, "is_encoder_decoder", False) and "Seq2Seq" in head)
+    )
+    for auto in (*(f"AutoModel{head}" for head in heads), "AutoModel", "AutoBackbone"):
+        mapping = getattr(getattr(transformers, auto, None), "_model_mapping", {})
+        found = mapping.get(type(config), ())
+        for cls in found if isinstance(found, list | tuple) else (found,):
+            if cls.config_class in (None, type(config)):
+                yield cls
 
 
 @contextmanager
@@ -240,59 +289,16 @@ def _no_init() -> Iterator[None]:
         yield
 
 
-def _plain_attention(config: Any) -> None:
-    """No mask tensor where none is needed: every token of a step is real, so causal attention is the fused op's own flag.
+def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, Any]:
+    """One step's inputs: of the ways to make them, the first that the model runs on; where it runs on none, the one that gets furthest."""
+    from solver_shard.frontends.torch import BY_VALUE, failure
 
-    While compiling, transformers builds a mask of [batch, 1, query, key] elements for each step because it may not look
-    at the values of one; training on full sequences never makes it. Windows and chunks need their mask and keep it.
-    """
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or kinds or window or getattr(config, "attention_chunk_size", None):
-        return
-    know_attention()
-    config._attn_implementation_internal = _ATTENTION
-
-
-def know_attention() -> None:
-    """Let models that were made here, in this process or another, find the attention that they name."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    _transformers().AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-
-
-def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, torch.Tensor]:
-    """One step's inputs, by what the model's class computes."""
-    config, kind = model.config, type(model).__name__
-    arguments = inspect.signature(model.forward).parameters
-    if model.main_input_name == "pixel_values":
-        size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
-        if size is None:
-            raise InputError(f"config of {name!r} does not say its image_size; add it")
-        if seq is not None:
-            raise InputError(f"seq {seq} was asked, but {name!r} reads images of the size in its config; leave --seq out")
-        height, width = (size, size) if isinstance(size, int) else (size[0], size[1])
-        found = {"pixel_values": torch.empty(batch, channels, height, width, dtype=dtype, device="meta")}
-    elif model.main_input_name == "input_ids":
-        if seq is None:
-            raise InputError(f"{name!r} reads text; give the tokens per sequence with --seq")
-        limit = getattr(config, "max_position_embeddings", None)
-        learned = not any(
-            hasattr(config, key) for key in ("rope_theta", "rope_parameters", "rope_scaling", "relative_attention_num_buckets")
-        )
-        if learned and isinstance(limit, int) and seq > limit:
-            raise InputError(f"--seq {seq} was asked, {name!r} has {limit} learned positions; give at most {limit}")
-        found = {"input_ids": torch.empty(batch, seq, dtype=torch.int64, device="meta")}
-    else:
-        raise InputError(f"{kind} reads {model.main_input_name!r}, which is not supported; give your own model as package.module:function")
-    if labels:
-        if "labels" not in arguments:
-            raise InputError(
-                f"{kind} (config of {name!r}) computes no loss from labels; name a class with a head in 'architectures', or use "
-                "--forward-only"
-            )
-        per_sequence = found.keys() == {"pixel_values"} or "SequenceClassification" in kind or "MultipleChoice" in kind
-        real = per_sequence and getattr(config, "num_labels", 2) == 1
-        shape = (batch,) if per_sequence else (batch, seq or 1)
-        found["labels"] = torch.empty(shape, dtype=dtype if real else torch.int64, device="meta")
-    return found
+    ways = example_inputs(Asked(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels))
+    furthest = None
+    for way in ways if len(ways) > 1 else ():
+        found = failure(model, way, forward_only=not labels)
+        if found is None:
+            return way
+        if furthest is None and isinstance(found, BY_VALUE):
+            furthest = way
+    return ways[0] if furthest is None else furthest

@@ -54,6 +54,7 @@ class RawGraph:
     Attributes:
         outputs: (name, value) of everything returned but gradients.
         gradients: (position of the parameter's source node, value); a tied parameter has one entry per use.
+        ties: other names of parameters and buffers that have several, to the one that nodes have.
         constants: values of the buffers without a name (``constant.NAME``), where the trace has them.
     """
 
@@ -61,6 +62,7 @@ class RawGraph:
     nodes: tuple[RawNode, ...]
     outputs: tuple[tuple[str, Use], ...]
     gradients: tuple[tuple[int, Use], ...]
+    ties: Mapping[str, str] = field(default_factory=dict, compare=False)
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from solver_shard.errors import InputError, SolverShardError, TraceError
 from solver_shard.frontends.attention import FusedAttention
@@ -26,6 +28,7 @@ from solver_shard.frontends.export import DTYPES, export
 from solver_shard.frontends.fake import borrowed, fake_like, paths
 from solver_shard.frontends.raw import RawGraph
 from solver_shard.frontends.rewrites import Rewritten
+from solver_shard.frontends.values import Fixed, Values, paired
 from solver_shard.program import Program
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]
@@ -77,7 +80,15 @@ def trace_raw(
     flat = _Flat(model, inputs, mode, forward_only=forward_only)
     with borrowed(model, mode, trainable=not forward_only) as names:
         step = _Step(model, flat, loss_fn, name, forward_only)
-        with _failure(name, step), _compiling(), paths(model), regions(), FusedAttention(), Rewritten():
+        with (
+            _failure(name, step),
+            _compiling(whole=flat.whole),
+            paths(model),
+            regions(),
+            Values(whole=_of_library(model)),
+            FusedAttention(),
+            Rewritten(),
+        ):
             return export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
 
 
@@ -116,6 +127,28 @@ def run_eagerly(
     return dict(zip(step.outputs, found, strict=True))
 
 
+def failure(model: nn.Module, inputs: Inputs, *, forward_only: bool = False) -> Exception | None:
+    """What stops a step of the model on these inputs, if anything does; nothing is traced."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        flat = _Flat(model, inputs, mode, forward_only=forward_only)
+        step = _Step(model, flat, None, type(model).__name__, forward_only)
+        whole = _of_library(model)
+        with (
+            borrowed(model, mode, trainable=False),
+            _compiling(whole=flat.whole),
+            torch.no_grad(),
+            mode,
+            Values(whole=whole),
+            FusedAttention(),
+            Rewritten(),
+        ):
+            step(*flat.tensors)
+    except Exception as error:
+        return error
+    return None
+
+
 class _Flat:
     """The tensors among nested inputs, with a name for each."""
 
@@ -138,7 +171,7 @@ class _Flat:
         self.names: list[str] = []
         for path, leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                self.leaves.append(leaf)
+                self.leaves.append(leaf.tensor if isinstance(leaf, Fixed) else leaf)
                 continue
             keys = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in path[1:]]
             if getattr(path[0], "idx", 1) == 0:
@@ -152,6 +185,8 @@ class _Flat:
             self.leaves.append(_Slot(len(self.tensors)))
             self.tensors.append(fake_like(leaf, mode))
             self.names.append(".".join(keys))
+        self.whole = not any(name == "position_ids" and tensor.ndim < 3 for name, tensor in zip(self.names, self.tensors, strict=True))
+        """Whether sequences have their usual positions; where they are given, several may be packed into one."""
 
     def rebuild(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keyword arguments with these tensors in place."""
@@ -177,6 +212,10 @@ class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self._flat.rebuild(tensors)
+        with paired():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         result = self.model(*args, **kwargs)
         if self._forward_only:
             leaves, _ = pytree.tree_flatten_with_path(result)
@@ -227,15 +266,35 @@ def argument_names(model: nn.Module, count: int) -> list[str]:
     return [*found[:count], *(f"arg{i}" for i in range(len(found), count))]
 
 
+def _of_library(model: nn.Module) -> bool:
+    """Whether the model's class is one of transformers, whose questions about values are known to be about padding and ranges."""
+    return type(model).__module__.startswith("transformers.")
+
+
+_MASK_QUESTIONS = ("is_torchdynamo_exporting", "find_packed_sequence_indices")
+"""What transformers asks before it leaves a mask out."""
+
+
 @contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """Tell the model that it is being compiled: libraries then do not look into mask values."""
+def _compiling(*, whole: bool) -> Iterator[None]:
+    """Tell the model that it is being compiled: libraries then do not look into mask values.
+
+    While exporting, transformers builds a mask of [batch, 1, query, key] elements for each step, as what it exports may be called
+    with others, and one of packed sequences, as it may not look at positions. A step of whole sequences needs neither: causal
+    attention is the fused op's own flag, as it is when training runs.
+    """
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    masks = vars(sys.modules.get("transformers.masking_utils") or object) if whole else {}
+    asked = {name: masks[name] for name in _MASK_QUESTIONS if name in masks}
     try:
+        if asked:
+            masks.update(dict.fromkeys(asked, lambda *_: None))
         yield
     finally:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+        if asked:
+            masks.update(asked)
 
 
 @contextlib.contextmanager
@@ -248,6 +307,15 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
     except Exception as error:
         cause = " ".join(str(error).split())[:500] or type(error).__name__
         where = _where(error, step.model)
+        if isinstance(error, BY_VALUE):
+            raise TraceError(
+                f"tracing {name!r} failed{where}: it decides by the values of a tensor ({error.func}), which are not known before the step "
+                "runs. Give a model of your own without that as package.module:function, or the value as a constant"
+            ) from error
+        if isinstance(error, RuntimeError) and any(words in cause for words in _MIXED):
+            raise TraceError(
+                f"tracing {name!r} failed{where}: {type(error).__name__}: {cause}; the model mixes dtypes; ask for f32, as in --dtype f32"
+            ) from error
         raise TraceError(
             f"tracing {name!r} failed{where}: {type(error).__name__}: {cause}. Supported are modules whose forward (and loss) runs on "
             "fake CPU tensors: sizes, dtypes and control flow known without looking at values, no .item(), no boolean-mask indexing, no "
@@ -255,13 +323,26 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
         ) from error
 
 
+BY_VALUE = (DataDependentOutputException, DynamicOutputShapeException)
+"""What is raised where a model decides by values that are not known."""
+
+_MIXED = ("expected scalar type", "to have the same dtype", "must have the same dtype", "expected m1 and m2 to have the same dtype")
+"""What torch says of operands in several dtypes."""
+
+
 def _where(error: BaseException, model: nn.Module) -> str:
-    """The innermost module whose forward was running."""
+    """The innermost module whose forward was running, and the line of the model's source."""
     paths_of = {id(child): path for path, child in model.named_modules()}
-    found, step = "", error.__traceback__
+    found, line, step = "", "", error.__traceback__
     while step is not None:
-        owner = step.tb_frame.f_locals.get("self")
+        owner, file = step.tb_frame.f_locals.get("self"), step.tb_frame.f_code.co_filename
         if id(owner) in paths_of:
             found = paths_of[id(owner)] or type(owner).__name__
+        if found and not file.startswith(_OURS):
+            line = f" at {os.path.basename(file)}:{step.tb_lineno}"
         step = step.tb_next
-    return f" in module {found!r}" if found else ""
+    return f" in module {found!r}{line}" if found else ""
+
+
+_OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)), "<")
+"""Where no line of a model's source is."""

@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_ns
-from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, either_order
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
+from solver_shard.choice.tails import longest_first
 from solver_shard.constraints import places, without
 from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
-from solver_shard.costs.staging import beyond, intermediates
+from solver_shard.costs.staging import beyond, intermediates, update_held
 from solver_shard.costs.transitions import Step as Transition
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import (
@@ -33,6 +34,7 @@ from solver_shard.plan.plan import (
     PlannedTensor,
     Reshard,
     Step,
+    collectives_of,
     runs_of,
 )
 from solver_shard.program import DTYPE_BYTES, Program, Role, Tensor
@@ -98,11 +100,12 @@ def decode(
     runs = [runs_of(r.purpose, count) for r in reshards]
     compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
     update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
-    inside = [(count, collective) for op in ops for collective in op.collectives] + ([(1, clip)] if clip else [])
-    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True)) + sum(n * c.nanoseconds for n, c in inside)
+    collectives = tuple(collectives_of(ops, reshards, clip, count))
+    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True))
+    communication += sum(c.runs * c.nanoseconds for c in collectives if c.reshard is None)
     by_kind: dict[str, int] = {}
-    for n, step in [(n, step) for n, r in zip(runs, reshards, strict=True) for step in r.steps] + inside:
-        by_kind[step.kind] = by_kind.get(step.kind, 0) + n * step.nanoseconds
+    for c in collectives:
+        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
     total = compute + update + communication
     given = {kept.tensors[t]: t for t in reversed(range(len(program.tensors)))}  # of an unused relay the tensor before it
     return Decoded(
@@ -244,6 +247,14 @@ class _Reader:
                 longest = longest and not inside
         return None
 
+    def reads_on(self, t: int, k: int, group: Group) -> bool:
+        """Whether a group reads the same bytes as another one that does so longer."""
+        other = self.lowering.lives.groups[t][k]
+        if other.late != group.late or longest_first(other) <= longest_first(group):
+            return False
+        node, choice = self.chosen(Kind.RESHARD, t, k)
+        return choice < node.aliases
+
     def start_of(self, t: int, late: bool) -> Layout:
         """The layout from which a group of readers starts."""
         if not late:
@@ -286,6 +297,9 @@ class _Reader:
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
         if group.late and t not in self.made and not self.copied(t):
             base_stop = group.stop  # a stored tensor that is kept as it is
+        if not copy:
+            shorter = [g.stop for k, g in enumerate(self.lowering.lives.groups[t]) if self.reads_on(t, k, group)]
+            base_stop = max([base_stop, *shorter])
         start = group.start if copy else min(base_stop, group.stop)
         source = self.start_of(t, group.late)
         return self._reshard(t, group.purpose, group.family, group.readers, source, node.layouts[choice], copy, start, group.stop)
@@ -397,13 +411,15 @@ class _Reader:
         found: dict[int, tuple[int, int]] = {}
         results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
         for v, node in enumerate(self.lowering.nodes):
-            if node.kind is Kind.RESULT and self.graph.node_intervals(v)[0, 0] == self.made[node.item]:
+            taken_over = node.kind is Kind.RESULT and self.graph.node_intervals(v)[0, 0] != self.made[node.item]
+            if node.kind in (Kind.RESULT, Kind.STEP) and not taken_over:
                 results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
-        for reshard in (reshard for reshard in reshards if reshard.copy):
+        for reshard in (reshard for reshard in reshards if reshard.copy or reshard.purpose == UPDATE):
             t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
             converted = self.converts(t, purpose, reshard.copy)
             first = _local_bytes(self.program.tensors[t], reshard.source, self.mesh.shape, dtype) if converted else 0
-            held = intermediates(self.path(t, purpose, reshard.source, reshard.layout), first)
+            path = self.path(t, purpose, reshard.source, reshard.layout)
+            held = self.update_held(reshard, path) if purpose == UPDATE else intermediates(path, first)
             time = min(reshard.start, self.lowering.lives.end - 1)
             if purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates):
                 found[time] = max(found.get(time, (0, 0)), (held, -t))
@@ -416,6 +432,13 @@ class _Reader:
             for t, nbytes in zip(tensors[time], beyond(moves, int(results[time])), strict=True):
                 found[time] = max(found.get(time, (0, 0)), (nbytes, -t))
         return {time: held for time, held in found.items() if held[0]}
+
+    def update_held(self, reshard: Reshard, path: tuple[Transition, ...]) -> int:
+        """Bytes that the update of a parameter holds for it alone."""
+        tensor = self.program.tensors[reshard.tensor]
+        size = _local_bytes(tensor, reshard.source, self.mesh.shape)
+        cast = size if self.state.master_bytes(tensor.dtype) else 0
+        return update_held(path, cast, size // DTYPE_BYTES[tensor.dtype] * self.state.turn_bytes(tensor.dtype))
 
     def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
         tensors, times = self.kept.program.tensors, self.kept.times
@@ -444,7 +467,7 @@ class _Reader:
         t, tensor = node.item, self.program.tensors[node.item]
         if node.kind is Kind.SOURCE:
             return _STORED[tensor.role]
-        if node.kind is Kind.STATE:
+        if node.kind in (Kind.STATE, Kind.STEP):
             return "optimizer"
         if node.kind in (Kind.ACCUMULATE, Kind.ACCUMULATOR):
             return "gradients"

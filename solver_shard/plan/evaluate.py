@@ -10,7 +10,8 @@ computed again (:mod:`solver_shard.plan.lives`), and every decision is checked t
 (True, True)
 
 The optimizer's update works where its state is: it reads its slice of the reduced gradient, and the new values then go from
-the state's layout to the parameter's, by a reshard of their own with purpose "update".
+the state's layout to the parameter's, by a reshard of their own with purpose "update". What its step makes is there while it runs (see
+:mod:`solver_shard.costs.memory`), and gone when the new values are brought.
 
 A step of several microbatches pays for each of them, and for what its update does once (:mod:`solver_shard.plan.evaluate_gradients`).
 """
@@ -26,7 +27,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.costs.overlap import exposed
-from solver_shard.costs.staging import beyond, intermediates
+from solver_shard.costs.staging import beyond, intermediates, update_held
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
@@ -123,7 +124,7 @@ class _Walk:
         self.produced |= {t: x for op in self.plan.ops for t, x in zip(op.results, op.result_layouts, strict=True)}
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
-        reshards = self._reshards_by_group(readers)
+        self.reshards = reshards = self._reshards_by_group(readers)
         self.buckets = bucket_sizes(self.program, [(t, purpose) for t, purpose, _ in readers])
         self._all_operands_fit(reshards)
         self.accumulators = {key[0]: self.plan.reshards[k].layout for key, k in reshards.items() if key[1] == ACCUMULATE}
@@ -238,13 +239,17 @@ class _Walk:
         bucket = self.buckets.get((t, purpose), 1)
         if reshard.bucket != bucket:
             illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
-        if not reshard.copy:
+        if not reshard.copy and purpose != _UPDATE:
             return 0
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
         path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
         time = self.lives.end - 1 if purpose == _UPDATE else self.lives.first[key]
         held = intermediates(path, self.ops.local_bytes(t, source, dtype) if converted else 0)
+        if purpose == _UPDATE:
+            elements, mine = math.prod(source.local_shape(tensor.shape, self.mesh_shape)), self.state
+            cast = self.ops.local_bytes(t, source) if mine.master_bytes(tensor.dtype) else 0
+            held = update_held(path, cast, elements * mine.turn_bytes(tensor.dtype))
         if self._leaves(key):
             self.after[time] = max(self.after.get(time, 0), held)
         else:
@@ -374,6 +379,8 @@ class _Walk:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
         self.profile.add("optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
+        step = elements * self.state.step_bytes(tensor.dtype)
+        self._made_at(self.profile.add("optimizer", self.lives.end - 1, self.lives.end, step))
         norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         return int(norm) + int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
 
@@ -407,7 +414,25 @@ class _Walk:
             copied = self.plan.holds[self.kept[t]].reshard is not None
             category = "copies" if copied else category
             start = lives.held_stop[t] if copied or t in self.made else lives.end
-        return self.profile.add(category, start, lives.stop[key], nbytes)
+        return self.profile.add(category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
+
+    def _read_before(self, key: Key) -> list[int]:
+        """When other groups are done that read the same bytes as they are, and are done before."""
+        lives = self.lives
+
+        def order(key: Key) -> tuple[int, int, str, str]:
+            return -lives.stop[key], lives.first[key], key[1], key[2]
+
+        return [
+            lives.stop[other]
+            for other, position in self.reshards.items()
+            if other[0] == key[0]
+            and lives.later(other) == lives.later(key)
+            and not self.plan.reshards[position].copy
+            and other[1] not in (_UPDATE, ACCUMULATE)
+            and not (other[1] == "optimizer" and other[0] in self.accumulators)
+            and order(other) > order(key)
+        ]
 
     def _category(self, t: int) -> str:
         role = self.program.tensors[t].role

@@ -17,7 +17,7 @@ from solver_shard.costs.layouts import free_move
 from solver_shard.costs.overlap import exposed
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import MOST_HOLDERS, Plan
+from solver_shard.plan.plan import LOCAL, MOST_HOLDERS, Plan
 from solver_shard.solve.solution import objective_value, relative_gap
 
 Figure = tuple[str, Any, Any]
@@ -56,6 +56,9 @@ def _moves(plan: Plan) -> Iterator[Figure]:
         where, own = f"reshards[{i}]", tuple(reshard.readers)
         for name, value in (("traffic_ns", reshard.traffic_ns), ("nbytes", reshard.nbytes), *_inside(reshard.steps, "steps")):
             yield f"{where}.{name}", value, max(value, 0)
+        for k, step in enumerate(reshard.steps):
+            if step.kind in LOCAL:
+                yield f"{where}.steps[{k}].nanoseconds", step.nanoseconds, 0
         full = sum(step.nanoseconds for step in reshard.steps)
         yield f"{where}.nanoseconds", reshard.nanoseconds, min(max(reshard.nanoseconds, 0), full)
         yield f"{where}.bucket", reshard.bucket, max(reshard.bucket, 1)
@@ -110,15 +113,13 @@ def _inside(moves: Any, name: str = "collectives") -> Iterator[tuple[str, int]]:
 
 def _costs(plan: Plan) -> Iterator[Figure]:
     costs, count = plan.costs, plan.options.microbatches
-    runs = [(plan.runs(reshard), reshard) for reshard in plan.reshards]
-    moves = [(n, step.kind, step.nanoseconds) for n, reshard in runs for step in reshard.steps]
-    inside = [(count, c.kind, c.nanoseconds) for op in plan.ops for c in op.collectives]
-    inside += [(1, plan.clip.kind, plan.clip.nanoseconds)] if plan.clip is not None else []
+    runs, collectives = [(plan.runs(reshard), reshard) for reshard in plan.reshards], plan.collectives()
     by_kind: dict[str, int] = {}
-    for n, kind, nanoseconds in moves + inside:
-        by_kind[kind] = by_kind.get(kind, 0) + n * nanoseconds
+    for c in collectives:
+        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
     compute = count * sum(op.nanoseconds for op in plan.ops) + sum(n * reshard.traffic_ns for n, reshard in runs)
-    communication = sum(n * reshard.nanoseconds for n, reshard in runs) + sum(n * nanoseconds for n, _, nanoseconds in inside)
+    communication = sum(n * reshard.nanoseconds for n, reshard in runs)
+    communication += sum(c.runs * c.nanoseconds for c in collectives if c.reshard is None)
     yield "costs.by_kind_ns", _without_zeros(costs.by_kind_ns), _without_zeros(by_kind)
     yield "costs.compute_ns", costs.compute_ns, compute
     yield "costs.update_ns", costs.update_ns, max(costs.update_ns, 0)

@@ -15,7 +15,7 @@ from typing import Any
 from solver_shard.constraints import IDENTITY
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.errors import InputError
-from solver_shard.files import read_text, write_whole
+from solver_shard.files import read_json, read_text, write_whole
 from solver_shard.layout import Layout
 from solver_shard.names import check_lengths, check_patterns
 from solver_shard.plan.codec import decode, encode, json_schema
@@ -52,8 +52,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def plan_from_json(text: str) -> Plan:
     """Read a plan from JSON text; InputError says what does not fit, and where."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = read_json(text)
+    except ValueError as error:
         raise InputError(f"not a plan: not JSON ({error}); write one with 'solver-shard solve ... -o plan.json'") from None
     if not isinstance(data, dict) or "schema_version" not in data:
         raise InputError("not a plan: it has no schema_version; write one with 'solver-shard solve ... -o plan.json'")
@@ -165,6 +165,11 @@ def check_plan(plan: Plan) -> None:
         all(0 <= t < tensors for t in (*plan.outputs, *plan.gradients.values())),
         "outputs or gradients: refer to a tensor that is not there",
     )
+    _check(
+        names.issuperset(plan.ties.values()) and names.isdisjoint(plan.ties),
+        "ties: a name is tied to a tensor that is not there, or is one",
+    )
+    check_lengths(plan.ties, "a name")
     _check(set(plan.gradients) <= names, "gradients: a parameter is not among the tensors")
     _check(plan.memory.limit > 0, "memory.limit: expected at least one byte")
     _check(0 <= plan.options.reserve < plan.options.memory_limit, "options.reserve: expected at least 0 and less than memory_limit")

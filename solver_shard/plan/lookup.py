@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, printable
 from solver_shard.modules import module_outputs
-from solver_shard.names import fold_items, matching, printable, suggestion, template
+from solver_shard.names import fold_items, matching, suggestion, template, text_of
 from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Hold, Plan, Reshard
 from solver_shard.plan.report import local_nbytes, sub_axes
@@ -42,7 +42,7 @@ def find(plan: Plan, pattern: str) -> list[int]:
     modules = [paths[i] for i in matching(pattern.removesuffix(":out"), paths)]
     found = sorted({t for path in modules for t in (*outputs.get(path, ()), *(held.get(path, ()) if not pattern.endswith(":out") else ()))})
     if not found:
-        raise InputError(f"no tensor or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths])}")
+        raise InputError(f"no tensor or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths], plan.ties)}")
     return found
 
 
@@ -54,9 +54,9 @@ def lookup(plan: Plan, pattern: str) -> str:
     blocks = []
     for name, lines, count in fold_items(entries):
         head, *rest = lines if count > 1 else _entry(plan, found[name], around, str)
-        blocks.append("\n".join([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
+        blocks.append(text_of([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
     legend = [sub_axes(plan)] if plan.mesh.splits else []
-    return printable("\n".join([*legend, *blocks]))
+    return "\n".join([*map(printable, legend), *blocks])
 
 
 def lookup_json(plan: Plan, pattern: str) -> str:

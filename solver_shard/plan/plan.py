@@ -11,7 +11,7 @@ read, shown and executed without the model. ``str(plan)`` is a report; :mod:`sol
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,9 @@ results of ops; copies of tensors in another layout; and what transitions hold i
 time of the one that holds most, because those that run before one op run one after the other, and only what is beyond the copies and
 results that come after it and are counted at that time."""
 
+LOCAL = ("slice", "local")
+"""Kinds of steps in which no device needs another's part: they take no time and are no collectives."""
+
 MOST_HOLDERS = 4096
 """Of what fills the memory at the peak, how many tensors a plan lists: the largest."""
 
@@ -44,7 +47,7 @@ class Options:
     Attributes:
         batch, seq, dtype: of a step where the command line knows them, else None; the batch of all microbatches together.
         microbatches: how many times a step runs forward and backward, each time on its part of the batch, before its update.
-        optimizer: adamw, sgd or none.
+        optimizer: adamw (torch's default on accelerators, all parameters at once), adamw-fused, adamw-forloop, sgd or none.
         master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
         state_bytes: of optimizer state per parameter element; None for the optimizer's own.
         reduce_dtype: in which gradients are reduced, accumulated and read by the update; None for their own.
@@ -263,6 +266,44 @@ def runs_of(purpose: str, microbatches: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a step, wherever the plan says it.
+
+    Attributes:
+        kind, axes, nbytes, nanoseconds: of one run; time before any overlap.
+        runs: how many times a step runs it.
+        reshard, op: position of the reshard that it is a step of, or of the op that it is inside; None both for gradient clipping.
+        index: its position among the steps of that reshard, or the collectives of that op.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    nanoseconds: int
+    runs: int
+    reshard: int | None = None
+    op: int | None = None
+    index: int = 0
+
+
+def collectives_of(ops: Iterable[PlannedOp], reshards: Iterable[Reshard], clip: Inside | None, microbatches: int) -> Iterator[Collective]:
+    """All that a step runs: those of reshards, inside ops, and of gradient clipping."""
+
+    def made(found: Step | Inside, runs: int, **where: int) -> Collective:
+        return Collective(kind=found.kind, axes=found.axes, nbytes=found.nbytes, nanoseconds=found.nanoseconds, runs=runs, **where)
+
+    for r, reshard in enumerate(reshards):
+        for k, step in enumerate(reshard.steps):
+            if step.kind not in LOCAL:
+                yield made(step, runs_of(reshard.purpose, microbatches), reshard=r, index=k)
+    for i, op in enumerate(ops):
+        for k, inside in enumerate(op.collectives):
+            yield made(inside, microbatches, op=i, index=k)
+    if clip is not None:
+        yield made(clip, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """What is kept of a tensor between its forward readers and later ones.
 
@@ -454,6 +495,7 @@ class Plan:
         clip: the all-reduce of the gradient norm; None where nothing is clipped, or no device needs another's part.
         relays: tensors, as their ops make them, that an identity of the plan's own brings to another layout for all of their readers
             (:mod:`solver_shard.constraints`); positions are those in the program as it was traced, too.
+        ties: other names of tied parameters and buffers, to the name of the tensor that they are. Files of earlier releases have none.
     """
 
     schema_version: Literal[1] = 1
@@ -473,6 +515,7 @@ class Plan:
     certificate: Certificate
     provenance: Provenance
     relays: tuple[int, ...] = field(default=(), metadata=MAY_LACK)
+    ties: Mapping[str, str] = field(default_factory=dict, metadata=MAY_LACK)
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -482,6 +525,10 @@ class Plan:
     def runs(self, reshard: Reshard) -> int:
         """How many times a step runs a reshard."""
         return runs_of(reshard.purpose, self.options.microbatches)
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective of a step: what reports, comparisons and traces count, so that none leaves one out."""
+        return tuple(collectives_of(self.ops, self.reshards, self.clip, self.options.microbatches))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON; the file is complete or absent."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from solver_shard.costs.buckets import launch_of
 from solver_shard.layout import Layout
 from solver_shard.modules import module_outputs
-from solver_shard.names import fold_items, fold_names, printable
-from solver_shard.plan.plan import MemoryTimeline, Options, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.names import fold_items, fold_names, text_of
+from solver_shard.plan.plan import Collective, MemoryTimeline, Options, Plan, PlannedOp, PlannedTensor, Reshard
 from solver_shard.plan.table import shorten, table
 from solver_shard.units import format_bytes, format_ns
 
@@ -35,6 +35,8 @@ PURPOSES = (
 )
 MAX_IMPLEMENTATIONS = 12
 
+CLIPPED = "the norm of all gradients"
+
 
 def report(plan: Plan) -> str:
     """The whole report, about 60 to 90 lines of at most 140 or so characters."""
@@ -52,7 +54,14 @@ def report(plan: Plan) -> str:
         _fallbacks(plan, "unproven"),
         _origin(plan),
     ]
-    return printable("\n\n".join("\n".join(lines) for lines in sections if lines))
+    return "\n\n".join(text_of(lines) for lines in sections if lines)
+
+
+def purpose_of_collective(plan: Plan, c: Collective) -> str:
+    """Which row of ``PURPOSES`` a collective belongs to."""
+    if c.reshard is not None:
+        return purpose_of(plan, plan.reshards[c.reshard])
+    return "gradient clipping" if c.op is None else f"inside ops, {plan.ops[c.op].phase}"
 
 
 def purpose_of(plan: Plan, reshard: Reshard) -> str:
@@ -312,22 +321,15 @@ def collected(plan: Plan) -> list[Collected]:
     place = places_of(plan)
     found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int, int, str]]] = {}
     launches: dict[tuple[str, str, tuple[str, ...]], dict[Hashable, int]] = {}
-    for position, reshard in enumerate(plan.reshards):
-        where = place(reshard)
-        for k, step in enumerate(reshard.steps):
-            if step.nbytes:
-                row = (purpose_of(plan, reshard), step.kind, tuple(plan.mesh.joined(step.axes)))
-                found.setdefault(row, []).append((plan.runs(reshard), step.nanoseconds, step.nbytes, where))
-                shared = launch_of(reshard.purpose, where, plan.tensors[reshard.tensor].dtype, k, step.kind, step.axes)
-                launches.setdefault(row, {})[shared if reshard.bucket > 1 else (position, k)] = plan.runs(reshard)
-    for op in plan.ops:
-        for inside in op.collectives:
-            found.setdefault((f"inside ops, {op.phase}", inside.kind, tuple(plan.mesh.joined(inside.axes))), []).append(
-                (plan.options.microbatches, inside.nanoseconds, inside.nbytes, op.module or op.name)
-            )
-    if plan.clip is not None:
-        row = ("gradient clipping", plan.clip.kind, tuple(plan.mesh.joined(plan.clip.axes)))
-        found[row] = [(1, plan.clip.nanoseconds, plan.clip.nbytes, "the norm of all gradients")]
+    for c in plan.collectives():
+        where = CLIPPED if c.op is None else plan.ops[c.op].module or plan.ops[c.op].name
+        where = where if c.reshard is None else place(plan.reshards[c.reshard])
+        row = (purpose_of_collective(plan, c), c.kind, tuple(plan.mesh.joined(c.axes)))
+        found.setdefault(row, []).append((c.runs, c.nanoseconds, c.nbytes, where))
+        if c.reshard is not None:
+            reshard = plan.reshards[c.reshard]
+            shared = launch_of(reshard.purpose, where, plan.tensors[reshard.tensor].dtype, c.index, c.kind, c.axes)
+            launches.setdefault(row, {})[shared if reshard.bucket > 1 else (c.reshard, c.index)] = c.runs
     rows = []
     for (purpose, kind, axes), steps in found.items():
         by_place: dict[str, int] = {}

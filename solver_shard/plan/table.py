@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from solver_shard.errors import printable
+
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2, header: bool = False) -> list[str]:
     """Lines with aligned columns, two blanks apart.
@@ -12,13 +14,14 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: i
     ['  kind        count', '  ----------  -----', '  all_gather     12']
 
     Args:
-        rows: equally long rows of cells.
+        rows: equally long rows of cells, which are escaped.
         right: columns to align on the right.
         indent: blanks before each line.
         header: the first row is a header, to be underlined.
     """
     if not rows:
         return []
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for i, row in enumerate(rows):

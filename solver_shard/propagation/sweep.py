@@ -131,10 +131,14 @@ class _Sweep:
             else:
                 sharding = stepper.sharding(changed)
                 assert sharding is not None, "a step never takes a sharding away"
-                self._update(target, stepper.number(flow.stored(sharding)))
+                self._update(target, stepper.number(flow.stored(sharding)), alike=changed)
 
-    def _update(self, slot: int, number: int) -> None:
-        """Store a new sharding, tell the ops around it, and give it to the sharding group."""
+    def _update(self, slot: int, number: int, *, alike: int | None = None) -> None:
+        """Store a new sharding, tell the ops around it, and give it to the sharding group.
+
+        ``alike`` is what the group gets where a value keeps another sharding: the members of a manual computation's result get that of its
+        body, without the manual axes, as the reference does.
+        """
         state = self.state
         if slot == NO_SLOT:
             return
@@ -143,7 +147,7 @@ class _Sweep:
         self._notify(value)
         for member in state.groups.get(value, ()):
             if member != value:
-                state.put(state.slots[member], number)
+                state.put(state.slots[member], number if alike is None else alike)
                 self._notify(member)
 
     def _notify(self, value: int) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from solver_shard.names import number_parts, printable
+from solver_shard.errors import printable
+from solver_shard.names import number_parts
 from solver_shard.plan.plan import Plan
 from solver_shard.report.data import page_data
 from solver_shard.report.prices import Asked, prices_by_entry

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from solver_shard.errors import InputError
-from solver_shard.files import read_text
+from solver_shard.files import read_json, read_text
 from solver_shard.plan.codec import MAX_INTEGER
 from solver_shard.units import format_bytes, format_ns
 
@@ -53,10 +52,10 @@ def read_prices(path: str | os.PathLike[str]) -> Asked:
     path = Path(path)
     hint = "'solver-shard explain PLAN TENSOR --json > FILE' writes one"
     try:
-        data = json.loads(read_text(path, MAX_BYTES))
+        data = read_json(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(f"cannot read explanation {str(path)!r}: {error.strerror or error}; {hint}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not an explanation: not JSON ({error}); {hint}") from None
     try:
         objective = _whole(data["now"]["objective"])

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard.errors import InputError
-from solver_shard.files import read_text
+from solver_shard.files import read_json, read_text
 from solver_shard.plan.codec import decode
 from solver_shard.report.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, byte_ticks, round_ticks
 from solver_shard.study.figures import Figures
@@ -69,10 +68,10 @@ def read_comparison(path: str | os.PathLike[str]) -> Compared:
     path = Path(path)
     hint = "'solver-shard compare PLAN -o comparison.json' writes one"
     try:
-        data = json.loads(read_text(path, MAX_BYTES))
+        data = read_json(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(f"cannot read comparison {str(path)!r}: {error.strerror or error}; {hint}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a comparison: not JSON ({error}); {hint}") from None
     try:
         compared: Compared = decode(Compared, _known(data))

@@ -32,7 +32,7 @@ from typing import Literal
 
 from solver_shard.plan.figures import check_times
 from solver_shard.plan.plan import Inside, Plan, PlannedOp, Reshard
-from solver_shard.plan.report import places_of, purpose_of
+from solver_shard.plan.report import CLIPPED, places_of, purpose_of
 from solver_shard.report.gaps import Gaps, merged
 from solver_shard.units import format_ns
 
@@ -243,7 +243,7 @@ class _Walk:
         for reshard in self.late:
             self._reshard(reshard, late=True)
         if clip is not None:
-            self._collective(clip, "the norm of all gradients", {"purpose": "gradient clipping"})
+            self._collective(clip, CLIPPED, {"purpose": "gradient clipping"})
         clipping: dict[str, str | int] = {"includes": "the passes over gradients for their norm"} if options.clip else {}
         self._spend(self.plan.costs.update_ns, f"{options.optimizer} update", clipping)
         for reshard in self.home:

@@ -16,7 +16,7 @@ from typing import Any
 
 from solver_shard.modules import module_outputs
 from solver_shard.names import fold_members, template
-from solver_shard.plan.plan import Plan
+from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.plan.report import places_of
 from solver_shard.report.chips import chips
 from solver_shard.report.entries import summary
@@ -100,23 +100,26 @@ def _fill(plan: Plan, root: _Module) -> None:
         elif position is not None:
             op = plan.ops[position]
             module.ops.append(position)
-            module.communication_ns += runs * sum(inside.nanoseconds for inside in op.collectives)
             if op.phase == "forward":
                 module.forward_ns += runs * op.nanoseconds
             else:
                 module.backward_ns += runs * op.nanoseconds
     place = places_of(plan)
-    for reshard in plan.reshards:
+
+    def home(reshard: Reshard) -> _Module:
         owner = place(reshard)
-        path = tensor_module.get(owner, owner)
-        module = modules.get(path, root)
-        module.communication_ns += plan.runs(reshard) * sum(step.nanoseconds for step in reshard.steps)
+        return modules.get(tensor_module.get(owner, owner), root)
+
+    for reshard in plan.reshards:
+        module = home(reshard)
         if reshard.purpose == "forward":
             module.forward_ns += plan.runs(reshard) * reshard.traffic_ns
         else:
             module.backward_ns += plan.runs(reshard) * reshard.traffic_ns
-    if plan.clip is not None:
-        root.communication_ns += plan.clip.nanoseconds
+    for c in plan.collectives():
+        module = root if c.op is None else modules[plan.ops[c.op].module]
+        module = module if c.reshard is None else home(plan.reshards[c.reshard])
+        module.communication_ns += c.runs * c.nanoseconds
     for holder in plan.memory.holders:
         modules.get(tensor_module.get(holder.name, ""), root).peak += holder.nbytes
 

@@ -27,7 +27,6 @@ Arguments that are left out have their schema's default. The text is read as dat
 from __future__ import annotations
 
 import ast
-import tomllib
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ import torch
 
 from solver_shard.errors import RuleError
 from solver_shard.export.interpret import DTYPES
+from solver_shard.files import read_toml
 from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rulebook.table import shipped_file
 
@@ -97,8 +97,8 @@ def load_instances() -> Mapping[str, tuple[Instance, ...]]:
 def parse_instances(text: str, file: str) -> dict[str, tuple[Instance, ...]]:
     """Instances of one TOML text: op name to a list of calls."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        data = read_toml(text)
+    except ValueError as error:
         raise RuleError(f"instances file {file}: not valid TOML: {error}") from error
     found = {}
     for op, calls in data.items():

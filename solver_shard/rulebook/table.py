@@ -18,7 +18,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solver_shard.errors import RuleError
+from solver_shard.files import read_toml
 from solver_shard.layout import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 _OP = re.compile(r"[A-Za-z_]\w*(::|\.)[\w-]+(\.\w+)?(@\S+)?\Z")
 _WHAT = re.compile(r"\s*(([A-Za-z_]\w*|\*)=(R|S(\(\d+\))?|P(\((sum|avg|max|min)\))?)\s*)+\Z")
-_PART = r"""(?:[\w-]++|"[^"\n]*"|'[^'\n]*')"""
-_DEEP = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{32}}")
-"""A key of tables in tables in tables, for which TOML readers take time and memory by the square of its length."""
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w.-]+)\s*=""")
 ATEN, STABLEHLO = "aten.toml", "stablehlo.toml"
 """The shipped files."""
@@ -267,14 +264,9 @@ def read_rules(path: str | os.PathLike[str]) -> RulesFile:
 
 def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bool = False) -> dict[str, Row]:
     """Rows of one TOML text; RuleError as in ``load_table``."""
-    if (deep := _DEEP.search(text)) is not None:
-        raise RuleError(
-            f"rules file {file}: line {text.count(chr(10), 0, deep.start()) + 1} has a name of more than 32 parts, {deep[0][:40]!r}...; "
-            'write the op\'s name in quotes, as in "my.op.default" = { ... }'
-        )
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = read_toml(text)
+    except ValueError as error:
         raise RuleError(f"rules file {file}: {_not_toml(text, error)}") from None
     rows: dict[str, Row] = {}
     for key, value in data.items():
@@ -287,7 +279,7 @@ def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bo
 
 def _not_toml(text: str, error: Exception) -> str:
     """What is wrong with a text that is no TOML; a row that is there twice is named."""
-    message = str(error) or "nested too deep"
+    message = str(error)
     at = re.search(r"line (\d+)", message)
     line = text.splitlines()[int(at[1]) - 1] if at is not None and int(at[1]) <= len(text.splitlines()) else ""
     seen: set[str] = set()

@@ -2,6 +2,11 @@
 
 Stages: the graph without its memory limit (often its optimum fits, and then is the optimum); the graph with the limit; when no
 solution was found, the least peak of any assignment, which tells an infeasible limit from a hard one.
+
+What a certificate rests on. An assignment is evaluated in exact integers before it counts. A bound is the dual's, of sums that are exact in
+floats and rounded down (messages.py, dual.py, sweeps.py), by elimination of the same parts (elimination.py), by enumeration in exact
+integers (labels.py), or a claim that two integer programs for two solvers make alike (kernel.py); never one solver's word. So is the
+claim that nothing keeps a limit. Linear programs (dual.Master, planes.py) only suggest multipliers, which are valid whatever they are.
 """
 
 from __future__ import annotations

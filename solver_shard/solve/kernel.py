@@ -48,7 +48,7 @@ FINEST, FINE_STEP = 2.0**-20, 2.0**20
 """Least unit of an objective with the peak in it, and the price of a unit of the peak, in such units, that is fine enough."""
 
 CHECK_WORK = 2.0
-"""Work of making a claim again, for labels and for CP-SAT, at least; at most the work of the program that made it, times as much."""
+"""Work of making a claim again, for labels and for CP-SAT: so many units, or so many times the work of the program that made it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ def solve_kernel(
         cutoff: only solutions with an objective below this are of interest.
         gap: relative gap at which to stop.
         seed: random seed.
-        effort: work units to spend at most, about.
+        effort: work units to spend at most, about, before a claim is made again.
         sure: whether what is claimed is held against something else; where only a better assignment is of use it need not be.
     """
     if problem.size == 0:

@@ -19,7 +19,7 @@ from solver_shard.units import format_bytes, format_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChange:
-    """Calls of one collective that a step makes more, or (negative) fewer.
+    """Calls of one collective that a step makes more, or (negative) fewer, or as many that take another time (launches are shared).
 
     Attributes:
         nbytes: of one call, per device.
@@ -56,15 +56,17 @@ class Changes:
     """From one plan to another; numbers are the second's less the first's.
 
     Attributes:
-        compute_ns, update_ns, communication_ns, total_ns: parts of the step time.
+        compute_ns, update_ns, communication_ns, total_ns: parts of the step time; the first three add up to the last.
+        hidden_ns: what overlap hides of the collectives; these, less it, add up to ``communication_ns``.
         peak: bytes per device.
-        collectives: those whose number differs, the most time first.
+        collectives: those whose number or time differs, the most time first.
         layouts: the largest first.
     """
 
     compute_ns: int
     update_ns: int
     communication_ns: int
+    hidden_ns: int
     total_ns: int
     peak: int
     collectives: tuple[CollectiveChange, ...]
@@ -83,6 +85,7 @@ def changes(before: Plan, after: Plan) -> Changes:
         compute_ns=b.compute_ns - a.compute_ns,
         update_ns=b.update_ns - a.update_ns,
         communication_ns=b.communication_ns - a.communication_ns,
+        hidden_ns=b.hidden_ns - a.hidden_ns,
         total_ns=b.total_ns - a.total_ns,
         peak=after.memory.peak - before.memory.peak,
         collectives=_collective_changes(before, after),
@@ -94,23 +97,16 @@ def _collective_changes(before: Plan, after: Plan) -> tuple[CollectiveChange, ..
     counts: Counter[tuple[str, tuple[str, ...], int]] = Counter()
     times: Counter[tuple[str, tuple[str, ...], int]] = Counter()
     for plan, sign in ((before, -1), (after, 1)):
-        for kind, axes, nbytes, nanoseconds, runs in _calls(plan):
-            key = (kind, tuple(plan.mesh.joined(axes)), nbytes)
-            counts[key] += sign * runs
-            times[key] += sign * runs * nanoseconds
+        for c in plan.collectives():
+            key = (c.kind, tuple(plan.mesh.joined(c.axes)), c.nbytes)
+            counts[key] += sign * c.runs
+            times[key] += sign * c.runs * c.nanoseconds
     found = [
         CollectiveChange(kind=kind, axes=axes, nbytes=nbytes, count=count, nanoseconds=times[kind, axes, nbytes])
         for (kind, axes, nbytes), count in counts.items()
-        if count
+        if count or times[kind, axes, nbytes]
     ]
     return tuple(sorted(found, key=lambda c: (-abs(c.nanoseconds), c.kind, c.axes, c.nbytes)))
-
-
-def _calls(plan: Plan) -> list[tuple[str, tuple[str, ...], int, int, int]]:
-    """Kind, axes, bytes and nanoseconds of every collective, and how often a step runs it."""
-    found = [(s.kind, s.axes, s.nbytes, s.nanoseconds, plan.runs(r)) for r in plan.reshards for s in r.steps if s.nbytes]
-    found += [(c.kind, c.axes, c.nbytes, c.nanoseconds, plan.options.microbatches) for op in plan.ops for c in op.collectives]
-    return found + ([(plan.clip.kind, plan.clip.axes, plan.clip.nbytes, plan.clip.nanoseconds, 1)] if plan.clip else [])
 
 
 def _layout_changes(before: Plan, after: Plan) -> tuple[LayoutChange, ...]:
@@ -170,7 +166,8 @@ def _parts(said: dict[str, Layout], keys: list[str]) -> str:
 
 def brief(found: Changes, most: int = 2) -> str:
     """The collectives that differ most, in one line: ``+32 all_gather tp 64.0 MiB; -32 ...; 3 more``."""
-    texts = [f"{c.count:+} {c.kind} {','.join(c.axes)} {format_bytes(c.nbytes)}" for c in found.collectives[:most]]
+    counts = [f"{c.count:+}" if c.count else f"{signed_ns(c.nanoseconds)} of" for c in found.collectives[:most]]
+    texts = [f"{n} {c.kind} {','.join(c.axes)} {format_bytes(c.nbytes)}" for n, c in zip(counts, found.collectives, strict=False)]
     rest = len(found.collectives) - len(texts)
     texts += [f"{rest} more"] if rest else []
     if not texts:

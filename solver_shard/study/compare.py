@@ -17,6 +17,7 @@ memory limit takes less time. A row that does not fit, or that is of another pro
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,7 +181,7 @@ def compare(
             progress("tracing the model")
         retraced = retrace(plan, model, inputs, loss_fn=loss_fn)
     maker = Maker(plan, retraced, time_limit=time_limit, workers=workers, progress=progress)
-    rows = [_row(plan, maker.as_given(name, other)) for name, other in ((name, plan), *(others or {}).items())]
+    rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *(others or {}).items())]
     left_out: list[tuple[str, str]] = []
     asked = default_recipes(retraced.program, plan.mesh.whole) if recipes is None else recipes
     jobs: list[tuple[str, Callable[[], Made]]] = [(text, partial(maker.recipe, text)) for text in asked]
@@ -188,7 +189,7 @@ def compare(
     jobs += [(title, partial(maker.pinned, title, tuple(texts))) for title, texts in (pins or {}).items()]
     for title, make in jobs:
         try:
-            rows.append(_row(plan, make()))
+            rows.append(row_of(plan, make()))
         except InternalError:
             raise
         except SolverShardError as error:
@@ -237,7 +238,7 @@ def check_same(plan: Plan, other: Plan, title: str) -> None:
             )
 
 
-def _row(first: Plan, made: Made) -> Row:
+def row_of(first: Plan, made: Made) -> Row:
     """The row of a plan, with the figures of the evaluator."""
     plan, options = made.plan, made.plan.options
     if made.kind == "plan":
@@ -277,12 +278,10 @@ def _row(first: Plan, made: Made) -> Row:
 def by_kind(plan: Plan, found: Evaluation) -> dict[str, int]:
     """What an evaluation pays for collectives, by kind; a transition of several steps by the share of each."""
     totals = dict.fromkeys(KINDS, 0)
-    for reshard, exposed in zip(plan.reshards, found.reshard_ns, strict=True):
-        _share(totals, [(step.kind, step.nanoseconds) for step in reshard.steps], plan.runs(reshard) * exposed)
-    for op, inside in zip(plan.ops, found.inside_ns, strict=True):
-        _share(totals, [(c.kind, c.nanoseconds) for c in op.collectives], plan.options.microbatches * inside)
-    if plan.clip is not None:
-        totals[plan.clip.kind] += found.clip_ns
+    for (reshard, op), group in itertools.groupby(plan.collectives(), key=lambda c: (c.reshard, c.op)):
+        moves = tuple(group)
+        paid = found.reshard_ns[reshard] if reshard is not None else found.inside_ns[op] if op is not None else found.clip_ns
+        _share(totals, [(c.kind, c.nanoseconds) for c in moves], moves[0].runs * paid)
     return totals
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.modules import module_outputs
-from solver_shard.names import fold_names, printable, template
+from solver_shard.names import fold_names, template, text_of
 from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.report import PURPOSES, local_nbytes, output_names, purpose_of
+from solver_shard.plan.report import CLIPPED, PURPOSES, local_nbytes, output_names, purpose_of_collective
 from solver_shard.plan.table import shorten, table
 from solver_shard.study.changes import signed_bytes, signed_ns
 from solver_shard.units import format_bytes, format_ns
@@ -81,7 +81,8 @@ class Difference:
 
     Attributes:
         names: of the rows.
-        figures: what is measured, and its value in both, in nanoseconds or bytes.
+        figures: what is measured, and its value in both, in nanoseconds or bytes. A step is compute, update and communication, and
+            communication is all collectives less what overlap hides of them.
         collectives, tensors: what differs, largest effect first.
         alike: how many tensors lie alike in both.
     """
@@ -98,15 +99,18 @@ class Difference:
         return found
 
     def __str__(self) -> str:
-        return printable("\n".join(_lines(self)))
+        return text_of(_lines(self))
 
 
 def difference(one: Row, two: Row) -> Difference:
     """What differs between two plans for the same step."""
+    hidden = [sum(c.runs * c.nanoseconds for c in row.plan.collectives()) - row.communication_ns for row in (one, two)]
     figures = {
         "step": (one.step_ns, two.step_ns),
         "compute": (one.compute_ns, two.compute_ns),
+        "update": (one.update_ns, two.update_ns),
         "communication": (one.communication_ns, two.communication_ns),
+        "hidden": (hidden[0], hidden[1]),
         "peak": (one.peak, two.peak),
     }
     tensors, alike = _tensors(one.plan, two.plan)
@@ -116,7 +120,7 @@ def difference(one: Row, two: Row) -> Difference:
 
 
 def _collectives(one: Plan, two: Plan) -> tuple[Moved, ...]:
-    """Collectives of tensors for which they differ in number, bytes or time."""
+    """Collectives of tensors for which they differ in number, bytes or time; their times add up to what all collectives differ by."""
     sides = [_moves(plan) for plan in (one, two)]
     groups: dict[tuple[str, str, str], list[tuple[list[_Move], list[_Move]]]] = {}
     for key in dict.fromkeys((*sides[0], *sides[1])):
@@ -142,18 +146,13 @@ def _moves(plan: Plan) -> dict[tuple[str, str, str, str], list[_Move]]:
     """Collectives by purpose, kind, axes and form of the tensor's name: how often, bytes, nanoseconds, name."""
     owners = {gradient: name for name, gradient in plan.gradients.items()}
     found: dict[tuple[str, str, str, str], list[_Move]] = {}
-    for reshard in plan.reshards:
-        name = owners.get(reshard.tensor, plan.tensors[reshard.tensor].name)
-        for step in reshard.steps:
-            if step.nbytes and step.kind != "slice":
-                key = (purpose_of(plan, reshard), step.kind, ",".join(plan.mesh.joined(step.axes)), template(name))
-                n = plan.runs(reshard)
-                found.setdefault(key, []).append((n, n * step.nbytes, n * step.nanoseconds, name))
-    for op in plan.ops:
-        for inside in op.collectives:
-            name, n = op.module or op.name, plan.options.microbatches
-            key = (f"inside ops, {op.phase}", inside.kind, ",".join(plan.mesh.joined(inside.axes)), template(name))
-            found.setdefault(key, []).append((n, n * inside.nbytes, n * inside.nanoseconds, name))
+    for c in plan.collectives():
+        name = CLIPPED if c.op is None else plan.ops[c.op].module or plan.ops[c.op].name
+        if c.reshard is not None:
+            t = plan.reshards[c.reshard].tensor
+            name = owners.get(t, plan.tensors[t].name)
+        key = (purpose_of_collective(plan, c), c.kind, ",".join(plan.mesh.joined(c.axes)), template(name))
+        found.setdefault(key, []).append((c.runs, c.runs * c.nbytes, c.runs * c.nanoseconds, name))
     return found
 
 
@@ -202,10 +201,12 @@ class _Side:
         owners: dict[int, list[str]] = {}
         for name, gradient in plan.gradients.items():
             owners.setdefault(gradient, []).append(name)
+        for c in plan.collectives():
+            if c.reshard is not None:
+                t = plan.reshards[c.reshard].tensor
+                name = owners.get(t, [plan.tensors[t].name])[0]
+                self.nanoseconds[name] = self.nanoseconds.get(name, 0) + c.runs * c.nanoseconds
         for reshard in plan.reshards:
-            cost = plan.runs(reshard) * sum(step.nanoseconds for step in reshard.steps)
-            name = owners.get(reshard.tensor, [plan.tensors[reshard.tensor].name])[0]
-            self.nanoseconds[name] = self.nanoseconds.get(name, 0) + cost
             if reshard.purpose in ("forward", "backward", "output") and reshard.layout != reshard.source:
                 layouts = self.read.setdefault(reshard.tensor, {}).setdefault(reshard.purpose, [])
                 layouts += [] if reshard.layout in layouts else [reshard.layout]
@@ -239,6 +240,8 @@ def _lines(found: Difference) -> list[str]:
     a, b = found.names
     figures = [("", "A", "B", "B - A")]
     for what, (x, y) in found.figures.items():
+        if what == "hidden" and not x and not y:
+            continue
         show = format_bytes if what == "peak" else format_ns
         figures.append((what, show(x), show(y), _signed(y - x, what == "peak")))
     lines = [f"A  {a}", f"B  {b}", "", *table(figures, right=(1, 2, 3))]

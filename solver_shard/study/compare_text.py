@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from solver_shard.names import printable
+from solver_shard.names import text_of
 from solver_shard.plan.plan import CATEGORIES
 from solver_shard.plan.table import table
 from solver_shard.units import format_bytes, format_ns
@@ -63,7 +63,7 @@ def text(found: Comparison, *, wide: bool = False) -> str:
         lines.append(f"  the time was up before the best plan of its recipe was proven: {', '.join(unproven)}")
     if found.left_out:
         lines += ["", "Left out", *(f"  {name}: {why}" for name, why in found.left_out)]
-    return printable("\n".join(lines))
+    return text_of(lines)
 
 
 def markdown(found: Comparison) -> str:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from solver_shard.arguments import check_search
 from solver_shard.errors import InputError
-from solver_shard.names import printable
 from solver_shard.plan.codec import encode
 from solver_shard.plan.plan import Plan
 from solver_shard.solve.solution import Status
@@ -144,7 +143,7 @@ class Explanation:
     def __str__(self) -> str:
         from solver_shard.study.explain_text import explanation_text
 
-        return printable(explanation_text(self))
+        return explanation_text(self)
 
     def to_json(self) -> str:
         """All but the plan as JSON."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from solver_shard.names import text_of
 from solver_shard.plan.table import table
 from solver_shard.study.changes import Changes, brief, signed_bytes, signed_ns
 from solver_shard.study.explain import Best, Explanation, Price, Value
@@ -21,9 +22,9 @@ def explanation_text(found: Explanation) -> str:
     """The static part, then the price that was asked for, or the table of alternatives."""
     blocks = [str(found.static)]
     if found.instead is not None:
-        blocks.append("\n".join(_instead(found, found.instead)))
+        blocks.append(text_of(_instead(found, found.instead)))
     else:
-        blocks.append("\n".join(_alternatives(found)))
+        blocks.append(text_of(_alternatives(found)))
     return "\n\n".join(blocks)
 
 
@@ -97,6 +98,7 @@ def _about(found: Explanation) -> str:
 
 def _parts(change: Changes) -> list[tuple[str, str, str, str]]:
     parts = [("compute", change.compute_ns), ("update", change.update_ns), ("communication", change.communication_ns)]
+    parts += [("hidden by overlap", change.hidden_ns)]
     return [(f"  {name}", "", "", signed_ns(ns)) for name, ns in parts if ns]
 
 
@@ -111,7 +113,14 @@ def _collectives(change: Changes) -> list[str]:
         return ["  the collectives are the same"]
     shown = change.collectives[:MOST_COLLECTIVES]
     rows = [
-        ("more" if c.count > 0 else "fewer", str(abs(c.count)), c.kind, ",".join(c.axes), format_bytes(c.nbytes), signed_ns(c.nanoseconds))
+        (
+            "more" if c.count > 0 else "fewer" if c.count else "as many",
+            str(abs(c.count) or ""),
+            c.kind,
+            ",".join(c.axes),
+            format_bytes(c.nbytes),
+            signed_ns(c.nanoseconds),
+        )
         for c in shown
     ]
     title = "  collectives of a step: how many, bytes of one, time of all"

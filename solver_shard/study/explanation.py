@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout
-from solver_shard.names import fold_items, matching, printable, suggestion, template
+from solver_shard.names import fold_items, matching, suggestion, template, text_of
 from solver_shard.plan.codec import encode
 from solver_shard.plan.lookup import find
-from solver_shard.plan.plan import Hold, Plan, Reshard
+from solver_shard.plan.plan import LOCAL, Hold, Plan, Reshard
 from solver_shard.plan.report import local_nbytes, sub_axes
 from solver_shard.plan.table import table
 from solver_shard.study.purposes import Show, op_label, readers_text, step_purpose
@@ -147,7 +147,7 @@ class Static:
         blocks += [op_text(o) for o in self.ops[: max(0, MOST_SUBJECTS - len(blocks))]]
         rest = len(self.tensors) + len(self.ops) - len(blocks)
         blocks += [f"... {rest} more match {self.pattern!r}; name fewer, or use --json"] if rest else []
-        return printable("\n\n".join([*([self.legend] if self.legend else []), *blocks]))
+        return "\n\n".join([*([printable(self.legend)] if self.legend else []), *blocks])
 
     def to_json(self) -> str:
         """All of it as JSON."""
@@ -197,7 +197,7 @@ def subjects(plan: Plan, pattern: str) -> tuple[list[int], list[int]]:
         return [], ops
     names = [tensor.name for tensor in plan.tensors]
     paths = sorted({op.module for op in plan.ops if op.module} | {op.name for op in plan.ops})
-    raise InputError(f"no tensor, op or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths])}")
+    raise InputError(f"no tensor, op or module of this plan is called {pattern!r}; {suggestion(pattern, [*names, *paths], plan.ties)}")
 
 
 def different(plan: Plan, pattern: str) -> int:
@@ -380,7 +380,7 @@ def tensor_text(found: TensorExplanation) -> str:
     made = [f"  made by {found.maker}", *table([(axis, f"strategy {name}", words) for axis, name, words in found.axes], indent=4)]
     lines = [head, *(made if found.maker else []), *table(rows)]
     lines += [f"  kept  {found.kept}"] if found.kept else []
-    return "\n".join([*lines, *_collective_lines(found.collectives, found.count)])
+    return text_of([*lines, *_collective_lines(found.collectives, found.count)])
 
 
 def op_text(found: OpExplanation) -> str:
@@ -393,11 +393,11 @@ def op_text(found: OpExplanation) -> str:
         lines.append(f"  run by the implementation {found.implementation}")
     lines += table([*(("reads", n, str(x)) for n, x in found.operands), *(("makes", n, str(x)) for n, x in found.results)])
     lines.append(f"  strategies from {found.source}")
-    return "\n".join([*lines, *_collective_lines(found.collectives, found.count)])
+    return text_of([*lines, *_collective_lines(found.collectives, found.count)])
 
 
 def _collective_lines(collectives: Sequence[Collective], copies: int) -> list[str]:
-    moving = [c for c in collectives if c.nbytes]
+    moving = [c for c in collectives if c.kind not in LOCAL]
     if not moving:
         return ["  no collectives" + (", only local cuts" if collectives else "")]
     rows = [

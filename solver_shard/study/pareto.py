@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from solver_shard.names import printable
+from solver_shard.names import text_of
 from solver_shard.plan.table import table
 from solver_shard.study.sweep_result import Row, Sweep
 from solver_shard.units import format_bytes, format_ns
@@ -71,7 +71,7 @@ def table_text(sweep: Sweep) -> str:
         lines += ["", *section] if section else []
     waiting = sum(row.status == "pending" for row in rows)
     lines += ["", f"{waiting} of {len(rows)} points are not run yet"] if waiting else []
-    return printable("\n".join(lines))
+    return text_of(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Literal
 
 from solver_shard.errors import InfeasibleError, InputError
-from solver_shard.files import read_text
+from solver_shard.files import read_json, read_text
 from solver_shard.plan.codec import decode, encode
 from solver_shard.plan.plan import Plan
 from solver_shard.study.sweep_points import MAX_POINTS, Point
@@ -131,12 +131,12 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     path = Path(path)
     try:
         path = path / FILE if path.is_dir() else path
-        data = json.loads(read_text(path, MAX_BYTES))
+        data = read_json(read_text(path, MAX_BYTES))
     except OSError as error:
         raise InputError(
             f"cannot read sweep {str(path)!r}: {error.strerror or error}; 'solver-shard sweep ... -o FOLDER' writes FOLDER/{FILE}"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a sweep: not JSON ({error}); 'solver-shard sweep ... -o FOLDER' writes FOLDER/{FILE}") from None
     if not isinstance(data, dict) or "rows" not in data:
         raise InputError(f"{path}: not a sweep: it has no rows; 'solver-shard sweep ... -o FOLDER' writes FOLDER/{FILE}")

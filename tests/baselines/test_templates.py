@@ -12,16 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from traced_models import MLP, squares
 
-from solver_shard import Mesh, Plan
+from solver_shard import Mesh, Plan, optimize
 from solver_shard.api import plan_program
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction
+from solver_shard.baselines.candidates import Candidate, candidates
+from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction, restrictions
+from solver_shard.choice.structure import node_classes
+from solver_shard.choice.transients import Transients
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.frontends.huggingface import load
 from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
+from solver_shard.lowered import lower_program
+from solver_shard.plan.io import plan_from_json, plan_to_json
+from solver_shard.plan.lookup import lookup
 from solver_shard.plan.plan import Options
 from solver_shard.program import Program, Role
 
@@ -334,6 +341,49 @@ def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
 
 
 @functools.cache
+def had(limit: int = 1 << 40) -> dict[str, Candidate | None]:
+    """The plan of every template, of the graph that is lowered without one."""
+    made = lower_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=Options(memory_limit=limit))
+    problem = Transients(made.lowering, made.costs, node_classes(made.lowering))
+    return dict(candidates(problem, made.mesh, objective="time", memory_weight=0, gap=0.0, seed=0))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel", "hsdp"),
+        *("dp=zero3,tp=megatron", "dp=zero2,tp=megatron-sp", "dp=zero3,tp=megatron-sp+vocab-parallel"),
+    ],
+)
+def test_a_template_costs_the_same_in_the_graph_of_all_layouts_as_by_itself(template: str) -> None:
+    plan, alone = had()[template], planned(template).certificate
+    assert plan is not None
+    assert alone.bound <= plan.objective <= alone.objective
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"), [({"time_limit": 1e-6}, 1.0), ({"work_limit": 1e-6}, 1.05), ({"work_limit": 2.0}, 1.05)], ids=str
+)
+def test_however_short_the_limit_no_plan_is_dearer_than_replication_or_a_template(limits: dict[str, float], part: float) -> None:
+    limit = 1 << 40 if part == 1.0 else int(part * min(plan.peak for plan in had().values() if plan is not None))
+    options = Options(memory_limit=limit, **limits)
+    plan = plan_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    assert plan.memory.peak <= limit
+    within = [plan for plan in had().values() if plan is not None and plan.peak <= limit]
+    assert within
+    assert plan.certificate.objective <= min(plan.objective for plan in within)
+
+
+def test_templates_that_have_nothing_to_cut_are_left_out() -> None:
+    names = restrictions(llama(), Mesh.parse("dp=4,tp=2"))
+    assert next(iter(names)) == "replicate"
+    assert not any("expert" in name for name in names)
+    assert {"hsdp", "dp=zero3,tp=megatron-sp"} <= set(names)
+    assert "dp=zero3,ep=zero3+expert-parallel,tp=megatron-sp" in restrictions(mixtral(), Mesh.parse("dp=2,ep=2,tp=2"))
+    assert list(restrictions(llama(), Mesh.parse("8")))[:2] == ["replicate", "ddp"]
+
+
+@functools.cache
 def accumulated(template: str | None, mesh: str = "dp=8", **changes: Any) -> Plan:
     """A step of ``COUNT`` microbatches of the same size as that of ``planned``."""
     options = Options(memory_limit=1 << 40, template=template, microbatches=COUNT, gap=0.0 if template is None else 1e-4, **changes)
@@ -412,3 +462,75 @@ def test_bytes_per_parameter_are_those_of_megatron_and_zero(template: str, whole
 def test_the_solver_is_never_dearer_than_a_template_that_accumulates(template: str) -> None:
     assert accumulated(None).certificate.bound <= accumulated(template).certificate.objective
     assert accumulated(None).certificate.objective <= accumulated(template).certificate.objective
+
+
+class Gated(nn.Module):
+    """A block whose results a gate of one row weighs, as the shared expert of a mixture; the head and a buffer are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64, bias=False)
+        self.up, self.gate, self.down = nn.Linear(16, 32), nn.Linear(16, 1, bias=False), nn.Linear(32, 16)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(16))
+        self.norm = nn.LayerNorm(16)
+        self.norm.register_buffer("again", self.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x) * self.scale
+        hidden = hidden + torch.sigmoid(self.gate(hidden)) * self.down(torch.relu(self.up(hidden)))
+        return self.head(self.norm(hidden) * self.norm.again)
+
+
+TOKENS = {"x": torch.zeros(4, 8, dtype=torch.long)}
+
+
+@functools.cache
+def gated(template: str, mesh: str) -> Plan:
+    return optimize(Gated(), mesh=mesh, inputs=TOKENS, loss_fn=squares, template=template, time_limit=60)
+
+
+@pytest.mark.parametrize(("template", "mesh"), [("megatron", "4"), ("megatron-sp", "2"), ("megatron+vocab-parallel", "2")])
+def test_a_gate_of_one_row_is_kept_whole_and_what_it_weighs_is_cut_by_rows(template: str, mesh: str) -> None:
+    layouts = gated(template, mesh).layouts
+    assert [str(layouts[f"{name}.weight"]) for name in ("gate", "up", "down")] == ["R", "S(0)", "S(1)"]
+
+
+def test_branches_that_are_added_before_the_residual_are_cut_by_rows_alike() -> None:
+    """As in GPT-J, NeoX, Phi and Falcon, whose attention and feed-forward blocks run side by side."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (self.left(x) + self.right(x))
+
+    program = trace(Beside(), {"x": torch.zeros(4, 8, 16)}, name="beside", loss_fn=squares)
+    cut = {program.tensors[t].name: dim for t, dim in block_cut(program).items() if program.tensors[t].name.endswith("weight")}
+    assert cut == {"left.0.weight": 0, "left.2.weight": 1, "right.0.weight": 0, "right.2.weight": 1}
+
+
+def test_a_matrix_is_cut_by_as_many_tensor_axes_as_it_has_rows_for() -> None:
+    program = trace(Gated(), TOKENS, name="gated", loss_fn=squares)
+    mesh = Mesh.parse("tp=4,sp=8")
+    narrow = restriction(program, mesh, ("megatron", "megatron"))
+    up = next(t for t, tensor in enumerate(program.tensors) if tensor.name == "up.weight")
+    gate = next(t for t, tensor in enumerate(program.tensors) if tensor.name == "gate.weight")
+    assert narrow.source(up, Layout.parse("S(0)S(0)"))
+    assert not narrow.source(up, Layout.parse("S(0)R"))
+    assert narrow.source(gate, Layout.parse("RR"))
+    wide = restriction(program, Mesh.parse("tp=8,sp=8"), ("megatron", "megatron"))
+    assert wide.source(up, Layout.parse("S(0)R"))
+
+
+def test_a_tied_tensor_is_looked_up_by_its_other_names_with_a_hint() -> None:
+    plan = gated("megatron", "4")
+    assert plan.ties == {"head.weight": "embed.weight", "norm.again": "scale"}
+    assert plan_from_json(plan_to_json(plan)).ties == plan.ties
+    for name, first in plan.ties.items():
+        with pytest.raises(InputError, match=f"{name!r} is tied to {first!r}"):
+            lookup(plan, name)
+        with pytest.raises(InputError, match=f"{name!r} is tied to {first!r}"):
+            optimize(Gated(), mesh="2", inputs=TOKENS, loss_fn=squares, pins=[f"{name}=R"])

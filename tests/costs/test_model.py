@@ -136,8 +136,8 @@ def test_every_optimizer_prices_every_dtype() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adam", "unknown optimizer 'adam'; legal: adamw, sgd, none; did you mean 'adamw'"),
-        ("shampoo", "unknown optimizer 'shampoo'; legal: adamw, sgd, none; for another one"),
+        ("adam", "unknown optimizer 'adam'; legal: adamw, adamw-fused, adamw-forloop, sgd, none; did you mean 'adamw'"),
+        ("shampoo", "unknown optimizer 'shampoo'; legal: adamw, adamw-fused, adamw-forloop, sgd, none; for another one"),
     ],
 )
 def test_unknown_optimizers(name: str, message: str) -> None:

@@ -39,6 +39,9 @@ PLANS = [
 ]
 """Model, mesh and options; experiments/memory.py has them all."""
 
+UPDATE = 96
+"""Bytes by which the update may hold more: numbers of the step (its counts, labels of loss) that no plan counts."""
+
 
 @functools.cache
 def case_of(name: str) -> Case:
@@ -52,15 +55,16 @@ def planned(case: Case, mesh: str, **options: Any) -> tuple[Plan, Evaluation]:
 
 
 def holds(said: Evaluation, found: Measured) -> None:
-    """States are exact, the peak's rest is within 5%, and at no time is there more than 5% of the peak beyond the plan."""
-    totals = said.totals
+    """States are exact, the rest of the peak before the update is within 5%, and no time has more than 5% of the peak beyond the plan."""
+    totals, there = said.totals[:-1], found.totals[:-1]
     for category in ("parameters", "optimizer", "inputs"):
-        assert found.series[category] == said.profile[category], category
-    for time in (found.peak_time, len(totals) - 1):
-        assert found.series["gradients"][time] == said.profile["gradients"][time]
-    states = sum(found.series[category][found.peak_time] for category in STATES)
-    assert abs(max(totals) - found.peak) <= 0.05 * (found.peak - states)
-    assert max(there - here for there, here in zip(found.totals, totals, strict=True)) <= 0.05 * found.peak
+        assert found.series[category][:-1] == said.profile[category][:-1], category
+    full = there.index(max(there))
+    assert found.series["gradients"][-1] == said.profile["gradients"][-1]
+    states = sum(found.series[category][full] for category in STATES)
+    assert abs(max(totals) - max(there)) <= 0.05 * (max(there) - states)
+    assert max(there - here for there, here in zip(there, totals, strict=True)) <= 0.05 * found.peak
+    assert abs(found.totals[-1] - said.totals[-1]) <= UPDATE
 
 
 @pytest.mark.parametrize(("name", "mesh", "options"), PLANS, ids=[" ".join([n, m, *map(str, o.values())]) for n, m, o in PLANS])
@@ -76,6 +80,7 @@ def test_random_plans_hold_what_they_say_though_they_gather_columns_at_the_peak(
     lowering = lower(case.program, options.rulebook(), costs, optimizer_state=options.optimizer_state())
     plan = plan_of(lowering, random_point(lowering.graph, seed), costs, options)
     said, found = evaluate(plan, case.program, Rulebook(), costs), measure(plan, case.program, case.values)
+    assert found.peak_time < len(found.totals) - 1
     states = sum(found.series[category][found.peak_time] for category in STATES)
     assert abs(said.peak - found.peak) <= 0.05 * (found.peak - states)
     beside = [total - between for total, between in zip(said.totals, said.profile["intermediates"], strict=True)]

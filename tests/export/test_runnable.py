@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from solver_shard import apply
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
 from solver_shard.export.dtensor import reseed
 from solver_shard.export.optimizer import clip_grad_norm_
@@ -64,10 +65,29 @@ def test_random_plans_run_and_hold(name: str) -> None:
     assert {d.reference for d in verdict.differences} == {"graph", "model"}, verdict.notes
 
 
+@pytest.mark.parametrize("name", ["all of these at once", "complex: conjugated"])
+def test_plans_hold_in_real_processes(name: str) -> None:
+    case = subject(name)
+    verdict = check(plan_of(case.program, "2", clip=True), case, processes=True, timeout=240)
+    assert verdict.holds, str(verdict)
+    assert {d.reference for d in verdict.differences} == {"graph", "model"}, verdict.notes
+    assert sum(c.run for c in verdict.collectives) > 0
+
+
 def test_the_norm_of_complex_gradients_counts_both_parts() -> None:
     case = widened(subject("complex: plain"))
     verdict = check(plan_of(case.program, "2", clip=True), case)
     assert verdict.holds, str(verdict)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_new_value_of_a_buffer_is_made_where_the_buffer_lies(seed: int) -> None:
+    program = subject("batch norm first, 2d").program
+    plan = plan_of(program, "2,2", seed=seed)
+    returned = {r.tensor: r.layout for r in plan.reshards if r.purpose == "output"}
+    written = {t: program.written(t)[0] for t in program.outputs if program.written(t)}
+    assert len(written) == 3
+    assert all(free_move(returned[t], plan.tensors[s].layout) for t, s in written.items())
 
 
 class Elsewhere(nn.Module):

@@ -11,10 +11,13 @@ import pytest
 import torch
 from traced_models import counts
 
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, TraceError
 from solver_shard.frontends import huggingface
 from solver_shard.frontends.huggingface import PRESETS, load
 from solver_shard.frontends.torch import trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
+import model_types
 
 transformers = pytest.importorskip("transformers")
 
@@ -111,6 +114,86 @@ def test_images(tmp_path: Path) -> None:
         "labels": ((3,), torch.int64),
     }
     assert trace(model, inputs, name="vit").gradients
+
+
+def published(name: str, **sizes: Any) -> dict[str, Any]:
+    """The config of a class at its published widths, with few layers."""
+    cls = getattr(transformers, name)
+    made = cls.config_class(**sizes)
+    return {**json.loads(made.to_json_string()), "model_type": made.model_type, "architectures": [name]}
+
+
+WIDE: list[tuple[str, dict[str, Any], int | None, dict[str, tuple[int, ...]]]] = [
+    (
+        "WhisperForConditionalGeneration",  # large-v3
+        {"d_model": 1280, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
+         "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "vocab_size": 51866},
+        448, {"input_features": (2, 128, 3000), "labels": (2, 448)},
+    ),
+    (
+        "CLIPModel",  # ViT-L/14
+        {"projection_dim": 768,
+         "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 1},
+         "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 1,
+                           "patch_size": 14}},
+        77, {"input_ids": (2, 77), "pixel_values": (2, 3, 224, 224)},
+    ),
+    ("XLNetLMHeadModel", {"n_layer": 1}, 512, {"input_ids": (2, 512), "labels": (2, 512)}),  # large
+    (
+        "FalconForCausalLM",  # 40B
+        {"hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8, "num_hidden_layers": 1, "new_decoder_architecture": True,
+         "vocab_size": 65024, "bias": False, "alibi": False},
+        2048, {"input_ids": (2, 2048), "labels": (2, 2048)},
+    ),
+    (
+        "DetrForObjectDetection",  # ResNet-50
+        {"backbone_config": {"model_type": "resnet", "depths": [1, 1, 1, 1], "out_features": ["stage4"]}, "use_timm_backbone": False,
+         "encoder_layers": 1, "decoder_layers": 2},
+        None, {"pixel_values": (2, 3, 800, 800)},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "sizes", "seq", "shapes"), WIDE, ids=[row[0] for row in WIDE])
+def test_published_configs_of_many_kinds_trace(
+    tmp_path: Path, architecture: str, sizes: dict[str, Any], seq: int | None, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    dtype = "f32" if architecture.startswith("XLNet") else "bf16"  # its positions are f32, which do not go with bf16 weights
+    model, inputs, name = load(write(tmp_path, published(architecture, **sizes)), batch=2, seq=seq, dtype=dtype)
+    assert {key: tuple(value.shape) for key, value in inputs.items() if isinstance(value, torch.Tensor)} == shapes
+    program = trace(model, inputs, name=name)
+    assert program.tensors[program.outputs[0]].name == "loss"
+
+
+def test_a_model_that_mixes_dtypes_says_which_to_ask_for(tmp_path: Path) -> None:
+    model, inputs, name = load(write(tmp_path, published("XLNetLMHeadModel", n_layer=1)), batch=2, seq=8, dtype="bf16")
+    with pytest.raises(TraceError, match=r"at modeling_xlnet\.py:\d+: .*the model mixes dtypes; ask for f32, as in --dtype f32"):
+        trace(model, inputs, name=name)
+
+
+KINDS = {
+    "bert": {"input_ids"},
+    "canine": {"input_ids"},
+    "data2vec-vision": {"pixel_values"},
+    "flaubert": {"input_ids", "lengths"},
+    "informer": {"past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values"},
+    "layoutlm": {"input_ids", "bbox"},
+    "llava": {"input_ids", "pixel_values"},
+    "maskformer": {"pixel_values", "mask_labels", "class_labels"},
+    "qwen2_vl": {"input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids", "position_ids"},
+    "segformer": {"pixel_values"},
+    "speech_to_text": {"input_features"},
+    "videomae": {"pixel_values"},
+    "yolos": {"pixel_values"},
+}
+"""Model types of many kinds, and what their steps read beside labels."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_every_kind_of_model_runs(kind: str) -> None:
+    row = model_types.study(kind, "run")  # the table of all types is experiments/model_types.md
+    assert row["result"] == "plans", row
+    assert set(row["inputs"]) - {"labels"} == KINDS[kind]
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from traced_models import check, counts
 
-from solver_shard.frontends.huggingface import _plain_attention
 from solver_shard.program import Phase, Program, Role
 
 transformers = pytest.importorskip("transformers")
@@ -74,7 +73,6 @@ def test_multi_query_attention() -> None:
 
 def test_grouped_attention_reads_its_few_heads_as_they_are() -> None:
     model = build("llama", num_hidden_layers=1)
-    _plain_attention(model.config)
     program = check(model, TEXT)
     rows_apart(program)
     (attention,) = (op for op in program.ops if op.name == "aten._scaled_dot_product_flash_attention_for_cpu.default")

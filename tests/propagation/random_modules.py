@@ -662,6 +662,16 @@ class Generator:
             + f"{i}}} : ({', '.join(map(tensor, shapes))}) -> {tensor(outer_out[0])}"
         )
         scope.values.append((name, outer_out[0]))
+        if self.groups and not self.depth:
+            self.join(scope, [name, *(self.like(scope, outer_out[0]) for _ in range(self.rng.randint(0, 2)))], outer_out[0])
+
+    def join(self, scope: Scope, members: list[str], shape: Shape) -> None:
+        """Put values of one shape that are in no group into the first group that may have them."""
+        group = next((g for g in range(self.groups) if self.group_shapes.get(g, shape) == shape), None)
+        for x in dict.fromkeys(members):
+            if group is not None and x not in self.grouped:
+                self.grouped[x], self.group_shapes[group] = group, shape
+                scope.lines.append(f"{scope.indent}sdy.sharding_group {x} group_id={group} : {tensor(shape)}")
 
     def manual_sharding(self, shape: Shape, manual: frozenset[str], forbidden: frozenset[str]) -> tuple[str, Shape]:
         """A sharding whose dims begin with manual axes that divide them, all manual axes named, and the local shape."""

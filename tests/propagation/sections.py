@@ -458,6 +458,24 @@ return %0 : tensor<8x4xf32>""",
         },
     ),
     Case(
+        section="9",
+        says="What a manual computation's body gives to its result, the group of the result gets without the manual axes.",
+        arguments=", ".join([_x("arg0", "8x4"), _x("arg1", "8x4")]),
+        body="""
+%0 = sdy.manual_computation(%arg0) in_shardings=[<@mesh, [{?}, {?}], replicated={"a"}>]
+    out_shardings=[<@mesh, [{?}, {?}], replicated={"a"}>] manual_axes={"a"} (%arg2: tensor<8x4xf32>) {
+  %3 = sdy.data_flow_edge %arg2 sharding=<@mesh, [{?}, {?}]> : tensor<8x4xf32>
+  %4 = sdy.sharding_constraint %3 <@mesh, [{"b", ?}, {?}]> : tensor<8x4xf32>
+  sdy.return %4 : tensor<8x4xf32>
+} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+%1 = sdy.data_flow_edge %0 sharding=<@mesh, [{?}, {?}], replicated={"a"}> : tensor<8x4xf32>
+sdy.sharding_group %1 group_id=0 : tensor<8x4xf32>
+sdy.sharding_group %arg1 group_id=0 : tensor<8x4xf32>
+return %1 : tensor<8x4xf32>""",
+        results=_f("8x4"),
+        expected={"%arg1": '[{"b", ?}, {?}]'},
+    ),
+    Case(
         section="10",
         says="What nobody reads is erased, and with it what only it reads; it shards nothing.",
         arguments=", ".join([_x("arg0", "8x4"), _x("arg1", "8x4", '[{"a"}, {?}]')]),

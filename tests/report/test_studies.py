@@ -153,4 +153,4 @@ def test_control_and_direction_characters_show_themselves() -> None:
     page = html(plan)
     assert "\u202e" not in page
     assert "\x1b" not in page
-    assert "safe\\x202egnp.exe\\x1b[31m" in page
+    assert "safe\\u202egnp.exe\\x1b[31m" in page

@@ -33,7 +33,7 @@ def test_what_is_proven_of_large_numbers_is_what_enumeration_finds(large: str) -
 
 def test_what_is_blamed_in_dense_graphs_conflicts_and_nothing_of_it_can_be_spared() -> None:
     found = 0
-    for seed in range(10_000, 10_080):
+    for seed in (1072, *range(10_000, 10_080)):  # of the first one CP-SAT's presolve finds an assignment impossible that is not
         graph, pins, every = conflict_cases.dense_case(seed)
         conflict = find_conflict(graph, pins, time_limit=None)
         assert not conflict_cases.wrong(graph, pins, every, conflict), seed

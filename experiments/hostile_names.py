@@ -1,0 +1,46 @@
+"""Plans with names that try to steer what shows them, through every command that prints or writes a plan.
+
+    python experiments/hostile_names.py --plans 1000
+
+Counts the files that still are plans, the outputs that were read, and those that let something through: a character that steers a terminal,
+or a line that a name has made. Needs the repository's tests folder. Results are recorded in hostile_names.md.
+"""
+
+# ruff: noqa: E402 - the folder of the tests has to be on the path before their helpers are imported
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).parent.parent / "tests")
+
+from hostile_plans import COMMANDS, TRACED, hostile_plan, let_through, loads, said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--traced", type=int, default=20, help="every so many plans the commands that trace a model run, too")
+    arguments = parser.parse_args()
+    start, valid, outputs, wrong = time.process_time(), 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(arguments.first, arguments.first + arguments.plans):
+            text = hostile_plan(seed)
+            valid += loads(Path(folder), text)
+            for command in (*COMMANDS, *(TRACED if seed % arguments.traced == 0 else ())):
+                outputs += 1
+                found = let_through(said(Path(folder), text, command))
+                wrong += bool(found)
+                if found:
+                    print(f"seed {seed}, {' '.join(command)}: {found[0]}", flush=True)
+    print(f"{arguments.plans} files, {valid} of them plans; {outputs} outputs, {wrong} let something through")
+    print(f"{time.process_time() - start:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()
