@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -30,11 +31,11 @@ import op_cases
 MESHES = ("2", "3", "2,2")
 
 
-def study(op: str, samples: int, points: int) -> list[dict[str, Any]]:
+def study(op: str, samples: int, points: int, after: int) -> list[dict[str, Any]]:
     """One row for each sample."""
     rows = []
     try:
-        for case in op_cases.cases(op, samples):
+        for case in itertools.islice(op_cases.cases(op, after + samples), after, None):
             start = time.process_time()
             found = op_cases.outcome(case, MESHES, range(points))
             seconds = round(time.process_time() - start, 2)
@@ -65,7 +66,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "- holds: every plan ran, with the numbers of the unsharded graph and of the module, and the planned bytes",
         "- refused: not traced, with a message; unrun: planned, and refused with a message when it is to run",
-        "- wrong: other numbers or bytes; failed: another error; large: over 150 ops; no sample: nothing small of plain tensors",
+        "- wrong: other numbers or bytes; failed: another error; large: over 150 ops; no sample: nothing small of plain tensors;",
+        "  unset: its results are whatever was in memory",
         "",
         "| op | sample | outcome | what was said |",
         "|---|---|---|---|",
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("op", nargs="*", help="default: all")
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--after", type=int, default=0, help="leave out so many samples of every op")
     parser.add_argument("--points", type=int, default=2)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
@@ -101,7 +104,7 @@ def main() -> None:
     known = {row["op"] for row in rows}
     for op in options.op or op_cases.database():
         if op not in known:
-            for row in study(op, options.samples, options.points):
+            for row in study(op, options.samples, options.points, options.after):
                 with options.rows.open("a") as out:
                     print(json.dumps(row | {"code": code()}), file=out)
                 if row["kind"] != "holds":

@@ -93,7 +93,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``holds``; ``refused`` where an error says so before anything is planned; ``unrun`` where a plan is refused when it is to run;
-    ``wrong`` where numbers or bytes differ; ``failed`` where anything else is raised; ``large`` where it is not tried."""
+    ``unset`` where nothing can be compared; ``wrong`` where numbers or bytes differ; ``failed`` where anything else is raised;
+    ``large`` where it is not tried."""
 
     kind: str
     said: str = ""
@@ -206,7 +207,7 @@ def near() -> Cluster:
 def outcome(case: Case, meshes: Sequence[str] = ("2",), seeds: Sequence[int] = (0,)) -> Outcome:
     """Plans of a case at random points, run and compared: the first that does not hold, or that all do."""
     if case.op in UNSET:
-        return Outcome("refused", "its results are whatever was in memory")
+        return Outcome("unset", "its results are whatever was in memory")
     try:
         made = subject(case)
     except SolverShardError as error:

@@ -199,7 +199,7 @@ class _Reader:
         if isinstance(value, list | tuple):
             return tuple(self._plain(item) for item in value)
         if isinstance(value, torch.dtype):
-            return DTYPES[value]
+            return _dtype(value)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise TraceError("the trace has a size that depends on data; only models with sizes known beforehand are supported")
         return value
@@ -284,9 +284,13 @@ def _made(results: tuple[Any, ...], arguments: Mapping[str, Any]) -> tuple[Any, 
 
 
 def _meta(value: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    if value.dtype not in DTYPES:
-        raise TraceError(f"the trace has a tensor of dtype {value.dtype}; supported: {', '.join(map(str, DTYPES))}")
-    return tuple(int(n) for n in value.shape), DTYPES[value.dtype]
+    return tuple(int(n) for n in value.shape), _dtype(value.dtype)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    if dtype not in DTYPES:
+        raise TraceError(f"the trace has a tensor of dtype {dtype}; supported: {', '.join(map(str, DTYPES))}")
+    return DTYPES[dtype]
 
 
 def _result(value: Any) -> tuple[tuple[int, ...], str] | None:
