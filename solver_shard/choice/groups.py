@@ -37,6 +37,8 @@ ACCUMULATE = "accumulate"
 OPTIMIZER = "optimizer"
 OUTPUT = "output"
 UPDATE = "update"
+EXPAND = "aten.expand.default"
+"""Repeats dims without writing them out."""
 LATER = (Phase.BACKWARD.value, OUTPUT)
 """Purposes whose readers start from what is held of a tensor."""
 
@@ -185,16 +187,20 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     made: set[int] = set()
+    spread: set[int] = set()
     for i, op in enumerate(program.ops):
         made.update(op.results)
         if i not in known.views or len(op.operands) != 1:
             continue
         x = op.operands[0]
+        grows = program.tensors[op.results[0]].numel > program.tensors[x].numel
+        if x in spread or (grows and op.name != EXPAND):
+            continue  # an expanded tensor that is merged is written out
+        if grows:
+            spread.update(op.results)
         owner, before = path.get(x, (x, ()))
         group = next(k for k, g in enumerate(known.groups[x]) if (i, 0) in g.readers)
-        for t in op.results:
-            if program.tensors[t].numel <= program.tensors[x].numel:  # an expanded one that is merged is written out
-                path[t] = owner, (*before, (x, group))
+        path.update(dict.fromkeys(op.results, (owner, (*before, (x, group)))))
     found: dict[int, list[Member]] = {}
     for t in sorted(known.held, key=lambda t: (-known.held[t], t)):
         owner, way = path.get(t, (t, ()))
@@ -202,7 +208,7 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
             found.setdefault(owner, []).append(Member(tensor=t, path=way, until=known.held[t]))
     kept = []
     for owner, members in found.items():
-        if owner not in made or len(members) > 1 or program.tensors[members[0].tensor].numel < program.tensors[owner].numel:
+        if owner not in made or len(members) > 1 or program.tensors[members[0].tensor].numel != program.tensors[owner].numel:
             # an alias of the owner keeps the storage as long as its group reads, through views too
             ends = [known.groups[owner][m.path[0][1]].stop if m.path else known.base[owner][1] for m in members]
             start = known.base[owner][1] if owner in known.held and owner in made else min(ends)

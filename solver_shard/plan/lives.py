@@ -150,11 +150,19 @@ def _viewed(
     way: list[Key] = []
     while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
         (x,) = program.ops[made[t]].operands
-        if program.tensors[t].numel > program.tensors[x].numel:  # an expanded tensor that is merged is written out
+        grows = program.tensors[t].numel > program.tensors[x].numel
+        if _expanded(program, made, x) or (grows and not _expanded(program, made, t)):  # an expanded tensor that is merged is written out
             break
         way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
         t = x
     return t, tuple(way)
+
+
+def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
+    """Whether dims of a tensor are repeated without being written out."""
+    if t not in made or program.ops[made[t]].name != "aten.expand.default":
+        return False
+    return program.tensors[t].numel > program.tensors[program.ops[made[t]].operands[0]].numel
 
 
 class Profile:
