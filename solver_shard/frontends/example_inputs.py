@@ -30,6 +30,9 @@ SAMPLES, FRAMES = 160_000, 1000
 """Samples and frames of 10 seconds of sound."""
 
 OBJECTS, CHOICES, TOKENS_PER_SECOND = 8, 4, 10
+_TRANSCRIBED = ("CTC", "RNNT", "TDT")
+"""Heads that write down what is said, at no given times."""
+
 _TRIED = 12
 """Ways to make the inputs that are tried."""
 
@@ -486,9 +489,6 @@ def _targets(asked: Asked) -> list[Any]:
         return [asked.real(asked.number("num_targets", usual=1))]
     return [asked.real(length, channels), asked.real(length)] if asked.says("num_input_channels") else [asked.real(length)]
 
-
-_TRANSCRIBED = ("CTC", "RNNT", "TDT")
-"""Heads that write down what is said, at no given times."""
 
 _PER_EXAMPLE = (
     *("SequenceClassification", "ImageClassification", "VideoClassification", "AudioClassification", "MultipleChoice"),
