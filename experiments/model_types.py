@@ -168,7 +168,12 @@ def _one(row: dict[str, Any], kind: str, stage: str, labels: bool, layers: int) 
         except SolverShardError as error:
             if "with --seq" not in str(error):
                 raise
-            model, inputs, name = load(raw, batch=BATCH, seq=SEQ, labels=labels)
+            try:
+                model, inputs, name = load(raw, batch=BATCH, seq=SEQ, labels=labels)
+            except SolverShardError as limited:
+                if "learned positions" not in str(limited):
+                    raise
+                model, inputs, name = load(raw, batch=BATCH, seq=int(str(limited).rsplit(" ", 1)[1]), labels=labels)
         row["class"] = type(model).__name__
         row["inputs"] = sorted(inputs)
         if stage == "run":
@@ -247,24 +252,27 @@ def batches(kinds: list[str], path: Path) -> Iterator[list[str]]:
 
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
-    """The record."""
+    """The record; what went to an early stage only is said to run or to trace, not to plan."""
     import torch
     import transformers
 
-    counts = collections.Counter(row["result"] for row in rows.values())
+    verbs = {"run": "runs", "trace": "traces"}
+    said = {kind: row["result"].replace("plans", verbs.get(row.get("stage", ""), "plans")) for kind, row in rows.items()}
+    counts = ", ".join(f"{count} {result}" for result, count in collections.Counter(said.values()).most_common())
     lines = [
         str(__doc__).split("\n\n")[0],
         "",
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} types: "
-        + ", ".join(f"{count} {result}" for result, count in counts.most_common())
-        + ".",
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} types: {counts}. Made by "
+        "`python experiments/model_types.py`, which says what each column is.",
+        "",
+        '"Runs": loaded from its config with the inputs of a step, which ran on fake tensors; "plans": traced, lowered and solved, too.',
         "",
         "| type | class | result | ops | step | why not (training; forward) |",
         "|---|---|---|---|---|---|",
     ]
     for kind, row in sorted(rows.items()):
-        reasons = "; ".join(" ".join(row[key].split())[:260].replace("|", "/") for key in ("training", "forward") if key in row)
-        lines.append(f"| {kind} | {row.get('class', '-')} | {row['result']} | {row.get('ops', '-')} | {row.get('step', '-')} | {reasons} |")
+        reasons = "; ".join(" ".join(row[key].split())[:200].replace("|", "/") for key in ("training", "forward") if key in row)
+        lines.append(f"| {kind} | {row.get('class', '-')} | {said[kind]} | {row.get('ops', '-')} | {row.get('step', '-')} | {reasons} |")
     return "\n".join([*lines, ""])
 
 
@@ -273,6 +281,7 @@ def main() -> None:
     parser.add_argument("type", nargs="*", help="default: all")
     parser.add_argument("--stage", choices=("run", "trace", "plan"), default="plan")
     parser.add_argument("--results", type=Path, default=FOLDER / "model_types.jsonl")
+    parser.add_argument("--again", action="store_true", help="also those that an earlier run took to another stage only")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,6 +289,9 @@ def main() -> None:
         work(json.loads(sys.stdin.read()), options.stage, options.results)
         return
     kinds = options.type or types()
+    if options.again:
+        kept = [row for row in results(options.results).values() if not (row["type"] in kinds and row.get("stage") != options.stage)]
+        options.results.write_text("".join(json.dumps(row, default=str) + "\n" for row in kept), encoding="utf-8")
     for left in batches(kinds, options.results):
         command = [sys.executable, __file__, "--worker", "--stage", options.stage, "--results", str(options.results)]
         subprocess.run(command, input=json.dumps(left), text=True, check=False)

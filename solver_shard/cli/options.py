@@ -57,7 +57,13 @@ Dtype = Annotated[
 ]
 Seq = Annotated[
     int | None,
-    typer.Option(min=1, help="Tokens per sequence (language models).", show_default=False, metavar="N", rich_help_panel=MODEL),
+    typer.Option(
+        min=1,
+        help="Tokens per sequence; of models that only hear, samples or frames.",
+        show_default=False,
+        metavar="N",
+        rich_help_panel=MODEL,
+    ),
 ]
 Config = Annotated[
     str | None,

@@ -30,6 +30,9 @@ SAMPLES, FRAMES = 160_000, 1000
 """Samples and frames of 10 seconds of sound."""
 
 OBJECTS, CHOICES, TOKENS_PER_SECOND = 8, 4, 10
+_TRANSCRIBED = ("CTC", "RNNT", "TDT")
+"""Heads that write down what is said, at no given times."""
+
 _TRIED = 12
 """Ways to make the inputs that are tried."""
 
@@ -210,6 +213,11 @@ def _configs(config: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _wanted(asked: Asked) -> list[str]:
     """Names of the arguments to give."""
+    if type(asked.model).forward is torch.nn.Module.forward:
+        raise InputError(
+            f"{asked.kind} (config of {asked.name!r}) has no forward: it holds models that run apart; name the class of one of them in "
+            "'architectures', with its own config"
+        )
     arguments = asked.arguments
     main = asked.model.main_input_name
     mains = [main] if isinstance(main, str) else list(main or ())
@@ -228,8 +236,13 @@ def _wanted(asked: Asked) -> list[str]:
             found.append(name)
     if "image_grid_thw" in found and "mm_token_type_ids" in found:
         found.append("position_ids")
+    spoken = any(word in asked.kind for word in _TRANSCRIBED)
+    if spoken and "input_features" in found and "attention_mask" in arguments and "input_ids" not in arguments:
+        found.append("attention_mask")
+    if spoken and "decoder_input_ids" in arguments:
+        found.append("decoder_input_ids")
     shifts = asked.labels and "labels" in arguments
-    if "decoder_input_ids" in arguments and not shifts and asked.says("is_encoder_decoder"):
+    if "decoder_input_ids" in arguments and "decoder_input_ids" not in found and not shifts and asked.says("is_encoder_decoder"):
         found.append("decoder_input_ids")
     missing = [name for name in found if name not in _MADE]
     if missing:
@@ -296,6 +309,8 @@ def _pixels(asked: Asked) -> list[Any]:
     packed = [asked.real(rows * columns, each).flatten(0, 1)]
     if over_time > 1:
         packed[:0] = [asked.real(rows * columns, each * over_time).flatten(0, 1), asked.real(rows * columns, each * over_time)]
+    else:
+        packed.append(asked.real(rows * columns, 2 * each).flatten(0, 1))
     packed.append(asked.real(rows * columns, channels, patch, patch).flatten(0, 1))
     packed.append(asked.real(rows * columns, each))
     if any(name in asked.arguments for name in ("image_grid_thw", "grid_thw", "image_grid_hw")):
@@ -385,8 +400,8 @@ def _time_features(name: str) -> Callable[[Asked], list[Any]]:
 
 _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
     "input_ids": _input_ids,
-    "decoder_input_ids": lambda a: [a.long(a.tokens())],
-    "attention_mask": _mask_of_tokens,
+    "decoder_input_ids": lambda a: [a.long(a.transcript() if any(word in a.kind for word in _TRANSCRIBED) else a.tokens())],
+    "attention_mask": lambda a: _mask_of_tokens(a) if "input_ids" in a.arguments else _whole_clips(a),
     "token_type_ids": _mask_of_tokens,
     "lengths": lambda a: [Fixed(torch.full((a.batch,), a.tokens()))],
     "mm_token_type_ids": _mask_of_tokens,
@@ -449,7 +464,7 @@ def _losses(asked: Asked) -> list[dict[str, Any]]:
             if extra in arguments and kind.endswith("ForPreTraining"):
                 found = [{**way, extra: asked.long()} for way in found]
         return found
-    if "bool_masked_pos" in arguments:
+    if "bool_masked_pos" in arguments and ("Masked" in kind or kind.endswith("ForPreTraining")):
         height, width = asked.picture()
         cells = (height // asked.patch()) * (width // asked.patch())
         return [{"bool_masked_pos": asked.long(cells).bool()}]
@@ -486,7 +501,7 @@ def _labels(asked: Asked) -> list[Any]:
     height, width = asked.picture()
     if any(word in kind for word in _PER_EXAMPLE):
         return [asked.real() if asked.classes() == 1 and "MultipleChoice" not in kind else asked.long()]
-    if any(word in kind for word in ("CTC", "RNNT", "TDT")):
+    if any(word in kind for word in _TRANSCRIBED):
         return [Fixed(torch.ones(asked.batch, asked.transcript(), dtype=torch.int64)), asked.long(asked.transcript())]
     if "SemanticSegmentation" in kind:
         return [asked.long(height, width)]

@@ -49,12 +49,15 @@ def load(
     checkpoint: bool = False,
     weights: bool = False,
 ) -> tuple[nn.Module, dict[str, torch.Tensor], str]:
-    """Model (in training mode, on the meta device), inputs by argument name (meta tensors) and a name.
+    """Model (in training mode, on the meta device), inputs by argument name and a name.
+
+    Inputs are meta tensors, lists of them, flags, or ``Fixed`` ones where the model reads their values.
 
     Args:
         source: one of ``PRESETS``, a config.json, a directory that holds one, or what ``read_config`` returned.
         batch: sequences or images in the whole step, over all devices.
-        seq: tokens per sequence; text models need it, image models take their size from the config.
+        seq: tokens per sequence, which models of text need, or samples or frames of sound where a model only hears; the sizes of
+            pictures and the like are the config's, or those that :mod:`solver_shard.frontends.example_inputs` says.
         dtype: f32, bf16 or f16, of parameters and images.
         labels: add labels, so that the model returns a loss.
         checkpoint: checkpoint the activations of every layer, as ``gradient_checkpointing_enable`` does.

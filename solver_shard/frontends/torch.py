@@ -309,8 +309,9 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
         where = _where(error, step.model)
         if isinstance(error, BY_VALUE):
             raise TraceError(
-                f"tracing {name!r} failed{where}: it decides by the values of a tensor ({error.func}), which are not known before the step "
-                "runs. Give a model of your own without that as package.module:function, or the value as a constant"
+                f"tracing {name!r} failed{where}: it decides by the values of a tensor (an .item(), a branch, or how often a mask "
+                f"is true: {error.func}), which are not known before the step runs. Give a model of your own without that as "
+                "package.module:function, or the value as a constant"
             ) from error
         if isinstance(error, RuntimeError) and any(words in cause for words in _MIXED):
             raise TraceError(
