@@ -32,6 +32,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_DEVICES = 1_000_000
 MAX_AXES = 6
+"""Axes that are read; how many can be searched, the dims of the model's tensors say (``costs.transitions.MAX_LAYOUTS``)."""
 MAX_AXIS_NAME = 64
 
 
@@ -55,7 +56,7 @@ class Mesh:
         if not names:
             raise InputError("a mesh needs at least one axis; write it as 'dp=32,tp=8' or '8'")
         if len(names) > MAX_AXES:
-            raise InputError(f"a mesh of {len(names)} axes was asked; at most {MAX_AXES} are supported")
+            raise InputError(f"a mesh of {len(names)} axes was asked; at most {MAX_AXES} are read; give axes that lie side by side as one")
         for axis in self.axes:
             if len(axis.name) > MAX_AXIS_NAME:
                 raise InputError(f"a mesh axis name of {len(axis.name):,} characters was given; at most {MAX_AXIS_NAME} are read")
@@ -171,6 +172,22 @@ class Mesh:
         for i, axis in enumerate(self.axes):
             found.setdefault(axis.parent or axis.name, []).append(i)
         return [(name, tuple(at)) for name, at in found.items()]
+
+    def joins(self, names: Sequence[str], shape: Sequence[int]) -> bool:
+        """Whether the axes of another mesh, neighbours taken as one where this mesh does, are these.
+
+        >>> Mesh.parse("a=2,b_c=4").joins(("a", "b", "c"), (2, 2, 2))
+        True
+        """
+        at = 0
+        for axis in self.axes:
+            stop = at + 1
+            while stop < len(names) and "_".join(names[at:stop]) != axis.name:
+                stop += 1
+            if "_".join(names[at:stop]) != axis.name or math.prod(shape[at:stop]) != axis.size:
+                return False
+            at = stop
+        return at == len(names)
 
     def index(self, name: str) -> int:
         """Position of the axis called ``name``; InputError names the legal ones."""

@@ -124,3 +124,21 @@ def test_parts_cannot_be_split_or_stray() -> None:
     ):
         with pytest.raises(InputError):
             Mesh(axes=tuple(axes))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "finer", "fits"),
+    [
+        ("a=2,b_c=4", "a=2,b=2,c=2", True),
+        ("a_b_c=8", "a=2,b=2,c=2", True),
+        ("a=2,b=2", "a=2,b=2", True),
+        ("a_b=4,c_d=4", "a=2,b=2,c=2,d=2", True),
+        ("a=2,b_c=8", "a=2,b=2,c=2", False),
+        ("a=2,c_b=4", "a=2,b=2,c=2", False),
+        ("a=2,b=2", "a=2,b=2,c=2", False),
+        ("a=2,b_c=4", "a=2,b=2", False),
+    ],
+)
+def test_neighbouring_axes_as_one_are_those_of_a_finer_mesh(mesh: str, finer: str, fits: bool) -> None:
+    other = Mesh.parse(finer)
+    assert Mesh.parse(mesh).joins(other.names, other.shape) is fits

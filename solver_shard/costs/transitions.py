@@ -50,6 +50,7 @@ from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
 from solver_shard.costs.staging import KINDS, buffers, fullest
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import STRIDED, Layout, P, R
+from solver_shard.mesh import MAX_AXIS_NAME, Axis, Mesh
 
 Ints = NDArray[np.int64]
 
@@ -174,14 +175,35 @@ def build_table(
     mesh_shape = collectives.mesh.shape
     layouts = legal_layouts(shape, mesh_shape, reductions, collectives.mesh.wholes if orders else None)
     if len(layouts) > MAX_LAYOUTS:
+        joined = _joined(shape, reductions, collectives, orders)
         raise InputError(
-            f"a tensor of shape {tuple(shape)} has {len(layouts)} layouts on mesh {collectives.mesh}; "
-            f"at most {MAX_LAYOUTS} are supported; use fewer mesh axes"
+            f"a tensor of shape {tuple(shape)} has {len(layouts):,} layouts on mesh {collectives.mesh}, and {MAX_LAYOUTS:,} are the most "
+            f"that are searched: four axes where tensors have up to five dims. Give axes that lie side by side as one, as in {joined}: a "
+            "cut over all of them costs the same, only cuts over a part of them are no longer tried, and the plan runs on a device mesh "
+            "of all axes"
         )
     codes = codes_of(layouts)
     sizes = local_sizes(shape, mesh_shape, codes)
     steps = _find_steps(codes, sizes, itemsize, collectives, bucket)
     return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps)
+
+
+def _joined(shape: Sequence[int], reductions: Sequence[str], collectives: Collectives, orders: bool) -> Mesh:
+    """The mesh with as few axes joined as it takes: the two neighbours that use the fewest link levels together, innermost first."""
+    mesh = collectives.mesh.whole
+    while len(mesh.axes) > 1:
+        times = Collectives(mesh, collectives.cluster)
+
+        def levels(k: int, times: Collectives = times) -> tuple[int, int]:
+            return sum(span.peers > 1 for span in times.spans((k, k + 1))), -k
+
+        k = min(range(len(mesh.axes) - 1), key=levels)
+        left, right = mesh.axes[k], mesh.axes[k + 1]
+        both = Axis(name=f"{left.name}_{right.name}"[:MAX_AXIS_NAME], size=left.size * right.size)
+        mesh = Mesh(axes=(*mesh.axes[:k], both, *mesh.axes[k + 2 :]))
+        if len(legal_layouts(shape, mesh.shape, reductions, mesh.wholes if orders else None)) <= MAX_LAYOUTS:
+            break
+    return mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,8 @@ def check_torch() -> None:
 def check_mesh(plan: Plan, device_mesh: DeviceMesh) -> DeviceMesh:
     """The device mesh with the axes of the plan's mesh, sub-axes included.
 
+    Where the plan has neighbouring axes of the device mesh as one, ``d_e`` for d and e, so has the mesh that is returned.
+
     Raises:
         InputError: there is no process group, or the mesh has other axes or this process no place in it.
     """
@@ -78,7 +80,8 @@ def check_mesh(plan: Plan, device_mesh: DeviceMesh) -> DeviceMesh:
     names, shape = device_mesh.mesh_dim_names, tuple(device_mesh.mesh.shape)
     if names is None:
         raise InputError(f"the device mesh {shape} has no names for its axes, and the plan is for {whole}; give {made}")
-    if (tuple(names), shape) not in ((whole.names, whole.shape), (plan.mesh.names, plan.mesh.shape)):
+    own = ((whole.names, whole.shape), (plan.mesh.names, plan.mesh.shape))
+    if (tuple(names), shape) not in own and not whole.joins(names, shape):
         given = ",".join(f"{name}={size}" for name, size in zip(names, shape, strict=True))
         raise InputError(f"the device mesh is {given}, the plan is for {whole}; give {made}, or make a plan for {given}")
     if device_mesh.get_coordinate() is None:

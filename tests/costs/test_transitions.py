@@ -14,8 +14,9 @@ from shard_simulator import WrongStepError, collective, rebuild, scatter
 from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.costs.cluster import PRESETS, load_cluster
 from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.layouts import legal_layouts
 from solver_shard.costs.model import CostModel
-from solver_shard.costs.transitions import TransitionTable, build_table
+from solver_shard.costs.transitions import MAX_LAYOUTS, TransitionTable, build_table
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -128,9 +129,20 @@ def test_an_illegal_layout_is_a_bug_that_is_named() -> None:
         table_for((3,), "2,2", ()).costs_between([Layout.parse("S(0)S(0)")], [Layout.parse("RR")])
 
 
-def test_too_many_layouts_are_refused() -> None:
-    with pytest.raises(InputError, match="use fewer mesh axes"):
-        table_for((64, 64, 64), "2,2,2,2,2,2")
+@pytest.mark.parametrize(
+    ("shape", "mesh", "joined"),
+    [
+        ((64, 64, 64), "a=2,b=2,c=2,d=2,e=2", "a=2,b=2,c=2,d_e=4"),
+        ((64, 64), "a=2,b=2,c=2,d=2,e=2,f=2", "a=2,b=2,c=2,d=2,e_f=4"),
+        ((64, 64, 64, 64), "a=2,b=2,c=2,d=2,e=2,f=2", "a=2,b=2,c=2,d_e_f=8"),
+        ((64, 64, 64, 64), "dp=8,cp=2,ep=2,tp=4,sp=2", "dp=8,cp=2,ep=2,tp_sp=8"),
+        ((64, 64, 64, 64), "nodes=4,rail=2,dp=2,a=2,b=2", "nodes=4,rail=2,dp=2,a_b=4"),
+    ],
+)
+def test_more_layouts_than_are_searched_are_refused_with_a_mesh_that_has_few_enough(shape: tuple[int, ...], mesh: str, joined: str) -> None:
+    with pytest.raises(InputError, match=rf"3,000 are the most that are searched.* side by side as one, as in {joined}:"):
+        table_for(shape, mesh)
+    assert len(legal_layouts(shape, Mesh.parse(joined).shape, ("sum",))) <= MAX_LAYOUTS
 
 
 CASES = [
