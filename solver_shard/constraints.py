@@ -21,6 +21,9 @@ from solver_shard.program import Op, Program, Ref
 
 Pin = TypeVar("Pin")
 
+BEFORE, AS_MADE = " (before its pin)", " (as made)"
+"""What the names of tensors before the places of pins and before relays end with."""
+
 IDENTITY = "aten.alias.default"
 """The op of a place; a traced one that is all that reads a tensor is one, too."""
 
@@ -40,7 +43,7 @@ def constrain(program: Program, pins: Mapping[int, Pin], relays: Collection[int]
     handed = {t: len(tensors) + k for k, t in enumerate((*pinned, *relayed))}
     for t in handed:
         tensors.append(tensors[t])
-        tensors[t] = dataclasses.replace(tensors[t], name=f"{tensors[t].name} ({'before its pin' if t in pins else 'as made'})")
+        tensors[t] = dataclasses.replace(tensors[t], name=tensors[t].name + (BEFORE if t in pins else AS_MADE))
     ops: list[Op] = []
     for op in program.ops:
         ops.append(dataclasses.replace(op, operands=tuple(handed.get(t, t) for t in op.operands)))

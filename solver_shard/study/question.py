@@ -31,6 +31,7 @@ from solver_shard.choice.graph import Ints
 from solver_shard.choice.masks import pin_masks
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.structure import node_classes
+from solver_shard.constraints import AS_MADE, BEFORE, Kept, without
 from solver_shard.errors import InputError
 from solver_shard.export.points import Masks
 from solver_shard.layout import Layout
@@ -47,7 +48,6 @@ OF: tuple[Of, ...] = ("layout", "state", "forward", "backward", "strategy")
 Label = Layout | tuple[str, ...]
 """A layout, or names of single-axis strategies, one per mesh axis."""
 
-BEFORE = " (before its pin)"
 MOST_SHOWN = 12
 
 
@@ -96,7 +96,7 @@ def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock |
     """
     plan = reopened.plan
     tensors, ops = subjects(plan, pattern)
-    tensors = [t for t in tensors if not plan.tensors[t].name.endswith(BEFORE)]
+    tensors = [t for t in tensors if not plan.tensors[t].name.endswith((BEFORE, AS_MADE))]
     if ops and of == "layout":
         of = "strategy"
     if of not in OF:
@@ -104,11 +104,22 @@ def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock |
     if ops and of != "strategy":
         raise InputError(f"{pattern!r} names ops, which have no {of}; name a tensor (show lists what ops make), or leave --of out")
     classes = None if reopened.problem.folded is None else node_classes(reopened.lowered.lowering)
-    if of == "strategy":
-        return _of_ops(reopened, pattern, tensors, ops, classes)
+    kept = _kept(reopened)
+    if of == "strategy":  # of what makes a tensor, before a relay
+        own = {t: there for there, t in reversed(list(enumerate(kept.tensors)))}
+        at = {i: there for there, i in enumerate(kept.times[: len(reopened.lowered.program.ops)])}
+        return _of_ops(reopened, pattern, [own[t] for t in tensors], [at[i] for i in ops], classes)
+    own = {t: there for there, t in enumerate(kept.tensors)}
+    tensors = [own[t] for t in tensors]
     if of == "layout":
         return _of_layouts(reopened, pattern, tensors, classes, clock)
     return _of_nodes(reopened, pattern, tensors, of, classes)
+
+
+def _kept(reopened: Reopened) -> Kept:
+    """The plan's program in the graph's, which has more relays; what one hands on comes after what it reads."""
+    relays = reopened.lowered.lowering.relays
+    return without(reopened.lowered.program, relays, relays.difference(reopened.plan.relays))
 
 
 def allowed(question: Question, text: str) -> Callable[[Label], bool]:
@@ -193,7 +204,8 @@ def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classe
     made = {t for op in program.ops for t in op.results}
     names = [program.tensors[t].name for t in wider]
     known = {tensor.name for tensor in program.tensors}
-    places = [program.tensors[t].name for t in wider if t in made and t not in final and program.tensors[t].name + BEFORE not in known]
+    places = [name for t, name in zip(wider, names, strict=True) if t in made and t not in final]
+    places = [name for name in places if name + BEFORE not in known and name + AS_MADE not in known]
     if places:
         pins = tuple(f"{_exactly(name)}={','.join('*' * len(plan.mesh.axes))}" for name in places)
         options = dataclasses.replace(plan.options, pins=(*plan.options.pins, *pins))
@@ -204,7 +216,7 @@ def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classe
     for name in names:
         found = pin_masks(lowered.lowering, at[name], lambda layout: True)
         nodes.update({v: lowered.lowering.nodes[v].layouts for v in found})
-    present = {plan.tensors[t].layout for t in wider}
+    present = {plan.tensors[_kept(reopened).tensors[t]].layout for t in wider}
     return _question(pattern, "layout", names, len(wider) > len(tensors), lowered, lowered is reopened.lowered, classes, nodes, present)
 
 
@@ -219,7 +231,7 @@ def _exactly(name: str) -> str:
 
 def _of_nodes(reopened: Reopened, pattern: str, tensors: Sequence[int], of: Of, classes: Ints | None) -> Question:
     """Optimizer states, or what the readers of one phase get: nodes of the plan's own graph."""
-    lowering, plan = reopened.lowered.lowering, reopened.plan
+    lowering = reopened.lowered.lowering
     wider = _with_copies(lowering, tensors, classes)
     nodes: dict[int, tuple[Label, ...]] = {}
     for t in wider:
@@ -229,9 +241,10 @@ def _of_nodes(reopened: Reopened, pattern: str, tensors: Sequence[int], of: Of, 
         found = [lowering.index[key] for key in keys if key in lowering.index]
         if not found:
             have = "optimizer state" if of == "state" else f"{of} readers"
-            raise InputError(f"{plan.tensors[t].name!r} has no {have} in this plan; narrow the pattern {pattern!r}, or give another --of")
+            name = reopened.lowered.program.tensors[t].name
+            raise InputError(f"{name!r} has no {have} in this plan; narrow the pattern {pattern!r}, or give another --of")
         nodes.update({v: lowering.nodes[v].layouts for v in found})
-    names = [plan.tensors[t].name for t in wider]
+    names = [reopened.lowered.program.tensors[t].name for t in wider]
     present = {lowering.nodes[v].layouts[reopened.assignment[v]] for v in nodes}
     return _question(pattern, of, names, len(wider) > len(tensors), reopened.lowered, True, classes, nodes, present)
 

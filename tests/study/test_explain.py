@@ -103,7 +103,7 @@ def forced(plan: Plan, kind: Kind, wanted: dict[str, Any]) -> Plan:
         assert len(masks) == len(wanted)
         return dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks)), "forced"
 
-    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, narrow=narrow)
+    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, narrow=narrow, relays=True)
 
 
 def test_the_price_of_an_optimizer_state() -> None:
