@@ -155,7 +155,8 @@ def any_strides(name: str) -> bool:
     """
     target = overload_of(name)
     views = any(argument.alias_info is not None for argument in target._schema.arguments)
-    known = torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags or name.split(".")[1] in _STRIDED
+    base = name.split(".")[1]
+    known = torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags or base in _STRIDED or base.startswith(_MATRICES)
     return name.startswith("aten.") and (known or views) and "as_strided" not in name
 
 
@@ -341,6 +342,8 @@ _STRIDED = frozenset(
     | {"constant_pad_nd", "tril", "triu", "cumsum", "sort", "topk", "masked_fill", "masked_scatter"}
 )
 """Ops that read any strides, by their own tests in torch or because they copy element by element."""
+_MATRICES = ("linalg_", "_linalg_", "cholesky", "lu_", "triangular_solve")
+"""How the names of ops begin that copy their matrices column by column, whatever their strides."""
 
 _RESIZED = tuple(
     f"aten.{name}_backward.default"
