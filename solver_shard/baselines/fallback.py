@@ -65,8 +65,9 @@ def or_baseline(
     with clock.stage("baselines", "holding the plan against greedy ones and templates"):
         plain = Transients(lowering, costs, problem.classes)
         best, name = with_templates(solution, plain, costs.mesh, options)
-        seconds = clock.solver_seconds * (1 + OVERTIME) - clock.seconds["solve"] - (time.monotonic() - started)
-        if best.feasible and seconds <= 0 and options.work_limit is None:
+        seconds = clock.solver_seconds * (1 + OVERTIME) - clock.seconds["solve"]
+        spent = time.monotonic() - started
+        if best.feasible and options.work_limit is None and spent > max(seconds, LEAST):
             return best, name
         others = hints(lowering, costs, rulebook, pinned, traced, middles(plain.folded))
         return with_baselines(
@@ -77,7 +78,7 @@ def or_baseline(
             objective=options.objective,
             memory_weight=options.memory_weight,
             seed=options.seed,
-            seconds=seconds,
+            seconds=seconds - spent,
             name=name,
         )
 
