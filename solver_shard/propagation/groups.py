@@ -8,7 +8,7 @@ and its place in the group; so the members keep what they were given, and the us
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.annotations import DimSharding, MeshSpec, TensorSharding
@@ -21,12 +21,13 @@ class Grouped:
     """A graph whose groups are settled.
 
     Attributes:
-        constrained: results of the constraints that were added; their uses are to be queued earliest first.
+        constrained: of every group whose members differ, the results of the constraints that were added; they are its members, and their
+            uses are to be queued earliest first. A value that is in its group twice has two, one after the other.
         warnings: one for every group whose members differ.
     """
 
     graph: Graph
-    constrained: frozenset[int]
+    constrained: Mapping[int, tuple[int, ...]]
     warnings: tuple[str, ...]
 
 
@@ -74,11 +75,11 @@ def settle_groups(graph: Graph, slots: Sequence[int], maker: Sequence[int]) -> G
             warnings.append(f"sharding group {group} ({names}) starts with different shardings; constraints are added after its members")
             conflicting.extend((member, said[0].mesh) for member in members)
     settled = Graph(values=tuple(values), ops=graph.ops, functions=graph.functions, meshes=graph.meshes)
-    made = set()
+    made: dict[int, list[int]] = {}
     for member, mesh in conflicting:
         settled = _constrain(settled, member, maker[member], mesh)
-        made.add(len(settled.values) - 1)
-    return Grouped(graph=settled, constrained=frozenset(made), warnings=tuple(warnings))
+        made.setdefault(group_of[member], []).append(len(settled.values) - 1)
+    return Grouped(graph=settled, constrained={group: tuple(members) for group, members in made.items()}, warnings=tuple(warnings))
 
 
 def _says_something(sharding: TensorSharding) -> bool:

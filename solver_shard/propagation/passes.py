@@ -66,7 +66,7 @@ def propagate(graph: Graph, name: PassName, registry: Registry, options: Options
         raise InputError(f"unknown propagation strategy {options.strategy!r}; legal: {', '.join(_STRATEGIES)}")
     main = _main(graph)
     check_graph(graph)
-    bare = State(graph, main, [None] * len(graph.ops), frozenset())
+    bare = State(graph, main, [None] * len(graph.ops), {})
     grouped = settle_groups(graph, bare.slots, bare.maker)
     rules = op_rules(grouped.graph, registry, conservative=options.conservative)
     state = State(grouped.graph, main, rules, grouped.constrained)

@@ -40,7 +40,7 @@ class State:
         calls: the call ops of every function, by name.
     """
 
-    def __init__(self, graph: Graph, main: int, rules: Sequence[ShardingRule | None], earliest_first: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, main: int, rules: Sequence[ShardingRule | None], constrained: Mapping[int, Sequence[int]]) -> None:
         self.graph = graph
         self.main = main
         self.rules = list(rules)
@@ -49,13 +49,13 @@ class State:
         self.erased = [True] * len(graph.ops)
         for op in self.order:
             self.erased[op] = False
-        self._earliest_first = earliest_first
+        self._earliest_first = frozenset(value for members in constrained.values() for value in members)
         self._parents()
         self._uses()
         self.flows: dict[int, EdgeFlow] = edge_flows(graph, self.maker)
         self.edge_of_use = {use: edge for edge, flow in self.flows.items() for use in flow.uses}
         self._place()
-        self.groups = _groups(graph, self.order)
+        self.groups = _groups(graph, self.order, constrained)
         self.rule_numbers = [self.stepper.rule(rule) if rule else 0 for rule in self.rules]
 
     def _parents(self) -> None:
@@ -218,10 +218,11 @@ class State:
         return Block(arguments=block.arguments, ops=tuple(op for op in block.ops if not self.erased[op]))
 
 
-def _groups(graph: Graph, order: Sequence[int]) -> Mapping[int, Sequence[int]]:
+def _groups(graph: Graph, order: Sequence[int], constrained: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
     members: dict[int, list[int]] = {}
     for i in order:
         op: Op = graph.ops[i]
         if op.kind is Kind.GROUP and op.group is not None:
             members.setdefault(op.group, []).append(op.operands[0])
-    return {value: values for values in members.values() for value in values}
+    found: dict[int, Sequence[int]] = {**members, **constrained}
+    return {value: values for values in found.values() for value in values}

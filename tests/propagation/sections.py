@@ -459,6 +459,19 @@ return %0 : tensor<8x4xf32>""",
     ),
     Case(
         section="9",
+        says="A value that is in its group twice, where members differ, gets two constraints, and both are members.",
+        arguments=", ".join([_x("arg0", "8x4", '[{"a"}, {?}]'), _x("arg1", "8x4", '[{"b"}, {?}]')]),
+        body="""
+sdy.sharding_group %arg0 group_id=0 : tensor<8x4xf32>
+sdy.sharding_group %arg1 group_id=0 : tensor<8x4xf32>
+sdy.sharding_group %arg0 group_id=0 : tensor<8x4xf32>
+%0 = stablehlo.add %arg0, %arg1 : tensor<8x4xf32>
+return %0 : tensor<8x4xf32>""",
+        results=_f("8x4"),
+        expected={"%arg0": '[{"a"}, {?}]', "%arg1": '[{"b"}, {?}]', "%arg1:constraint": '[{"a", ?}, {?}]', "%0": '[{"a", ?}, {?}]'},
+    ),
+    Case(
+        section="9",
         says="What a manual computation's body gives to its result, the group of the result gets without the manual axes.",
         arguments=", ".join([_x("arg0", "8x4"), _x("arg1", "8x4")]),
         body="""
