@@ -45,6 +45,13 @@ from solver_shard.program import Role  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 MESHES = ("2", "3", "2,2")
+NOTES = """
+Recorded on 1 December 2026 by `--seeds 1 --dtypes f32 --meshes 2,2`, all of it, and `--seeds 1 --dtypes bf16 --meshes 3`, which was ended
+early. Not run at this commit: f64, f32 on the meshes 2 and 3, the second seed, and `--processes`.
+
+What does not hold in bf16 agrees with the graph to 1e-14, in 64 bits; the model itself computes in 16 bits, and some of its gradients, of
+norms over few numbers and of recurrent layers, are further off than the 0.06 that verdicts allow.
+"""
 
 
 def subject(name: str, dtype: str) -> Subject:
@@ -141,7 +148,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines += ["", "By mesh, kind and dtype: " + "; ".join(f"{plan} in {dtype}: {n}" for (plan, dtype), n in sorted(kinds.items())) + "."]
     if wrong:
         lines += ["", "What does not hold:", "", *(f"- {r['name']}, {r['dtype']}, {r['plan']}: {r['problem']}" for r in wrong)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def _families(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
