@@ -153,6 +153,8 @@ def along(ctx: Context, node: RawNode) -> Result:
 def softmax_backward(ctx: Context, node: RawNode) -> Result:
     """_softmax_backward_data and _log_softmax_backward_data: gradient and output in one form."""
     a, (shape, dtype) = node.arguments, ctx.result(node)
+    if not shape:
+        return ctx.generic(node)
     d = a["dim"] % len(shape)
     values = [ctx.value(a["grad_output"]), ctx.value(a["output"])]
     common = align(ctx.draft, values, shape, whole={d}, expanded=True)
@@ -186,7 +188,7 @@ def pick(ctx: Context, node: RawNode) -> Result:
     last, index = len(shape) - 1, ctx.value(a["index"])
     found = uses_of(node)
     values = [ctx.value(use) for use in found]
-    if a["dim"] % len(shape) != last or any(v.shape[:last] != shape[:last] for v in values):
+    if not shape or a["dim"] % len(shape) != last or any(v.shape[:last] != shape[:last] for v in values):
         return ctx.generic(node)
     rows = [tuple(atom[2] for atom in D.solid(group)) or (1,) for group in index.dims[:last]]
     sizes = [n for group in rows for n in group]

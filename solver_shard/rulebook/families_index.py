@@ -57,6 +57,8 @@ def gather(call: Call, row: Row) -> Draft:
     """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
+    if len(index) != len(shape):  # a number in place of a tensor of one dim
+        return draft
     dim = call.dim(call.attributes["dim"], len(shape))
     operand: list[Held] = []
     picked: list[Held] = []
@@ -78,6 +80,8 @@ def scatter(call: Call, row: Row) -> Draft:
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
+    if not len(index) == len(source) == len(shape) or not shape:  # numbers in place of tensors of one dim
+        return draft
     dim = call.dim(call.attributes["dim"], len(shape))
     passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
     for name in ("self", "index", "src"):

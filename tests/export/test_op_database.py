@@ -25,3 +25,13 @@ def test_random_plans_of_an_op_hold(op: str) -> None:
         (case,) = cases(op)
         found = outcome(case, ("2", "2,2"))
     assert found.kind == "holds", str(found)
+
+
+def test_an_op_along_a_dim_of_a_number_holds() -> None:
+    """torch lets a number have a dim 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        of_numbers = [c for op in ("mode", "gather", "softmax") for c in cases(op, 5) if not next(iter(c.model.parameters())).ndim]
+        found = [outcome(case) for case in of_numbers]
+    assert len(found) >= 2
+    assert {one.kind for one in found} == {"holds"}, found
