@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,11 @@ _OF_LOSSES = ("loss", "label", "train", "datadependent", "dynamicoutput", "value
 
 
 def _result(reason: str) -> str:
-    return "refused" if reason.startswith("InputError") or "values of a tensor" in reason or "Data" in reason else "failed"
+    """Refused in clear words (a step on fake tensors says them by torch's exceptions), or failed."""
+    said = reason.startswith("InputError") or any(
+        words in reason for words in ("values of a tensor", "DataDependentOutputException", "DynamicOutputShapeException")
+    )
+    return "refused" if said else "failed"
 
 
 def _one(row: dict[str, Any], kind: str, stage: str, labels: bool, layers: int) -> str | None:
@@ -253,16 +258,13 @@ def batches(kinds: list[str], path: Path) -> Iterator[list[str]]:
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
     """The record; what went to an early stage only is said to run or to trace, not to plan."""
-    import torch
-    import transformers
-
     verbs = {"run": "runs", "trace": "traces"}
     said = {kind: row["result"].replace("plans", verbs.get(row.get("stage", ""), "plans")) for kind, row in rows.items()}
     counts = ", ".join(f"{count} {result}" for result, count in collections.Counter(said.values()).most_common())
     lines = [
         str(__doc__).split("\n\n")[0],
         "",
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} types: {counts}. Made by "
+        f"torch {version('torch')}, transformers {version('transformers')}, {len(rows)} types: {counts}. Made by "
         "`python experiments/model_types.py`, which says what each column is.",
         "",
         '"Runs": loaded from its config with the inputs of a step, which ran on fake tensors; "plans": traced, lowered and solved, too.',

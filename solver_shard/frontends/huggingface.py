@@ -194,6 +194,10 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise InputError(f"config of {name!r} has {layers} layers; at most {MAX_LAYERS} are supported")
     _settle(config)
+    if getattr(config, "is_encoder_decoder", False):
+        for key in ("decoder_start_token_id", "pad_token_id"):  # which token starts and fills makes no difference to a plan
+            if getattr(config, key, None) is None:
+                setattr(config, key, 0)
     return config
 
 
