@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from traced_models import MLP, squares
 
+import solver_shard.solving
 from solver_shard import Mesh, Plan, optimize
 from solver_shard.api import plan_program
 from solver_shard.baselines.candidates import Candidate, candidates
@@ -31,6 +32,8 @@ from solver_shard.plan.io import plan_from_json, plan_to_json
 from solver_shard.plan.lookup import lookup
 from solver_shard.plan.plan import Options
 from solver_shard.program import Program, Role
+from solver_shard.solving import solve_lowered
+from solver_shard.stages import StageClock
 
 LAYERS = 2
 BATCH, SEQ = 16, 512
@@ -372,6 +375,20 @@ def test_however_short_the_limit_no_plan_is_dearer_than_replication_or_a_templat
     within = [plan for plan in had().values() if plan is not None and plan.peak <= limit]
     assert within
     assert plan.certificate.objective <= min(plan.objective for plan in within)
+
+
+def test_a_search_of_a_very_large_graph_starts_from_a_template_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_shard.solving, "MANY", 0)
+    fits = [plan for plan in had().values() if plan is not None]
+    options = Options(memory_limit=int(1.05 * min(plan.peak for plan in fits)), work_limit=1e-6)
+    made = lower_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    clock = StageClock(solver_seconds=600.0)
+    found, _ = solve_lowered(made.lowering, made.costs, options, clock)
+    assert found.history[0].source.startswith("warm start of template ")
+    assert found.assignment is not None
+    assert made.lowering.graph.allowed(found.assignment)
+    assert found.peak is not None
+    assert found.peak <= options.usable_memory
 
 
 def test_templates_that_have_nothing_to_cut_are_left_out() -> None:
