@@ -175,7 +175,11 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
 
 
 def shared_tensors(program: Program, rules: Sequence[Rule]) -> tuple[int, ...]:
-    """What ops make for several groups of readers, for each other and not for the step's end: one reshard may serve them all."""
+    """What ops make for several groups of readers, for each other and not for the step's end: one reshard may serve them all.
+
+    A relay behind a tensor of one group never saves time: the way from one layout to another through a third costs no less. It can save
+    bytes, where the way is split (what it starts from goes in between), which is left out: a pin there may still need less memory.
+    """
     final, handing = {*program.outputs, *program.gradients.values()}, places(program)
     handed = {t for i in handing.values() for t in program.ops[i].results}
     keyed = _keyed_readers(program, rules)

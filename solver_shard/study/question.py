@@ -31,7 +31,7 @@ from solver_shard.choice.graph import Ints
 from solver_shard.choice.masks import pin_masks
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.structure import node_classes
-from solver_shard.constraints import AS_MADE, BEFORE, Kept, without
+from solver_shard.constraints import AS_MADE, BEFORE, Kept, places, without
 from solver_shard.errors import InputError
 from solver_shard.export.points import Masks
 from solver_shard.layout import Layout
@@ -106,7 +106,9 @@ def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock |
     classes = None if reopened.problem.folded is None else node_classes(reopened.lowered.lowering)
     kept = _kept(reopened)
     if of == "strategy":  # of what makes a tensor, before a relay
-        own = {t: there for there, t in reversed(list(enumerate(kept.tensors)))}
+        program, relays = reopened.lowered.program, reopened.lowered.lowering.relays
+        before = {program.ops[i].results[0]: t for t, i in places(program).items() if t in relays}
+        own = {t: before.get(there, there) for there, t in enumerate(kept.tensors)}
         at = {i: there for there, i in enumerate(kept.times[: len(reopened.lowered.program.ops)])}
         return _of_ops(reopened, pattern, [own[t] for t in tensors], [at[i] for i in ops], classes)
     own = {t: there for there, t in enumerate(kept.tensors)}
@@ -204,10 +206,10 @@ def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classe
     made = {t for op in program.ops for t in op.results}
     names = [program.tensors[t].name for t in wider]
     known = {tensor.name for tensor in program.tensors}
-    places = [name for t, name in zip(wider, names, strict=True) if t in made and t not in final]
-    places = [name for name in places if name + BEFORE not in known and name + AS_MADE not in known]
-    if places:
-        pins = tuple(f"{_exactly(name)}={','.join('*' * len(plan.mesh.axes))}" for name in places)
+    free = [name for t, name in zip(wider, names, strict=True) if t in made and t not in final]
+    free = [name for name in free if name + BEFORE not in known and name + AS_MADE not in known]
+    if free:
+        pins = tuple(f"{_exactly(name)}={','.join('*' * len(plan.mesh.axes))}" for name in free)
         options = dataclasses.replace(plan.options, pins=(*plan.options.pins, *pins))
         lowered = lower_program(lowered.given, mesh=plan.mesh, cluster=plan.cluster, options=options, clock=clock)
         classes = None if classes is None else node_classes(lowered.lowering)
