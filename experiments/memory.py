@@ -48,8 +48,7 @@ What the plan does not say exactly:
   there the plan says too much.
 - Around splits of a product, views of views count beside it for a few ops of the forward pass.
 - An op's scratch is not measured; the buffers of a transition's collectives are.
-- What ops without operands make (positions, single numbers) is made when a plan is loaded and stays: the bytes by which most rows differ.
-- At the update, the new values of a parameter whose state is laid out apart come beside the old ones; the plan counts them in place.
+- Single numbers that ops without operands make are made when a plan is loaded and stay: the bytes by which most rows differ.
 """
 SOLVED = {"solver": {}, "solver, least memory": {"objective": "memory"}}
 

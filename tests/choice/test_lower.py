@@ -63,7 +63,8 @@ def test_only_what_is_stored_or_reduced_is_cut_in_another_order(mesh: str) -> No
     gradients = set(low.program.gradients.values())
     for node in low.nodes:
         strided = any(p.is_strided for layout in node.layouts for p in layout)
-        stored = node.kind is Kind.STATE or (node.kind is Kind.SOURCE and low.program.tensors[node.item].role is Role.PARAMETER)
+        parameter = node.kind is Kind.SOURCE and low.program.tensors[node.item].role is Role.PARAMETER
+        stored = node.kind in (Kind.STATE, Kind.STEP) or parameter
         reduced = node.kind is Kind.RESHARD and node.item in gradients
         held = node.kind is Kind.HOLD and low.program.tensors[node.item].role is Role.PARAMETER
         assert strided == (stored or reduced or held), node
