@@ -45,6 +45,11 @@ _SIZED_BY_VALUE = frozenset(
     {torch.nonzero, _T.nonzero, torch.argwhere, torch.unique, _T.unique, torch.unique_consecutive, torch.masked_select, _T.masked_select}
     | {torch.bincount, _T.bincount, torch.repeat_interleave, _T.repeat_interleave}
 )
+_VIEWS = frozenset(
+    {_T.view, _T.reshape, torch.reshape, _T.flatten, torch.flatten, _T.unflatten, _T.unsqueeze, torch.unsqueeze, _T.squeeze, torch.squeeze}
+    | {_T.transpose, torch.transpose, _T.permute, torch.permute, _T.expand, _T.movedim, torch.movedim}
+)
+"""Even of constants these stay ops: that rows were batch and sequence is how a loss over flattened rows can be cut by either."""
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform")
 _CHECKS = frozenset({_T._is_all_true, torch._is_all_true})
 
@@ -84,7 +89,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
         _collect((args, tuple(kwargs.values())), tensors)
         values = [_value(tensor) for tensor in tensors]
         known = all(value is not None for value in values)
-        if tensors and known and (func in _SIZED_BY_VALUE or all(map(_plain, tensors))):
+        if tensors and known and (func in _SIZED_BY_VALUE or (func not in _VIEWS and all(map(_plain, tensors)))):
             return _evaluate(func, args, kwargs)
         if func in _MADE and not tensors and _whole(args[0]):
             return _evaluate(func, args, kwargs)

@@ -359,9 +359,12 @@ def had(limit: int = 1 << 40) -> dict[str, Candidate | None]:
     ],
 )
 def test_a_template_costs_the_same_in_the_graph_of_all_layouts_as_by_itself(template: str) -> None:
+    """Or less: there, one reshard may serve several readers, which vocabulary parallel makes use of."""
     plan, alone = had()[template], planned(template).certificate
     assert plan is not None
-    assert alone.bound <= plan.objective <= alone.objective
+    assert plan.objective <= alone.objective
+    if "vocab-parallel" not in template:
+        assert plan.objective >= alone.bound
 
 
 @pytest.mark.parametrize(
@@ -470,7 +473,8 @@ def test_bytes_per_parameter_are_those_of_megatron_and_zero(template: str, whole
     stages 2 and 3 (section 3.1 and figure 1, with gradients of 4 bytes) cut the gradients, then the parameters too."""
     plan = accumulated(template, reduce_dtype="f32")
     count = sum(math.prod(t.shape) for t in plan.tensors if t.role == Role.PARAMETER.value)
-    stored = sum(plan.memory.series[category][-1] for category in ("parameters", "optimizer", "gradients"))
+    before_the_update = -2  # whose temporaries are no part of these tables
+    stored = sum(plan.memory.series[category][before_the_update] for category in ("parameters", "optimizer", "gradients"))
     buffers = sum(math.prod(t.shape) * 4 for t in plan.tensors if t.role == Role.BUFFER.value)
     assert stored - buffers == pytest.approx(count * (whole + cut / 8), rel=1e-9)
 
