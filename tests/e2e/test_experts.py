@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from e2e.test_simulate import Case, check, near, of_model
-from lowered import Lowered, agrees, lowered, random_assignment
+from lowered import Lowered, agrees, lowered, random_assignment, with_relays
 
 from solver_shard import optimize
 from solver_shard.choice.nodes import Kind
@@ -116,12 +116,12 @@ def test_the_solver_gives_every_device_its_experts_and_reduces_their_gradients_o
     pins = ["*.experts.*_proj=R,S(0)", "input_ids=S(0),S(0)"]
     plan = optimize(case.program, mesh="dp=2,ep=2", cluster=near(), pins=pins, gap=0.05, time_limit=15)
     check(case, plan)
-    found = evaluate(plan, case.program, Rulebook(), CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap))
+    found = evaluate(plan, with_relays(case.program, plan), Rulebook(), CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap))
     assert (found.objective, found.peak) == (plan.certificate.objective, plan.memory.peak)
     gradients = {g for p, g in case.program.gradients.items() if "experts" in case.program.tensors[p].name}
     assert len(gradients) == 2
     assert not [s for r in plan.reshards if r.tensor in gradients for s in r.steps if "ep" in s.axes and s.kind == "all_reduce"]
-    weights = [plan.ops[i] for i in products(case.program) if plan.ops[i].name == PRODUCTS[1]]
+    weights = [plan.ops[i] for i in products(with_relays(case.program, plan)) if plan.ops[i].name == PRODUCTS[1]]
     assert [op.strategy[1] for op in weights] == ["own-experts"] * 2
     assert "own-experts" in str(
         optimize(case.program, mesh="ep=4", cluster=near(), pins=["*.experts.*_proj=S(0)"], gap=0.05, time_limit=15)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from e2e.test_experts import mixtral
 from e2e.test_simulate import Case, gpt2, llama, near
+from lowered import with_relays
 from programs import trained_mlp
 
 from solver_shard import Mesh
@@ -51,7 +52,7 @@ def case_of(name: str) -> Case:
 def planned(case: Case, mesh: str, **options: Any) -> tuple[Plan, Evaluation]:
     asked = Options(memory_limit=1 << 40, gap=0.05, time_limit=15, **options)
     plan = plan_program(case.program, mesh=Mesh.parse(mesh), cluster=near(), options=asked)
-    return plan, evaluate(plan, case.program, Rulebook(), CostModel(plan.mesh, plan.cluster))
+    return plan, evaluate(plan, with_relays(case.program, plan), Rulebook(), CostModel(plan.mesh, plan.cluster))
 
 
 def holds(said: Evaluation, found: Measured) -> None:
@@ -71,7 +72,7 @@ def holds(said: Evaluation, found: Measured) -> None:
 def test_planned_memory_is_what_is_measured(name: str, mesh: str, options: dict[str, Any]) -> None:
     case = case_of(name)
     plan, said = planned(case, mesh, **options)
-    holds(said, measure(plan, case.program, case.values))
+    holds(said, measure(plan, with_relays(case.program, plan), case.values))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -81,8 +82,9 @@ def test_random_plans_hold_what_they_say_though_they_gather_columns_at_the_peak(
     plan = plan_of(lowering, random_point(lowering.graph, seed), costs, options)
     said, found = evaluate(plan, case.program, Rulebook(), costs), measure(plan, case.program, case.values)
     assert found.peak_time < len(found.totals) - 1
-    states = sum(found.series[category][found.peak_time] for category in STATES)
-    assert abs(said.peak - found.peak) <= 0.05 * (found.peak - states)
+    rest = found.peak - sum(found.series[category][found.peak_time] for category in STATES)
+    assert said.peak >= found.peak - 0.05 * rest
+    assert said.peak <= found.peak + 0.06 * rest  # what a slice is of counts until the slice's reader is done; a run lets it go before
     beside = [total - between for total, between in zip(said.totals, said.profile["intermediates"], strict=True)]
     assert max(beside) < said.peak
 

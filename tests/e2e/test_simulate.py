@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowered import agrees, confirms, lowered, random_assignment
+from lowered import agrees, confirms, lowered, random_assignment, with_relays
 from programs import Builder, trained_mlp
 from torch import nn
 from traced_models import values_of
@@ -132,8 +132,17 @@ def collectives_of(plan: Plan) -> Counter[tuple[str, tuple[str, ...]]]:
     return steps + Counter((collective.kind, collective.axes) for op in plan.ops for collective in op.collectives)
 
 
+def placed(case: Case, plan: Plan) -> Case:
+    """The case with the plan's relays."""
+    if not plan.relays:
+        return case
+    program = with_relays(case.program, plan)
+    return dataclasses.replace(case, program=program, reference=run(program, case.values))
+
+
 def check(case: Case, plan: Plan, *, tolerance: float = 1e-11) -> SimulationResult:
     """Run the plan: every op's results, outputs, gradients and updated parameters must be the unsharded ones, collectives the plan's."""
+    case = placed(case, plan)
     result = simulate(plan, case.program, case.values, reference=case.reference, tolerance=tolerance, absolute=tolerance * 1e-3, rate=RATE)
     assert result.collectives == collectives_of(plan)
     largest = max(case.reference[g].abs().max().item() for g in case.program.gradients.values())
@@ -211,7 +220,7 @@ def test_solved_plans_give_the_unsharded_step(name: str, options: dict[str, Any]
     plan = optimize(case.program, mesh="dp=2,tp=2", cluster=near(), gap=0.05, time_limit=15, **options)
     check(case, plan)
     costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
-    found = evaluate(plan, case.program, Rulebook(), costs)
+    found = evaluate(plan, with_relays(case.program, plan), Rulebook(), costs)
     confirms(found, plan)
     assert found.objective == plan.certificate.objective
     assert found.peak <= plan.options.memory_limit

@@ -39,7 +39,8 @@ def solved(program: Program, weights: str, gradients: str = "", *, limit: int = 
     wanted = {t: "S(0)" for t, tensor in enumerate(program.tensors) if tensor.shape[:1] == (tokens,)}
     wanted |= dict.fromkeys(program.gradients, weights)
     wanted |= dict.fromkeys(program.gradients.values(), gradients) if gradients else {}
-    case = lowered(program, "4", limit=limit, pins={t: functools.partial(operator.eq, Layout.parse(text)) for t, text in wanted.items()})
+    pins = {t: functools.partial(operator.eq, Layout.parse(text)) for t, text in wanted.items()}
+    case = lowered(program, "4", limit=limit, pins=pins, optimizer="adamw-fused")  # whose step has no temporaries, as in these papers
     solution = solve(case.graph, gap=gap, time_limit=30)
     assert solution.assignment is not None
     plan = case.plan(solution.assignment)

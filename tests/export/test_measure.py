@@ -99,7 +99,7 @@ def test_random_plans_with_shared_storages_agree_with_the_choice_graph_and_run(w
     made, values = lowered(program, mesh), values_of(program)
     reference = run(program, values)
     shared = alone = 0
-    for seed in range(12):
+    for seed in range(24):
         assignment = random_assignment(made.graph, seed)
         plan = agrees(made, assignment)
         simulate(plan, program, values, reference=reference, tolerance=1e-4, absolute=1e-4)

@@ -16,7 +16,7 @@ from solver_shard.frontends import huggingface
 from solver_shard.frontends.huggingface import PRESETS, load
 from solver_shard.frontends.torch import trace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
 import model_types
 
 transformers = pytest.importorskip("transformers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lowered import with_relays
 from rulebook.cases import Case, case, t
 from rulebook.execute import execute
 from torch import nn
@@ -88,4 +89,6 @@ def test_a_conservative_plan_holds_no_uneven_shard() -> None:
         found = [(tensor.layout, tensor.shape) for tensor in plan.tensors] + [(t.state, t.shape) for t in plan.tensors if t.state]
         found += [(reshard.layout, plan.tensors[reshard.tensor].shape) for reshard in plan.reshards]
         assert all(is_even(layout, shape, (4,)) for layout, shape in found) is careful
-        assert evaluate(plan, program, plan.options.rulebook(), CostModel(plan.mesh, plan.cluster)).peak == plan.memory.peak
+        assert (
+            evaluate(plan, with_relays(program, plan), plan.options.rulebook(), CostModel(plan.mesh, plan.cluster)).peak == plan.memory.peak
+        )
