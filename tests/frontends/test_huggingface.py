@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from solver_shard.frontends import huggingface
 from solver_shard.frontends.huggingface import PRESETS, load
 from solver_shard.frontends.torch import trace
 
+PATH = list(sys.path)
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
-import model_types
+model_types = importlib.import_module("model_types")
+sys.path[:] = PATH  # a study of propagation would hide the tests' modules of that name
 
 transformers = pytest.importorskip("transformers")
 
