@@ -7,7 +7,7 @@ from dataclasses import replace
 from solver_shard.frontends.context import Context
 from solver_shard.frontends.draft import Draft, DraftOp
 from solver_shard.frontends.raw import RawGraph
-from solver_shard.frontends.recompute import recompute
+from solver_shard.frontends.recompute import recompute, view_weights_again
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
 
 
@@ -36,7 +36,7 @@ def finish(context: Context, raw: RawGraph) -> tuple[Program, dict[int, int]]:
         outputs.append((name, tensor))
     kept = {t for _, t in outputs} | set(gradients.values())
     ops = _simple(draft, _in_order(draft.ops), kept)
-    ops = _simple(draft, recompute(draft, ops, kept), kept)
+    ops = _simple(draft, view_weights_again(draft, recompute(draft, ops, kept)), kept)
     return _program(raw, draft, ops, outputs, gradients)
 
 

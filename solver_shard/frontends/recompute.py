@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from solver_shard.frontends.draft import Draft, DraftOp
-from solver_shard.program import Phase
+from solver_shard.program import Phase, Role
 
 Region = tuple[int, ...]
 
@@ -93,7 +93,36 @@ def _again(
     return blocks, copies
 
 
-def _copy(draft: Draft, op: DraftOp, own: dict[int, int]) -> DraftOp:
+def view_weights_again(draft: Draft, ops: list[DraftOp]) -> list[DraftOp]:
+    """The ops with views of parameters made once more for the backward pass, right before its first op that reads one.
+
+    torch keeps a view of a weight from forward to backward, and that costs nothing: it is the weight's own storage. Were it one
+    tensor here, too, whoever gathers the weight would have to hold the gathered weight as long. Fully sharded data parallelism
+    does not: it frees the storage after the forward pass and gathers it again, whatever views torch has kept.
+    """
+    parameters = {t for t, tensor in enumerate(draft.tensors) if tensor.role is Role.PARAMETER}
+    views: dict[int, DraftOp] = {}
+    own: dict[int, int] = {}
+    result: list[DraftOp] = []
+
+    def again(t: int) -> list[DraftOp]:
+        view = views.get(t)
+        if view is None or t in own:
+            return []
+        return [*again(view.operands[0]), _copy(draft, view, own, recompute=False)]
+
+    for op in ops:
+        if op.phase is Phase.BACKWARD:
+            for t in op.operands:
+                result += again(t)
+            op.operands = [own.get(t, t) for t in op.operands]
+        elif op.view and (op.operands[0] in parameters or op.operands[0] in views):
+            views.update(dict.fromkeys(op.results, op))
+        result.append(op)
+    return result
+
+
+def _copy(draft: Draft, op: DraftOp, own: dict[int, int], *, recompute: bool = True) -> DraftOp:
     """The op once more, in backward, on what was computed again where it was; ``own`` gets its results."""
     results = []
     operands = [own.get(t, t) for t in op.operands]
@@ -102,5 +131,5 @@ def _copy(draft: Draft, op: DraftOp, own: dict[int, int]) -> DraftOp:
         results.append(own[t])
         draft.tensors.append(replace(draft.tensors[t], name=""))
     again = replace(op, operands=operands, results=results, attributes=dict(op.attributes), raw=list(op.raw))
-    again.phase, again.recompute = Phase.BACKWARD, True
+    again.phase, again.recompute = Phase.BACKWARD, recompute
     return again

@@ -258,3 +258,33 @@ def test_where_the_option_does_not_apply(model: Any, options: dict[str, Any], wo
 
     with pytest.raises(InputError, match=words):
         program_of(model, checkpoint=True, **options)
+
+
+class Experts(nn.Module):
+    """Products with the parts of one weight, and with their transposes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(4 * 16, 8))
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.weight.view(4, 16, 8)
+        return torch.bmm(F.gelu(torch.bmm(x, parts.transpose(1, 2))), parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.head(x))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_view_of_a_weight_is_made_anew_in_backward(checkpointed: bool) -> None:
+    """A gathered weight need not be held from forward to backward because a view of it is."""
+    model = Experts()
+    if checkpointed:
+        model.part = partial(once, model.part)  # type: ignore[method-assign]
+    program = check(model, {"x": X}, loss_fn=squares)
+    weight = next(t for t in program.sources() if program.tensors[t].name == "weight")
+    views = [op for op in program.ops if op.operands == (weight,)]
+    assert [(op.name, op.phase, op.recompute) for op in views] == [("aten.view.default", phase, False) for phase in Phase]
+    for view in views:
+        assert {op.phase for op in program.ops if view.results[0] in op.operands} == {view.phase}
+    assert views[1].module == views[0].module
