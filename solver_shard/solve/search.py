@@ -66,6 +66,9 @@ SHARPENING, HALF = 5.0, 0.5
 NARROWER = 0.7
 """Part of the strategies of a problem that was too wide for exact bounds that another must have at most to be tried."""
 
+RELAX_AFTER = 0.4
+"""Share of time or work after which a better bound is looked for in other ways, if the search was not seen to stand before."""
+
 IDLE = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
@@ -149,6 +152,7 @@ class Search:
         stop: a further reason to stop.
         rescue: called once when bounding finds no assignment within the limit: looks for one in other ways, and says whether it is proven
             that there is none.
+        relax: called once with the search, where it has an incumbent and gets on no more: looks for a better bound in other ways.
         multipliers: cost per byte by time label, for the next problem.
         campaign: improvement of the search's problem, where it is large.
         annealing: of the search's problem, where its programs are not tiny or its gap is wide; ``annealed``: its work.
@@ -167,6 +171,7 @@ class Search:
         self.enough: int | None = None
         self.stop: Callable[[], bool] | None = None
         self.rescue: Callable[[], bool] | None = None
+        self.relax: Callable[[Search], None] | None = None
         self.multipliers: dict[int, float] = {}
         self.campaign: Campaign | None = None
         self.annealing: Annealing | None = None
@@ -325,6 +330,10 @@ class Search:
         ladder, tried = _Ladder(), None
         sharpening, sharpened, settled = self._sharpening(current, bounding, margins), np.inf, False
         while not self.stopped():
+            if self.relax is not None and self.best.value is not None and (settled or self.clock.used() > RELAX_AFTER):
+                relax, self.relax = self.relax, None
+                relax(self)
+                continue
             if self.campaign is None or self._far:
                 self._anneal(current)
             if settled and sharpening is not None and self.best.value is not None:

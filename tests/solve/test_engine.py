@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_graphs import best_value, points, random_graph, some_limit
+from random_graphs import best_value, loopy_graph, points, random_graph, some_limit
 
 from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
 from solver_shard.errors import InputError
@@ -31,6 +31,9 @@ def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest
     monkeypatch.setattr(search, "FIRST_CELLS", 3)
     if block % 2:
         monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
+    if block > 1:  # leave the problem without its limit at once, and come back to it as soon as there is an incumbent
+        monkeypatch.setattr(engine, "FREE_SHARE", -1.0)
+        monkeypatch.setattr(search, "RELAX_AFTER", -1.0)
     check_optima(range(1000 + 40 * block, 1000 + 40 * block + 40))
 
 
@@ -108,6 +111,20 @@ def test_a_binding_limit_on_a_larger_graph_is_solved_within_the_gap() -> None:
     assert free.objective is not None
     assert solution.bound is not None
     assert free.objective <= solution.bound
+
+
+def test_the_problem_without_its_limit_closes_the_gap_below_an_incumbent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left too early for its cheapest assignment to be within a limit that hardly binds, and a limited search that stands still."""
+    graph = loopy_graph(np.random.default_rng(3), "dense", 24)
+    best = solve(replace(graph, limit=None), gap=0.0, time_limit=None, work_limit=60.0)
+    assert best.status is Status.OPTIMAL
+    monkeypatch.setattr(engine, "FREE_SHARE", -1.0)
+    monkeypatch.setattr(search, "RELAX_AFTER", -1.0)
+    epoch = search.Search._epoch
+    monkeypatch.setattr(search.Search, "_epoch", lambda s, p, *a, **o: epoch(s, p, *a, **o) if p.limit is None else Proof(large=True))
+    found = solve(replace(graph, limit=best.peak), gap=0.0, time_limit=None, work_limit=60.0)
+    assert (found.objective, found.bound) == (best.objective, best.bound)
+    assert any("below the incumbent" in stage.name for stage in found.stages)
 
 
 def test_looser_limits_never_cost_more() -> None:
