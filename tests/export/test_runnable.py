@@ -68,6 +68,16 @@ def test_random_plans_run_and_hold(name: str) -> None:
     assert {d.reference for d in verdict.differences} == {"graph", "model"}, verdict.notes
 
 
+@pytest.mark.parametrize(("name", "mesh"), [("masked attention with dropout", "3"), ("grouped attention with dropout", "2,2")])
+def test_where_keys_are_cut_dropout_leaves_the_scores_that_it_left_before(name: str, mesh: str) -> None:
+    """Of the scores, a device of the backward pass has other keys than one of the forward pass."""
+    case = widened(subject(name))
+    plans = (plan_of(case.program, mesh, seed=seed) for seed in range(40))
+    plan = next(plan for plan in plans if any("keys" in op.strategy for op in plan.ops))
+    verdict = check(plan, case)
+    assert verdict.holds, str(verdict)
+
+
 @pytest.mark.parametrize("name", ["all of these at once", "complex: conjugated"])
 def test_plans_hold_in_real_processes(name: str) -> None:
     case = subject(name)
