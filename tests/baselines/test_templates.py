@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -566,6 +567,22 @@ def gated(template: str, mesh: str) -> Plan:
 def test_a_gate_of_one_row_is_kept_whole_and_what_it_weighs_is_cut_by_rows(template: str, mesh: str) -> None:
     layouts = gated(template, mesh).layouts
     assert [str(layouts[f"{name}.weight"]) for name in ("gate", "up", "down")] == ["R", "S(0)", "S(1)"]
+
+
+def test_the_gate_of_shared_experts_is_kept_whole_and_a_pin_of_the_tied_head_names_its_tie() -> None:
+    config = {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 512,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    program, options = configured("qwen2-moe", config), Options(memory_limit=1 << 40, template="megatron", time_limit=30)
+    plan = plan_program(program, mesh=Mesh.parse("2"), cluster=load_cluster("h100"), options=options)
+    names = ("shared_expert_gate", "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj")
+    assert [str(plan.layouts[f"model.layers.0.mlp.{name}.weight"]) for name in names] == ["R", "S(0)", "S(0)", "S(1)"]
+    pinned = dataclasses.replace(options, template=None, pins=("lm_head.weight=S(0)",))
+    with pytest.raises(InputError, match=r"'lm_head.weight' is tied to 'model.embed_tokens.weight'"):
+        plan_program(program, mesh=Mesh.parse("2"), cluster=load_cluster("h100"), options=pinned)
 
 
 def test_branches_that_are_added_before_the_residual_are_cut_by_rows_alike() -> None:
