@@ -48,8 +48,8 @@ MESHES = ("2", "3", "2,2")
 NOTES = """
 Recorded on 1 December 2026 by `--seeds 1 --dtypes f32 --meshes 3/2`, all of it; what has attention once more by `--seeds 2` on 3, 2 and
 2,2; `--seeds 1 --dtypes f64 --meshes 3/2,2`; and `--processes` by kinds, as far as it came. One plan did not hold: attention with dropout
-whose backward pass cuts the keys drew its dropout as if it had all keys; it was mended, and what has attention was run again. Of every second point gradients are clipped,
-by a norm that is one number in f32: those differ by up to 8e-8 from the graph.
+whose backward pass cuts the keys drew its dropout as if it had all keys; it was mended, and what has attention was run again. Of every
+second point gradients are clipped, by a norm that is one number in f32: those differ by up to 8e-8 from the graph.
 
 At commits 0eeb79d and b8a10e6, not run since: f32 on 2,2, a point and a plan under pins of each of 127 models, all of which held, and 45
 points in bf16 on 3, of which two were further from the model than the 0.06 that verdicts allow (it computes in 16 bits), and 1e-14 from
