@@ -182,11 +182,11 @@ def in_the_other_mode(plan: Plan, model: nn.Module, inputs: Any, loss_fn: Callab
 
 def difference(plan: Plan, program: Program) -> str | None:
     """The first thing in which a program is not the plan's, for a person to read; None where there is none."""
-    stored = [{t.name: t for t in plan.tensors if t.role in _GIVEN}, {t.name: t for t in program.tensors if t.role.value in _GIVEN}]
-    for name in dict.fromkeys((*stored[0], *stored[1])):
-        said = [None if t is None else _tensor(t) for t in (tensors.get(name) for tensors in stored)]
-        if said[0] != said[1]:
-            return f"the plan has {said[0] or f'no {name!r}'}, the model {said[1] or f'no {name!r}'}"
+    ours = {t.name: _tensor(t) for t in plan.tensors if t.role in _GIVEN}
+    theirs = {t.name: _tensor(t) for t in program.tensors if t.role.value in _GIVEN}
+    for name in dict.fromkeys((*ours, *theirs)):
+        if ours.get(name) != theirs.get(name):
+            return f"the plan has {ours.get(name, f'no {name!r}')}, the model {theirs.get(name, f'no {name!r}')}"
     for i, (op, other) in enumerate(zip(plan.ops, program.ops, strict=False)):
         said = f"op {i} of the plan is {op.name} in {op.module or 'the model'} ({op.phase})"
         if (op.name, op.module, op.phase, op.recompute) != (other.name, other.module, other.phase.value, other.recompute):
