@@ -66,7 +66,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "- holds: every plan ran, with the numbers of the unsharded graph and of the module, and the planned bytes",
         "- refused: not traced, with a message; unrun: planned, and refused with a message when it is to run",
-        "- wrong: other numbers or bytes; failed: another error; large: over 150 ops; no sample: nothing small of plain tensors;",
+        "- wrong: other numbers or bytes; failed: another error; large: over 250 ops; no sample: nothing small of plain tensors;",
         "  unset: its results are whatever was in memory",
         "",
         "| op | sample | outcome | what was said |",

@@ -38,7 +38,7 @@ SIZE = 6
 """Of most dims of the samples, for torch's own 5: it can be cut in 2 and in 3, and unevenly in 4."""
 ELEMENTS = 4096
 """Of a sample's tensors together; larger samples are left out."""
-OPS = 150
+OPS = 250
 """Of a case's program; larger ones are left out."""
 UNSET = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "resize_as_"})
 """Ops whose results are whatever was in memory."""

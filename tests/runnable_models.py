@@ -553,6 +553,8 @@ CASES: Mapping[str, Callable[[torch.dtype], Built]] = {
     "convolution without bias first": _chain_case(lambda: [nn.Conv1d(3, 4, 2, bias=False)], 4, 3, 5),
     **{f"{k}{f}": _recurrent_case(kind, **o) for k, kind in _KINDS.items() for f, o in _FORMS.items()},
     "LSTM, projected": _recurrent_case(nn.LSTM, proj_size=2),
+    "LSTM, projected, both ways": _recurrent_case(nn.LSTM, proj_size=2, bidirectional=True, batch_first=True, bias=False, num_layers=2),
+    "LSTM, projected, forward only": _recurrent_case(nn.LSTM, proj_size=2, bias=False, forward_only=True),
     "RNN, relu": _recurrent_case(nn.RNN, nonlinearity="relu"),
     **{f"{k} with a given state": _given_case(kind) for k, kind in _KINDS.items()},
     **{f"{c.__name__} written out": lambda d, c=c: _loss(Cells(c), d, 3, 4, 5) for c in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},

@@ -21,7 +21,7 @@ import torch
 
 from solver_shard.errors import InputError, InternalError
 from solver_shard.export import attention, experts
-from solver_shard.export.random import draw, key_of, numbers
+from solver_shard.export.random import draw, key_of, numbers, shape_of
 from solver_shard.export.shards import Box
 from solver_shard.program import Op, Program, Ref
 
@@ -113,9 +113,9 @@ def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | Non
             if number is None:
                 results = call(op, args, shapes)
             else:
-                whole, dtype = Box((0,) * len(shapes[0]), tuple(shapes[0])), DTYPES[program.tensors[op.results[0]].dtype]
-                a = arguments_of(op, args)
-                results = draw(op.name, a, key=key_of(seed, step, number), box=whole, shape=shapes[0], dtype=dtype)
+                shape, dtype = shape_of(program, i), DTYPES[program.tensors[op.results[0]].dtype]
+                a, whole = arguments_of(op, args), Box((0,) * len(shape), shape)
+                results = draw(op.name, a, key=key_of(seed, step, number), box=whole, shape=shape, dtype=dtype)
             known.update(zip(op.results, results, strict=True))
     return known
 

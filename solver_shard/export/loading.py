@@ -22,15 +22,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from solver_shard.constraints import constrain
-from solver_shard.errors import InputError
+from solver_shard.errors import InputError, SolverShardError
 from solver_shard.export.interpret import DTYPES
 from solver_shard.frontends.clean import clean
-from solver_shard.frontends.torch import trace_raw
+from solver_shard.frontends.torch import trace, trace_raw
 from solver_shard.mesh import Mesh
 from solver_shard.pins import parse_pin, resolve_pins
 from solver_shard.plan.legal import evaluated
-from solver_shard.plan.plan import Plan
-from solver_shard.program import Program, Role
+from solver_shard.plan.plan import Plan, PlannedTensor
+from solver_shard.program import Program, Role, Tensor
 
 TESTED = ((2, 13), (2, 14))
 """First torch version that plans were run with, and the first one that is not."""
@@ -131,8 +131,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
     if inputs is None:
         inputs = _inputs(plan)
     raw = trace_raw(model, inputs, name=plan.name, loss_fn=loss_fn, forward_only=plan.options.forward_only)
-    program = clean(raw)
-    program = fitting(plan, program)
+    program = fitting(plan, clean(raw), lambda: in_the_other_mode(plan, model, inputs, loss_fn))
     evaluated(plan, program)
     own: dict[str, torch.Tensor] = dict(raw.constants)
     own |= dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
@@ -143,26 +142,51 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
     return Traced(program=program, values=own)
 
 
-def fitting(plan: Plan, program: Program) -> Program:
-    """A traced program with places for the plan's pins; InputError where it is not the plan's: the message names the first difference."""
-    pins = [parse_pin(text, plan.mesh) for text in plan.options.pins]
-    program, _ = constrain(program, resolve_pins(pins, program, plan.mesh), plan.relays)
+def fitting(plan: Plan, program: Program, advice: Callable[[], str | None] = lambda: None) -> Program:
+    """A traced program with places for the plan's pins; InputError where it is not the plan's: the message names the first difference.
+
+    ``advice`` is asked for what to do about it, where there is one.
+    """
+    program = _placed(plan, program)
     found = difference(plan, program)
     if found is not None:
-        raise InputError(
-            f"the model's step is not the one that the plan was made for: {found}. Give the same model, in the same mode (train or "
-            "eval) and with the same loss_fn and inputs, or make a plan for this one"
-        )
+        other = "Give the same model, in the same mode (train or eval) and with the same loss_fn and inputs, or make a plan for this one"
+        raise InputError(f"the model's step is not the one that the plan was made for: {found}. {advice() or other}")
     return program
+
+
+def _placed(plan: Plan, program: Program) -> Program:
+    pins = [parse_pin(text, plan.mesh) for text in plan.options.pins]
+    return constrain(program, resolve_pins(pins, program, plan.mesh), plan.relays)[0]
+
+
+def in_the_other_mode(plan: Plan, model: nn.Module, inputs: Any, loss_fn: Callable[..., Any] | None) -> str | None:
+    """What to do where a model's step is not the plan's, but would be in the other mode; None where it would not. The model stays as it is.
+
+    Modes change which ops there are (dropout, batch norm, attention), so a difference between ops hardly tells of them.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(not modes[0][1])
+        program = trace(model, inputs, name=plan.name, loss_fn=loss_fn, forward_only=plan.options.forward_only)
+        if difference(plan, _placed(plan, program)) is not None:
+            return None
+    except SolverShardError:
+        return None
+    finally:
+        for module, training in modes:
+            module.training = training
+    mode, call = ("training", "eval()") if modes[0][1] else ("evaluation", "train()")
+    return f"The model is in {mode} mode, and in the other its step is the plan's: call model.{call} first, or make a plan for this mode"
 
 
 def difference(plan: Plan, program: Program) -> str | None:
     """The first thing in which a program is not the plan's, for a person to read; None where there is none."""
-    for one, two in zip(plan.tensors, program.tensors, strict=False):
-        ours = (one.name, one.shape, one.dtype, one.role, one.trainable)
-        theirs = (two.name, two.shape, two.dtype, two.role.value, two.trainable)
-        if one.role in ("parameter", "buffer", "input") and ours != theirs:
-            return f"the plan has {_tensor(*ours)}, the model {_tensor(*theirs)}"
+    ours = {t.name: _tensor(t) for t in plan.tensors if t.role in _GIVEN}
+    theirs = {t.name: _tensor(t) for t in program.tensors if t.role.value in _GIVEN}
+    for name in dict.fromkeys((*ours, *theirs)):
+        if ours.get(name) != theirs.get(name):
+            return f"the plan has {ours.get(name, f'no {name!r}')}, the model {theirs.get(name, f'no {name!r}')}"
     for i, (op, other) in enumerate(zip(plan.ops, program.ops, strict=False)):
         said = f"op {i} of the plan is {op.name} in {op.module or 'the model'} ({op.phase})"
         if (op.name, op.module, op.phase, op.recompute) != (other.name, other.module, other.phase.value, other.recompute):
@@ -170,10 +194,8 @@ def difference(plan: Plan, program: Program) -> str | None:
         if (op.operands, op.results) != (other.operands, other.results):
             return f"{said}, and reads and makes {op.operands} → {op.results}, the model's {other.operands} → {other.results}"
     for one, two in zip(plan.tensors, program.tensors, strict=False):
-        ours = (one.name, one.shape, one.dtype, one.role, one.trainable)
-        theirs = (two.name, two.shape, two.dtype, two.role.value, two.trainable)
-        if ours != theirs:
-            return f"the plan has {_tensor(*ours)}, the model {_tensor(*theirs)}"
+        if _tensor(one) != _tensor(two):
+            return f"the plan has {_tensor(one)}, the model {_tensor(two)}"
     for what, a, b in (("ops", plan.ops, program.ops), ("tensors", plan.tensors, program.tensors)):
         if len(a) != len(b):
             return f"the plan has {len(a)} {what}, the model {len(b)}"
@@ -183,8 +205,14 @@ def difference(plan: Plan, program: Program) -> str | None:
     return None
 
 
-def _tensor(name: str, shape: tuple[int, ...], dtype: str, role: str, trainable: bool) -> str:
-    return f"{'trained ' if trainable else 'frozen ' if role == 'parameter' else ''}{role} {name!r} {dtype}{list(shape)}"
+_GIVEN = ("parameter", "buffer", "input")
+"""Roles of tensors that have a name of the model's own."""
+
+
+def _tensor(tensor: PlannedTensor | Tensor) -> str:
+    role = tensor.role.value if isinstance(tensor.role, Role) else tensor.role
+    trained = "trained " if tensor.trainable else "frozen " if role == "parameter" else ""
+    return f"{trained}{role} {tensor.name!r} {tensor.dtype}{list(tensor.shape)}"
 
 
 def _inputs(plan: Plan) -> dict[str, torch.Tensor]:

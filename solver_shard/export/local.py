@@ -21,7 +21,7 @@ from solver_shard.errors import InternalError
 from solver_shard.export.bound import bind
 from solver_shard.export.implementations import Part, Running, way_of
 from solver_shard.export.interpret import DTYPES, arguments_of, call
-from solver_shard.export.random import Key, draw, drawn_whole, kept, refuse_cut
+from solver_shard.export.random import Key, draw, drawn_box, drawn_whole, kept, refuse_cut, shape_of
 from solver_shard.export.schedule import Run
 from solver_shard.export.shards import Box, Shape, boxes, local_move
 from solver_shard.layout import Layout
@@ -153,10 +153,14 @@ class _Device:
 
     def _random(self) -> Callable[..., Results]:
         """This device's part of a random op's draws, from their key."""
-        op, box, shape, dtype = self.op_, self.wanted[0], self.program.tensors[self.op_.results[0]].shape, self.dtypes[0]
+        op, box, shape, dtype = self.op_, self._drawn(), shape_of(self.program, self.instruction.op), self.dtypes[0]
         if drawn_whole(op) and any(not p.is_replicate for x in (*self.planned.operand_layouts, *self.planned.result_layouts) for p in x):
             refuse_cut(op)
         return lambda key, *local: draw(op.name, arguments_of(op, local), key=key, box=box, shape=shape, dtype=dtype, device=self.place)
+
+    def _drawn(self) -> Box:
+        operands, layouts = self.op_.operands, self.planned.operand_layouts
+        return drawn_box(self.op_, lambda j: self._box(operands[j], layouts[j]), self.wanted[0])
 
     def _factory(self) -> Local:
         """Made whole, then cut; a single number once, for it stays."""
@@ -197,7 +201,7 @@ class _Device:
 
     def _implementation(self) -> Callable[..., Running | Results]:
         """The start of an implementation, from its operands; of a random one, attention with dropout, from the key of its draws first."""
-        op, tensors, whole = self.op_, self.program.tensors, self.program.tensors[self.op_.results[0]].shape
+        op, tensors = self.op_, self.program.tensors
         way = way_of(self.planned.implementation, op)
         operand, dim = way.cut(op, [len(tensors[t].shape) for t in op.operands], len(tensors[op.results[0]].shape))
         t = op.results[0] if operand is None else op.operands[operand]
@@ -212,11 +216,15 @@ class _Device:
                 started = way.run(op, a, part)
             return started if isinstance(started, tuple) else _there(self.place, started)
 
+        if self.number is None:
+            return lambda *local: start(arguments_of(op, local))
+        drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
+
         def keyed(key: Key, *local: torch.Tensor) -> Running | Results:
             a = arguments_of(op, local)
-            return start(a | {"keep": kept(a, key=key, box=self.wanted[0], shape=whole)})
+            return start(a | {"keep": kept(a, key=key, box=drawn, shape=shape)})
 
-        return keyed if self.number is not None else lambda *local: start(arguments_of(op, local))
+        return keyed
 
     def _finished(self, results: Results) -> Results:
         """The results of an implementation in their dtypes (kernels differ in that of statistics), without its scratch."""

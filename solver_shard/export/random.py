@@ -90,6 +90,15 @@ def shape_of(program: Program, i: int) -> tuple[int, ...]:
     return shape
 
 
+def drawn_box(op: Op, operands: Callable[[int], Box], result: Box) -> Box:
+    """The part of what a random op draws that is made where this part of its first result is: of attention's scores, of which the
+    op's part of the keys is the last dim; ``operands``: the parts of the operands by position."""
+    if op.name not in attention.FORWARD + attention.BACKWARD:
+        return result
+    keys = operands(op.attributes["key"].operand)
+    return Box((*result.start[:3], keys.start[2]), (*result.length[:3], keys.length[2]))
+
+
 def _maker(program: Program, makers: Mapping[int, tuple[int, int]], t: int) -> int:
     """The op that made a tensor, whatever views lie between."""
     i, _ = makers[t]
@@ -131,8 +140,8 @@ def draw(
 
     Args:
         a: arguments by name, tensors the local ones.
-        box: the part of the (first) result that this is; all of it for an op that can only be drawn whole.
-        shape: of the whole result.
+        box: the part of what is drawn that this is (see ``drawn_box``); all of it for an op that can only be drawn whole.
+        shape: of all that is drawn (see ``shape_of``).
         dtype: of the result.
     """
     function = DRAWN.get(name)
@@ -144,10 +153,8 @@ def draw(
 
 
 def kept(a: Arguments, *, key: Key, box: Box, shape: Sequence[int]) -> torch.Tensor:
-    """Which scores of attention its dropout leaves; box and shape are those of the first result."""
-    keys = a["key"].shape[2]
-    made = uniform(key, Box((*box.start[:3], 0), (*box.length[:3], keys)), (*shape[:3], keys), a["query"].device)
-    return made < 1.0 - float(a["dropout_p"])
+    """Which scores of attention its dropout leaves; box and shape are those of the scores."""
+    return uniform(key, box, shape, a["query"].device) < 1.0 - float(a["dropout_p"])
 
 
 class Draw:

@@ -25,7 +25,7 @@ import torch
 
 from solver_shard.constraints import constrain
 from solver_shard.errors import InputError
-from solver_shard.export.loading import difference
+from solver_shard.export.loading import difference, in_the_other_mode
 from solver_shard.export.subject import Subject, of_program, subject_of, widened
 from solver_shard.export.transfer import transfer
 from solver_shard.mesh import Axis, Mesh
@@ -94,12 +94,12 @@ def prepare(
     planned = _relayed(plan, subject)
     found = difference(plan, planned.program)
     if as_it_is and found is not None:
-        raise InputError(_other(plan, found))
+        raise InputError(_other(plan, found, subject))
     if as_it_is:
         return Case(plan=plan, subject=planned)
     if not named and found is not None:
         if twin is None:
-            raise InputError(f"{_other(plan, found)}; or ask for --twin, to carry the plan to a smaller model with the same names")
+            raise InputError(f"{_other(plan, found, subject)}; or ask for --twin, to carry the plan to a smaller model with the same names")
         changes.append(f"the model given is another one: {found}")
     return _carried(plan, subject, mesh, changes, wide=processes is None, say=say)
 
@@ -161,8 +161,11 @@ def _check_size(plan: Plan) -> None:
         )
 
 
-def _other(plan: Plan, found: str) -> str:
-    return f"the model is not the one that the plan of {plan.name!r} was made for: {found}; give the same model, loss and inputs"
+def _other(plan: Plan, found: str, subject: Subject) -> str:
+    """What to say of a model that is not the plan's."""
+    mode = None if subject.model is None else in_the_other_mode(plan, subject.model, subject.inputs, subject.loss_fn)
+    advice = "give the same model, loss and inputs" if mode is None else mode[0].lower() + mode[1:]
+    return f"the model is not the one that the plan of {plan.name!r} was made for: {found}; {advice}"
 
 
 def _given(plan: Plan, model: Any, inputs: Any, loss_fn: Callable[..., Any] | None, seed: int) -> Subject:

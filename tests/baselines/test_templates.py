@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import json
 import math
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from traced_models import MLP, squares
 import solver_shard.solving
 from solver_shard import Mesh, Plan, optimize
 from solver_shard.api import plan_program
+from solver_shard.baselines import fallback
 from solver_shard.baselines.candidates import Candidate, candidates
 from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction, restrictions
 from solver_shard.choice.structure import node_classes
@@ -78,6 +82,35 @@ def gpt2() -> Program:
         model = GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, loss_type="ForCausalLMLoss"))
     ids = torch.zeros(16, 64, dtype=torch.int64)
     return trace(model, {"input_ids": ids, "labels": ids}, name="gpt2")
+
+
+class Hybrid(nn.Module):
+    """A layer of a gated recurrence, in steps one after the other as in Mamba, and one of attention and a feed-forward block."""
+
+    def __init__(self, width: int = 256, hidden: int = 1024) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(512, width), nn.Linear(width, 512, bias=False)
+        self.into, self.decay, self.out = nn.Linear(width, 2 * width), nn.Linear(width, width), nn.Linear(width, width)
+        self.qkv, self.mixed = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        value, gate = self.into(x).chunk(2, -1)
+        decay, state, states = torch.sigmoid(self.decay(x)), torch.zeros_like(value[:, 0]), []
+        for t in range(value.shape[1]):
+            state = decay[:, t] * state + value[:, t]
+            states.append(state)
+        x = x + self.out(torch.stack(states, 1) * torch.sigmoid(gate))
+        q, k, v = (part.unflatten(-1, (8, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        x = x + self.mixed(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.head(x + self.down(torch.relu(self.up(x))))
+
+
+@functools.cache
+def hybrid() -> Program:
+    with torch.device("meta"):
+        return trace(Hybrid(), {"tokens": torch.zeros(64, 4, dtype=torch.long)}, name="hybrid", loss_fn=squares)
 
 
 @functools.cache
@@ -343,10 +376,15 @@ def test_the_solver_is_never_dearer_than_a_template(template: str) -> None:
     assert planned(None).certificate.objective <= planned(template).certificate.objective
 
 
+CASES = {"llama": (llama, "dp=4,tp=2"), "hybrid": (hybrid, "tp=2")}
+
+
 @functools.cache
-def had(limit: int = 1 << 40) -> dict[str, Candidate | None]:
+def had(model: str = "llama") -> dict[str, Candidate | None]:
     """The plan of every template, of the graph that is lowered without one."""
-    made = lower_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=Options(memory_limit=limit))
+    program, mesh = CASES[model]
+    options = Options(memory_limit=1 << 40)
+    made = lower_program(program(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
     problem = Transients(made.lowering, made.costs, node_classes(made.lowering))
     return dict(candidates(problem, made.mesh, objective="time", memory_weight=0, gap=0.0, seed=0))
 
@@ -367,17 +405,32 @@ def test_a_template_costs_the_same_in_the_graph_of_all_layouts_as_by_itself(temp
         assert plan.objective >= alone.bound
 
 
+@pytest.mark.parametrize("model", CASES)
 @pytest.mark.parametrize(
     ("limits", "part"), [({"time_limit": 1e-6}, 1.0), ({"work_limit": 1e-6}, 1.05), ({"work_limit": 2.0}, 1.05)], ids=str
 )
-def test_however_short_the_limit_no_plan_is_dearer_than_replication_or_a_template(limits: dict[str, float], part: float) -> None:
-    limit = 1 << 40 if part == 1.0 else int(part * min(plan.peak for plan in had().values() if plan is not None))
+def test_however_short_the_limit_no_plan_is_dearer_than_replication_or_a_template(
+    model: str, limits: dict[str, float], part: float
+) -> None:
+    limit = 1 << 40 if part == 1.0 else int(part * min(plan.peak for plan in had(model).values() if plan is not None))
+    program, mesh = CASES[model]
     options = Options(memory_limit=limit, **limits)
-    plan = plan_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)
+    plan = plan_program(program(), mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=options)
     assert plan.memory.peak <= limit
-    within = [plan for plan in had().values() if plan is not None and plan.peak <= limit]
+    within = [plan for plan in had(model).values() if plan is not None and plan.peak <= limit]
     assert within
     assert plan.certificate.objective <= min(plan.objective for plan in within)
+
+
+def test_where_the_work_ends_the_plan_does_not_depend_on_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(memory_limit=1 << 40, work_limit=1e-6)
+    first = plan_program(hybrid(), mesh=Mesh.parse("tp=2"), cluster=load_cluster("h100"), options=options)
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(fallback, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    second = plan_program(hybrid(), mesh=Mesh.parse("tp=2"), cluster=load_cluster("h100"), options=options)
+    assert first.certificate.baseline is not None
+    assert (second.certificate.objective, second.certificate.baseline) == (first.certificate.objective, first.certificate.baseline)
+    assert second.layouts == first.layouts
 
 
 def test_a_search_of_a_very_large_graph_starts_from_a_template_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,6 +567,22 @@ def gated(template: str, mesh: str) -> Plan:
 def test_a_gate_of_one_row_is_kept_whole_and_what_it_weighs_is_cut_by_rows(template: str, mesh: str) -> None:
     layouts = gated(template, mesh).layouts
     assert [str(layouts[f"{name}.weight"]) for name in ("gate", "up", "down")] == ["R", "S(0)", "S(1)"]
+
+
+def test_the_gate_of_shared_experts_is_kept_whole_and_a_pin_of_the_tied_head_names_its_tie() -> None:
+    config = {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 512,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    program, options = configured("qwen2-moe", config), Options(memory_limit=1 << 40, template="megatron", time_limit=30)
+    plan = plan_program(program, mesh=Mesh.parse("2"), cluster=load_cluster("h100"), options=options)
+    names = ("shared_expert_gate", "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj")
+    assert [str(plan.layouts[f"model.layers.0.mlp.{name}.weight"]) for name in names] == ["R", "S(0)", "S(0)", "S(1)"]
+    pinned = dataclasses.replace(options, template=None, pins=("lm_head.weight=S(0)",))
+    with pytest.raises(InputError, match=r"'lm_head.weight' is tied to 'model.embed_tokens.weight'"):
+        plan_program(program, mesh=Mesh.parse("2"), cluster=load_cluster("h100"), options=pinned)
 
 
 def test_branches_that_are_added_before_the_residual_are_cut_by_rows_alike() -> None:

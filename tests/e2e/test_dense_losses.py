@@ -28,7 +28,8 @@ class Segmentation(nn.Module):
         self.register_buffer("weight", torch.rand(6) + 0.5 if weighted else None)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.classes(x), labels, weight=self.weight, reduction=self.reduction)
+        loss = F.cross_entropy(self.classes(x), labels, weight=self.weight, reduction=self.reduction)
+        return loss if loss.ndim == 0 else (loss * x.amax(1)).mean()  # a weight of every pixel
 
 
 def case(*, weighted: bool, reduction: str) -> Subject:
@@ -46,7 +47,7 @@ def plans(subject: Subject, mesh: str, count: int) -> list[Plan]:
 
 
 @pytest.mark.parametrize("mesh", ["2", "3", "2,2"])
-@pytest.mark.parametrize(("weighted", "reduction"), [(False, "mean"), (True, "mean"), (True, "sum")])
+@pytest.mark.parametrize(("weighted", "reduction"), [(False, "mean"), (True, "mean"), (True, "sum"), (True, "none")])
 def test_random_plans_of_a_segmentation_loss_hold(weighted: bool, reduction: str, mesh: str) -> None:
     subject = case(weighted=weighted, reduction=reduction)
     for plan in plans(subject, mesh, 2):
@@ -58,6 +59,14 @@ def test_rows_of_a_segmentation_loss_are_those_of_any_other() -> None:
     names = [op.name for op in case(weighted=True, reduction="mean").program.ops]
     assert {"shard.nll_loss_forward", "shard.nll_loss_backward"} <= set(names)
     assert not any("nll_loss2d" in name for name in names)
+
+
+def test_a_loss_of_every_pixel_is_cut_by_pixels() -> None:
+    """torch's own op, whose losses are not added up."""
+    program = case(weighted=True, reduction="none").program
+    (at,) = [i for i, op in enumerate(program.ops) if op.name == "aten.nll_loss2d_forward.default"]
+    found = {(str(s.operands[0]), str(s.results[0])) for s in Options(memory_limit=2**40).rulebook().rule(program, at).strategies()}
+    assert {("S(0)", "S(0)"), ("S(2)", "S(1)"), ("S(3)", "S(2)")} <= found
 
 
 def test_the_rules_of_torchs_own_pixel_losses_are_sound_and_whole() -> None:
