@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from traced_models import check
 
 from solver_shard.errors import TraceError
-from solver_shard.frontends.torch import failure, run_eagerly, trace
+from solver_shard.frontends.torch import progress, run_eagerly, trace
 from solver_shard.frontends.values import Fixed
 
 X = torch.randn(3, 6, 4)
@@ -101,8 +101,9 @@ def test_a_value_that_decides_is_an_error_with_the_line(body: Callable[..., Tens
 
 
 def test_a_dry_run_says_what_stops_it() -> None:
-    assert failure(Reader(check_finite), {"x": X}) is None
-    assert isinstance(failure(Reader(check_finite), {"x": X[..., :3]}), RuntimeError)
+    assert progress(Reader(check_finite), {"x": X}, name="finite")[0] is None
+    stopped, calls = progress(Reader(check_finite), {"x": X[..., :3]}, name="finite")
+    assert isinstance(stopped, TraceError) and calls
 
 
 class Paired(nn.Module):
