@@ -40,29 +40,34 @@ _COUNTS = (
     *("memory_attention_num_layers", "decoder_num_hidden_layers", "decoder_num_layers", "perceiver_resampler_num_layers"),
     *("speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers", "num_global_layers", "folding_trunk_num_hidden_layers"),
     *("l_layers", "x_layers", "r_layers", "num_conv_layers_per_block", "num_attention_layers", "num_fov_head_layers"),
+    *("n_input_layers", "n_output_layers", "num_blocks"),
 )
 """Settings that count layers."""
 
 
 def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """The config with few layers, as a config.json has it."""
-    counts = {config[name] for name in _COUNTS if isinstance(config.get(name), int) and config[name] > layers}
+    named = [name for name in _COUNTS if not (name == "num_layers" and "depths" in config)]
+    counts = {config[name] for name in named if isinstance(config.get(name), int) and config[name] > layers}
     found = dict(config)
     for name, value in config.items():
         if isinstance(value, dict) and "layer" in name and value and all(str(key).isdigit() for key in value):
             found[name] = {key: item for key, item in value.items() if int(key) < layers}
         elif isinstance(value, dict):
             found[name] = small(value, layers)
-        elif name in _COUNTS and isinstance(value, int) and not isinstance(value, bool):
+        elif name in named and isinstance(value, int) and not isinstance(value, bool):
             found[name] = min(value, layers)
         elif name in ("depths", "num_block_repeats") and isinstance(value, list):
-            found[name] = [min(layers, count) for count in (value[:layers] if len(value) in counts else value)]
+            found[name] = [min(layers, count) for count in (value[:layers] if "patch_sizes" in config else value)]
         elif name == "num_kv_shared_layers" and isinstance(value, int):
             found[name] = layers if value >= max(counts, default=0) else 0
         elif name == "depth_coefficient":
             found[name] = min(value, 1.0)
         elif isinstance(value, list) and len(value) in counts:
             found[name] = value[:layers]
+    if "n_recurrent_layers" in config and "n_input_layers" in config:
+        found["num_hidden_layers"] = sum(found[name] for name in ("n_input_layers", "n_recurrent_layers", "n_output_layers"))
+        found["layer_types"] = config["layer_types"][: found["num_hidden_layers"]]
     names = config.get("out_features")
     if (
         names
@@ -124,10 +129,18 @@ MISSING: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 8},
     **{kind: {"vocab_size": 32} for kind in ("wav2vec2-bert", "wav2vec2-conformer")},
     "moonshine_streaming": {"num_key_value_heads": 8},
-    "qwen3_omni_moe": {"talker_config": {"text_config": {"shared_expert_intermediate_size": 768}}},
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 768}}},
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "vitmatte": {
+        "backbone_config": {"model_type": "vitdet", "num_channels": 4, "hidden_size": 384, "num_attention_heads": 6}
+        | {"out_features": ["stage12"], "image_size": 512}
+    },
+    "xmod": {"default_language": "en_XX"},
     "reformer": {"axial_pos_shape": [4, 8]},
     "beit": {"num_labels": 8},
 }

@@ -29,6 +29,9 @@ them."""
 SAMPLES, FRAMES = 160_000, 1000
 """Samples and frames of 10 seconds of sound."""
 
+SAMPLES_PER_FRAME = 320
+"""Where a model reads sound both as samples and as frames of them."""
+
 OBJECTS, CHOICES, REGIONS, TOKENS_PER_SECOND = 8, 4, 36, 10
 _TRANSCRIBED = ("CTC", "RNNT", "TDT")
 """Heads that write down what is said, at no given times."""
@@ -114,7 +117,7 @@ class Asked:
 
     def picture(self) -> tuple[int, int]:
         """Height and width of a picture."""
-        found = self.says("image_size", "img_size", "input_size", of=_VISION)
+        found = self.says("image_size", "img_size", "input_size", "max_img_size", of=_VISION)
         if isinstance(found, Mapping):
             found = (found.get("height"), found.get("width"))
         if isinstance(found, list | tuple):
@@ -148,6 +151,8 @@ class Asked:
 
     def frames(self) -> int:
         """Frames of sound."""
+        if "input_values" in self.arguments and "input_features" in self.arguments:
+            return self.samples() // SAMPLES_PER_FRAME
         positions = self.says("max_source_positions", of=_SOUND)
         if isinstance(positions, int) and positions > 0:
             halved = self.kind.startswith("Speech2Text")
@@ -249,10 +254,12 @@ def _wanted(asked: Asked, *, text: bool = False) -> list[str]:
     if "input_ids" in found or not found:
         found += modal[:1] if "input_ids" in found else (["input_ids"] if "input_ids" in arguments else modal[:1])
     elif "input_ids" in arguments and "inputs" not in found:
-        found.append("input_ids")
+        found += ["input_ids", *(["pixel_values"] if "state" in found and "pixel_values" in arguments else [])]
     for name, needs in _COMPANIONS.items():
         if name in arguments and name not in found and any(need in found for need in needs):
             found.append(name)
+    if asked.kind.startswith(_MASKED) and "attention_mask" in arguments:
+        found.append("attention_mask")
     if "visual_embeds" in found and "labels" in arguments:
         found.append("attention_mask")
     if "image_grid_thw" in found and "mm_token_type_ids" in found:
@@ -262,7 +269,7 @@ def _wanted(asked: Asked, *, text: bool = False) -> list[str]:
         found.append("attention_mask")
     if spoken and "decoder_input_ids" in arguments:
         found.append("decoder_input_ids")
-    shifts = asked.labels and "labels" in arguments
+    shifts = asked.labels and "labels" in arguments and not asked.kind.startswith("Dia")
     if "decoder_input_ids" in arguments and "decoder_input_ids" not in found and not shifts and asked.says("is_encoder_decoder"):
         found.append("decoder_input_ids")
     missing = [name for name in found if name not in _MADE]
@@ -281,6 +288,9 @@ MODALITIES = {
     "input_values": "audio_config",
 }
 """What a model that reads text may read beside it, and the part of the config that says so."""
+
+_MASKED = ("LongT5", "SwitchTransformers")
+"""Classes that, while a trace is taken, cannot do without a mask."""
 
 _COMPANIONS = {
     "bbox": ("input_ids",),
@@ -330,6 +340,14 @@ def _input_ids(asked: Asked) -> list[Any]:
         return [asked.long(CHOICES, tokens)]
     books = asked.number("num_codebooks", usual=0)
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens), asked.long(tokens, books + 1)] if books else [])]
+
+
+def _decoder_ids(asked: Asked) -> list[Any]:
+    """Where what is said is predicted at all times, they begin with a blank."""
+    if any(word in asked.kind for word in _TRANSCRIBED):
+        return [asked.long(asked.transcript() + 1), asked.long(asked.transcript())]
+    books = asked.number("num_channels", of=("decoder",), usual=0) if asked.kind.startswith("Dia") else 0
+    return [asked.long(asked.tokens(), books)] if books else [asked.long(asked.tokens())]
 
 
 def _pixels(asked: Asked) -> list[Any]:
@@ -396,8 +414,13 @@ def _merge_sizes(asked: Asked) -> list[Any]:
 def _features(asked: Asked) -> list[Any]:
     frames = asked.frames()
     first = [(asked.real(mel, frames), asked.real(frames, mel)) for mel in asked.mels()]
+    if asked.kind.startswith("GraniteSpeech5"):  # four frames in one
+        first = [(asked.real(4 * mel, frames), asked.real(frames, 4 * mel)) for mel in asked.mels()]
     over_time = asked.says("max_source_positions", of=_SOUND) and not asked.kind.startswith("Speech2Text")
     several = [asked.real(1, frames, asked.mel())] if "is_longer" in asked.arguments else []
+    if asked.kind.startswith("VoxtralRealtime") and "input_ids" in asked.arguments:  # as many tokens as are heard
+        frames = asked.tokens() * 2 * asked.number("downsample_factor", usual=4)
+        first = [(asked.real(mel, frames), asked.real(frames, mel)) for mel in asked.mels()]
     return [*several, *(pair[0 if over_time else 1] for pair in first), *(pair[1 if over_time else 0] for pair in first)]
 
 
@@ -425,6 +448,10 @@ def _states(asked: Asked) -> list[Any]:
     width = asked.number("hidden_size", "embed_dim", "d_model", usual=64)
     if "grid_thw" in asked.arguments:
         return _pixels(asked)
+    if "AcousticTokenizerEncoder" in asked.kind:
+        return [asked.real(1, SAMPLES)]
+    if "AcousticTokenizer" in asked.kind:
+        return [asked.real(width, asked.tokens())]
     return [asked.real(asked.tokens(), width)]
 
 
@@ -445,7 +472,7 @@ def _time_features(name: str) -> Callable[[Asked], list[Any]]:
 
 _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
     "input_ids": _input_ids,
-    "decoder_input_ids": lambda a: [a.long(a.transcript() if any(word in a.kind for word in _TRANSCRIBED) else a.tokens())],
+    "decoder_input_ids": lambda a: _decoder_ids(a),
     "attention_mask": lambda a: _mask_of_tokens(a) if "input_ids" in a.arguments else _whole_clips(a),
     "token_type_ids": _mask_of_tokens,
     "lengths": lambda a: [Fixed(torch.full((a.batch,), a.tokens()))],
@@ -607,6 +634,8 @@ def _labels(asked: Asked) -> list[Any]:
     if "visual_embeds" in asked.arguments:
         return [asked.long(tokens + REGIONS), asked.long(tokens), asked.long()]
     books = asked.number("num_codebooks", usual=0)
+    if kind.startswith("Dia"):
+        return [asked.long(asked.number("num_channels", of=("decoder",)) * tokens).flatten().unflatten(0, (-1, tokens))]
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens)] if books else []), asked.long()]
 
 

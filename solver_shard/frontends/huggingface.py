@@ -37,6 +37,7 @@ PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtr
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TOKENS = 1 << 40
 MAX_LAYERS = 4096
+_LOG = logging.getLogger(__name__)
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _INSTALL = "pip install 'solver-shard[hf]'"
 
@@ -359,6 +360,8 @@ def _inputs(model: nn.Module, name: str, batch: int, seq: int | None, dtype: tor
     for choices in sets:
         found, reached, stopped = _settled(model, name, choices, labels)
         if stopped is None:
+            if left := sorted({name for choice in sets[0] for name in choice[0]} - found.keys()):
+                _LOG.warning("%r is planned without %s: the class does not run on any that its config says of", name, ", ".join(left))
             return found
         if furthest[1] < 0 or (isinstance(stopped.__cause__, BY_VALUE) and furthest[1] < reached):
             furthest = found, reached

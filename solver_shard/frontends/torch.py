@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -324,10 +325,10 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
     except Exception as error:
         cause = " ".join(str(error).split())[:500] or type(error).__name__
         where = _where(error, step.model)
-        if isinstance(error, BY_VALUE):
+        if isinstance(error, BY_VALUE) or _UNMADE in cause:
             raise TraceError(
                 f"tracing {name!r} failed{where}: it decides by the values of a tensor (an .item(), a branch, or how often a mask "
-                f"is true: {error.func}), which are not known before the step runs. Give a model of your own without that as "
+                f"is true: {getattr(error, 'func', 'an index')}), which are not known before the step runs. Give a model of your own without that as "
                 "package.module:function, or the value as a constant"
             ) from error
         if isinstance(error, RuntimeError) and any(words in cause for words in _MIXED):
@@ -349,12 +350,19 @@ def _refused(error: Exception, cause: str, where: str, step: _Step) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None  # of the library, or of Python or torch
     said = last is not None and f"{os.sep}transformers{os.sep}" in last.filename and (last.line or "").startswith("raise ")
-    if said and "train" in cause.lower():
+    if isinstance(error, ImportError) and "library" in cause:
+        missing = cause.split(" library")[0].split()[-1]
+        return f"{kind} needs the library {missing!r}{where}, which is not installed; run: pip install {missing}; or use --forward-only"
+    if said and _UNTRAINED.search(cause):
         return f"{kind} has no training step{where}: {cause.rstrip('.')}; use --forward-only, or give a model of your own with a loss as {_OWN}"
     reads = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.flat.names, step.flat.tensors, strict=True))
     how = "refuses" if said else "does not run on"
     return f"{kind} {how} inputs made from its config ({reads}){where}: {cause.rstrip('.')}; correct the config, or give it with its inputs as {_OWN}"
 
+
+_UNTRAINED = re.compile(r"(?i)\b(not|n't|no)\b.*\btrain(ing|able|ed)?\b|\btraining\b.*\b(not|n't)\b")
+_UNMADE = "its data is not allocated yet"
+"""What torch says where a constant is written to at places that are not known."""
 
 _OWN = "package.module:function, which returns (model, inputs)"
 """What a user writes where a config is not enough."""

@@ -32,8 +32,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-MOST, MOST_REAL = 1 << 20, 1 << 12
-"""Elements of a tensor of whole or of real numbers whose value is kept; sizes are small, what is larger is data."""
+MOST = 1 << 20
+"""Elements of a tensor whose value is kept: as many as a mask of the pixels of some pictures has; what is larger is data."""
 
 _T = torch.Tensor
 _MADE = frozenset({torch.tensor, torch.as_tensor})
@@ -106,6 +106,8 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
         truth = _truth(func, args)
         if self._whole and func in _EQUAL and _against_zero(args):
             truth = func in _UNEQUAL
+        if self._whole and func in (_T.__lt__, _T.lt) and getattr(args[0], "_drawn", False) and args[1] in (0, 0.0):
+            truth = False  # a layer that is left out with a chance of 0
         if func in _READS and truth is not None and values[0] is None:
             return truth
         if any(value is not None for value in values):
@@ -129,6 +131,8 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
             if self._whole and func is _T.__getitem__:
                 return _Selected(error)
             raise
+        if func is torch.rand:
+            result._drawn = True
         if truth is not None:
             result._truth = truth
         elif self._whole and func in _QUESTIONS and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
@@ -231,14 +235,14 @@ def _value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor has small values of its own, which no derivative is taken of."""
-    if type(tensor) is not torch.Tensor or torch._is_functional_tensor(tensor):
+    if type(tensor) is not torch.Tensor or torch._is_functional_tensor(tensor) or torch._C._functorch.is_batchedtensor(tensor):
         return False
     return tensor.device.type == "cpu" and not tensor.requires_grad and tensor.numel() <= MOST
 
 
 def _kept(value: Any) -> bool:
     """Whether a value is worth keeping."""
-    return isinstance(value, torch.Tensor) and value.numel() <= (MOST_REAL if value.is_floating_point() or value.is_complex() else MOST)
+    return isinstance(value, torch.Tensor) and value.numel() <= MOST
 
 
 def _evaluate(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

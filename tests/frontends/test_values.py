@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from traced_models import check
@@ -67,7 +68,18 @@ def check_finite(y: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("body", [gather_whole, write_by_mask, scatter_by_mask, check_finite])
+def gather_others(y: Tensor) -> Tensor:
+    return y[:, ~(torch.arange(6) > 2)]
+
+
+def align(y: Tensor) -> Tensor:
+    """A loss of clips of 6 and 5 steps and their transcripts."""
+    spoken = torch.tensor([[1, 2], [3, 0], [2, 2]])
+    said = spoken.masked_select(spoken != 0)
+    return F.ctc_loss(y.log_softmax(-1).transpose(0, 1), said, torch.tensor([6, 5, 6]), (spoken != 0).sum(-1))
+
+
+@pytest.mark.parametrize("body", [gather_whole, gather_others, write_by_mask, scatter_by_mask, check_finite, align])
 def test_values_that_are_known_or_do_not_matter_are_traced(body: Callable[..., Tensor]) -> None:
     check(Reader(body), {"x": X}, tolerance=1e-5)
 
