@@ -4,9 +4,9 @@
 
 Each type's default config is made small by its numbers of layers (widths stay as published, for nothing has weights), written as a
 config.json holds it and loaded as ``solve --config`` does, with the head that a config without ``architectures`` gets; then traced,
-lowered and solved on two devices. What has no loss is planned forward only, and the table says why. Results are kept in a file
-beside this one while the study runs, so that it can be stopped and goes on where it was; every process is left after some models or
-at its limit of memory, and no model gets more than 60 CPU seconds.
+lowered and solved on two devices. What has no loss is planned forward only, and the table says why. Some default configs lack what
+every published one has, or contradict themselves; what they need is listed below. All libraries are loaded once, every type has a copy
+of that process with limits of time and memory, and rows are kept in a file, so that the study can be stopped and goes on where it was.
 
 Stages: ``run`` only runs a step on fake tensors, ``trace`` traces it, ``plan`` goes to the end.
 """
@@ -31,7 +31,7 @@ BATCH, SEQ, MESH = 4, 32, "2"
 LAYERS: tuple[int | None, ...] = (1, 2, 4, None)
 """Tried in this order, until the class can be built and runs: some need several kinds of layers, or one for each output; None: all."""
 CPU_SECONDS, WALL_SECONDS, BYTES = 120, 900, 12 << 30
-SOLVER_SECONDS, SOLVER_WORK, GAP, MEMORY = 5.0, 0.5, 0.05, "64TiB"
+SOLVER_SECONDS, SOLVER_WORK, GAP, MEMORY = 5.0, 0.1, 0.1, "64TiB"
 FOLDER = Path(__file__).resolve().parent
 
 _COUNTS = (
@@ -104,8 +104,8 @@ MISSING: dict[str, dict[str, Any]] = {
         for kind in ("informer", "autoformer", "time_series_transformer")
     },
     **{kind: {"head_dim": 128} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
-    **{kind: {"text_config": _PARTIAL} for kind in ("glm46v", "glm4v", "glm_ocr", "glm_image", "glmga")},
-    **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), _PARTIAL),
+    **{kind: {"text_config": _PARTIAL} for kind in ("glm46v", "glm4v", "glm_image", "glmga")},
+    **dict.fromkeys(("glm4v_text", "glm_image_text"), _PARTIAL),
     "glm4v_moe_text": {"head_dim": 128, **_PARTIAL},
     "glm4v_moe": {"text_config": {"head_dim": 128, **_PARTIAL}},
     "deepseek_v2": {"num_experts_per_tok": 6},
@@ -122,6 +122,10 @@ MISSING: dict[str, dict[str, Any]] = {
     "emu3": {"vocabulary_map": {"<image>": 0, "<|extra_200|>": 1, **{f"<|visual token {i:06d}|>": 4 + i for i in range(8)}}},
     **{kind: {"rope_parameters": {"full_attention": _ROPE}} for kind in ("cohere_compass_text",)},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE}}},
+    "aria": {"vision_config": {"image_size": 490, "patch_size": 14}},
+    "glm_ocr": {"text_config": {"rope_parameters": _PARTIAL["rope_parameters"] | {"partial_rotary_factor": 1.0}}},
+    "glm_ocr_text": {"rope_parameters": _PARTIAL["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+    **{kind: {"projector_config": {"encoder_hidden_size": 1024}} for kind in ("granite_speech", "granite_speech_plus")},
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 11}},
     "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704}},
@@ -132,7 +136,11 @@ MISSING: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 768}}},
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "granite4_vision": {
+        "deepstack_layer_map": [[-1, 0]],
+        "downsample_rate": "4/8",
+        "vision_config": {"image_size": 384, "patch_size": 16},
+    },
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
     "step3p7": {"text_config": {"sliding_window": 512}},
@@ -194,6 +202,7 @@ def _small_enough(row: dict[str, Any], kind: str, stage: str, labels: bool) -> s
     whole = [run for run in runs if not _leaves_out(*run[1][:2])]
     row["layers"], (model, inputs, name) = (whole or runs)[0]
     row["class"], row["inputs"] = type(model).__name__, sorted(inputs)
+    row["text_alone"] = _leaves_out(model, inputs)
     return _planned(row, model, inputs, name, stage, labels)
 
 
@@ -334,26 +343,56 @@ def preload() -> None:
     gc.freeze()
 
 
-def markdown(rows: dict[str, dict[str, Any]]) -> str:
+KINDS = {
+    "needs a library that is not installed": "is not installed",
+    "decides by values that are not known before the step": "by the values of a tensor",
+    "reads what a config says nothing of": "which a config says nothing of",
+    "has no forward of its own": "has no forward",
+    "the library's own class or default config does not run": "",
+}
+"""Kinds of refusals, by words of their reasons; the last is that of all others."""
+
+
+def markdown(rows: dict[str, dict[str, Any]], total: int) -> str:
     """The record; what went to an early stage only is said to run or to trace, not to plan."""
     verbs = {"run": "runs", "trace": "traces"}
     said = {kind: row["result"].replace("plans", verbs.get(row.get("stage", ""), "plans")) for kind, row in rows.items()}
-    counts = ", ".join(f"{count} {result}" for result, count in collections.Counter(said.values()).most_common())
+    counts = collections.Counter(said.values())
+    planned = sum(count for result, count in counts.items() if result.startswith("plans"))
+    refusals = collections.Counter(_kind_of(row) for row in rows.values() if row["result"] == "refused")
+    text = sorted(kind for kind, row in rows.items() if row.get("text_alone"))
     lines = [
         str(__doc__).split("\n\n")[0],
         "",
-        f"torch {version('torch')}, transformers {version('transformers')}, {len(rows)} types: {counts}. Made by "
-        "`python experiments/model_types.py`, which says what each column is.",
+        f"torch {version('torch')}, transformers {version('transformers')}; made by `python experiments/model_types.py`, which says what "
+        "each column is.",
         "",
-        '"Runs": loaded from its config with the inputs of a step, which ran on fake tensors; "plans": traced, lowered and solved, too.',
+        f"{total} types that an auto class makes, {len(rows)} in this table: {planned} plan ({100 * planned / max(1, len(rows)):.1f}%).",
         "",
-        "| type | class | result | ops | step | why not (training; forward) |",
-        "|---|---|---|---|---|---|",
+        "| result | types |",
+        "|---|---|",
+        *(f"| {result} | {count} |" for result, count in counts.most_common()),
+        *(f"| refused: {kind} | {count} |" for kind, count in refusals.most_common()),
+        "",
+        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": its class has no training step that '
+        'is known before it runs, and the reason says why; "refused": one line that says why, and what to give instead.',
+        "",
+        f"Planned for text alone, as the pictures or sound that their configs say of do not go through the class ({len(text)}): "
+        f"{', '.join(text)}.",
+        "",
+        "| type | class | reads | result | ops | step | why not (training; forward) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, row in sorted(rows.items()):
-        reasons = "; ".join(" ".join(row[key].split())[:200].replace("|", "/") for key in ("training", "forward") if key in row)
-        lines.append(f"| {kind} | {row.get('class', '-')} | {said[kind]} | {row.get('ops', '-')} | {row.get('step', '-')} | {reasons} |")
+        told = list(dict.fromkeys(" ".join(row[key].split())[:300].replace("|", "/") for key in ("training", "forward") if key in row))
+        reads = ", ".join(row.get("inputs", ())) or "-"
+        cells = [kind, row.get("class", "-"), reads, said[kind], str(row.get("ops", "-")), row.get("step", "-"), "; ".join(told)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _kind_of(row: dict[str, Any]) -> str:
+    return next(kind for kind, words in KINDS.items() if words in row["forward"])
 
 
 def main() -> None:
@@ -378,7 +417,7 @@ def main() -> None:
     rows = {kind: row for kind, row in results(options.results).items() if kind in kinds}
     print(collections.Counter(row["result"] for row in rows.values()))
     if options.markdown:
-        options.markdown.write_text(markdown(rows), encoding="utf-8")
+        options.markdown.write_text(markdown(rows, len(types())), encoding="utf-8")
 
 
 if __name__ == "__main__":

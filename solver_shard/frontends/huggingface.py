@@ -28,7 +28,6 @@ from torch import nn
 from solver_shard.errors import InputError
 from solver_shard.files import read_json, read_text
 from solver_shard.frontends.example_inputs import Asked, Choice, LengthError, example_inputs
-from solver_shard.frontends.torch import BY_VALUE, progress
 from solver_shard.frontends.values import Constants, hold
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
@@ -351,6 +350,8 @@ def _inputs(model: nn.Module, name: str, batch: int, seq: int | None, dtype: tor
 
     Arguments are settled one after the other, each by how far the model comes.
     """
+    from solver_shard.frontends.torch import BY_VALUE
+
     asked = Asked(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels)
     sets = example_inputs(asked)
     first = _together([choice[0] for choice in sets[0]])
@@ -370,6 +371,8 @@ def _inputs(model: nn.Module, name: str, batch: int, seq: int | None, dtype: tor
 
 def _settled(model: nn.Module, name: str, choices: Sequence[Choice], labels: bool) -> tuple[dict[str, Any], int, Exception | None]:
     """The ways that get furthest, how far that is, and what stops them."""
+    from solver_shard.frontends.torch import progress
+
     taken = [choice[0] for choice in choices]
     stopped, reached = progress(model, _together(taken), name=name, forward_only=not labels)
     for _ in range(_ROUNDS):

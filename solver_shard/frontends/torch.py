@@ -326,9 +326,10 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
         cause = " ".join(str(error).split())[:500] or type(error).__name__
         where = _where(error, step.model)
         if isinstance(error, BY_VALUE) or _UNMADE in cause:
+            what = getattr(error, "func", "a write")
             raise TraceError(
                 f"tracing {name!r} failed{where}: it decides by the values of a tensor (an .item(), a branch, or how often a mask "
-                f"is true: {getattr(error, 'func', 'an index')}), which are not known before the step runs. Give a model of your own without that as "
+                f"is true: {what}), which are not known before the step runs. Give a model of your own without that as "
                 "package.module:function, or the value as a constant"
             ) from error
         if isinstance(error, RuntimeError) and any(words in cause for words in _MIXED):
@@ -357,7 +358,10 @@ def _refused(error: Exception, cause: str, where: str, step: _Step) -> str:
         return f"{kind} has no training step{where}: {cause.rstrip('.')}; use --forward-only, or give a model of your own with a loss as {_OWN}"
     reads = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.flat.names, step.flat.tensors, strict=True))
     how = "refuses" if said else "does not run on"
-    return f"{kind} {how} inputs made from its config ({reads}){where}: {cause.rstrip('.')}; correct the config, or give it with its inputs as {_OWN}"
+    return (
+        f"{kind} {how} inputs made from its config ({reads}){where}: {cause.rstrip('.')}; correct the config, or give it with its inputs "
+        f"as {_OWN}"
+    )
 
 
 _UNTRAINED = re.compile(r"(?i)\b(not|n't|no)\b.*\btrain(ing|able|ed)?\b|\btraining\b.*\b(not|n't)\b")

@@ -115,7 +115,8 @@ def test_a_value_that_decides_is_an_error_with_the_line(body: Callable[..., Tens
 def test_a_dry_run_says_what_stops_it() -> None:
     assert progress(Reader(check_finite), {"x": X}, name="finite")[0] is None
     stopped, calls = progress(Reader(check_finite), {"x": X[..., :3]}, name="finite")
-    assert isinstance(stopped, TraceError) and calls
+    assert isinstance(stopped, TraceError)
+    assert calls
 
 
 class Paired(nn.Module):
