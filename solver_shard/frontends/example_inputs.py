@@ -365,6 +365,9 @@ def _pixels(asked: Asked) -> list[Any]:
         packed.append(asked.real(rows * columns, 2 * each).flatten(0, 1))
     packed.append(asked.real(rows * columns, channels, patch, patch).flatten(0, 1))
     packed.append(asked.real(rows * columns, each))
+    if asked.kind.startswith("Inkling2"):  # whose grid counts tokens, each of several patches
+        side = asked.number(*_MERGES, of=_VISION, usual=2) * patch
+        packed.insert(0, asked.real(rows * columns, side, side, channels).flatten(0, 1))
     if any(name in asked.arguments for name in ("image_grid_thw", "grid_thw", "image_grid_hw")):
         return [*packed, plain]
     if "spatial_shapes" in asked.arguments:

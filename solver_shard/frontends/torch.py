@@ -230,7 +230,7 @@ class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.flat.rebuild(tensors)
-        with paired():
+        with paired(), _forgetting(self.model):
             return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -264,6 +264,20 @@ class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
             f"model {self._name!r} returns {type(result).__name__} without a loss; give the labels with the inputs, give a loss function "
             "of the outputs, return a scalar loss from the model, or use --forward-only"
         )
+
+
+@contextlib.contextmanager
+def _forgetting(model: nn.Module) -> Iterator[None]:
+    """Tensors that a model keeps for its next step (``cached_property``) are of this run alone."""
+    held = [owner for module in model.modules() for owner in (module, *vars(module).values()) if hasattr(owner, "__dict__")]
+    before = [set(vars(owner)) for owner in held]
+    try:
+        yield
+    finally:
+        for owner, keys in zip(held, before, strict=True):
+            for key in set(vars(owner)) - keys:
+                if isinstance(vars(owner)[key], torch.Tensor):
+                    delattr(owner, key)
 
 
 def _key(key: Any) -> str:
@@ -355,7 +369,9 @@ def _refused(error: Exception, cause: str, where: str, step: _Step) -> str:
         missing = cause.split(" library")[0].split()[-1]
         return f"{kind} needs the library {missing!r}{where}, which is not installed; run: pip install {missing}; or use --forward-only"
     if said and _UNTRAINED.search(cause):
-        return f"{kind} has no training step{where}: {cause.rstrip('.')}; use --forward-only, or give a model of your own with a loss as {_OWN}"
+        return (
+            f"{kind} has no training step{where}: {cause.rstrip('.')}; use --forward-only, or give a model of your own with a loss: {_OWN}"
+        )
     reads = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.flat.names, step.flat.tensors, strict=True))
     how = "refuses" if said else "does not run on"
     return (

@@ -201,6 +201,12 @@ class _Selected:
     def __getattr__(self, name: str) -> Any:
         raise self._error
 
+    def _unknown(self, *_: Any) -> Any:
+        raise self._error
+
+    __getitem__ = __len__ = __iter__ = __bool__ = __neg__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unknown
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         raise next(arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls))._error

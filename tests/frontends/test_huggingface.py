@@ -226,7 +226,7 @@ def test_a_forward_pass_of_every_kind_of_model_runs(kind: str) -> None:
 STOPPED = {
     "superpoint": (
         r"SuperPointForKeypointDetection has no training step in module .* at modeling_superpoint\.py:\d+: SuperPoint does not support "
-        r"training for now; use --forward-only, or give a model of your own with a loss as package\.module:function",
+        r"training for now; use --forward-only, or give a model of your own with a loss: package\.module:function",
         r"at modeling_superpoint\.py:\d+: it decides by the values of a tensor .* as package\.module:function",
     ),
     "jev": (
