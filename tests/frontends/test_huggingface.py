@@ -253,9 +253,9 @@ def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_text_alone_is_planned_only_where_pictures_do_not_go_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    config = model_types.config_of("aria", 1)
+    config = model_types.config_of("musicflamingo", 1)
     assert set(load(config, batch=2, seq=8)[1]) == {"input_ids", "labels"}
-    assert "'aria' is planned without pixel_values" in caplog.text
+    assert "'musicflamingo' is planned without input_features" in caplog.text
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
