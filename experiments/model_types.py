@@ -381,8 +381,9 @@ def markdown(rows: dict[str, dict[str, Any]], total: int) -> str:
         *(f"| {result} | {count} |" for result, count in counts.most_common()),
         *(f"| refused: {kind} | {count} |" for kind, count in refusals.most_common()),
         "",
-        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": its class has no training step that '
-        'is known before it runs, and the reason says why; "refused": one line that says why, and what to give instead.',
+        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": its training step does not plan, and '
+        'the reason says why; "refused": one line that says why, and what to give instead. A row is of the last run of its type: one that '
+        "planned is not made again when other types are mended.",
         "",
         f"Planned for text alone, as the pictures or sound that their configs say of do not go through the class ({len(text)}): "
         f"{', '.join(text)}.",
