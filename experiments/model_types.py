@@ -381,7 +381,7 @@ def markdown(rows: dict[str, dict[str, Any]], total: int) -> str:
         *(f"| {result} | {count} |" for result, count in counts.most_common()),
         *(f"| refused: {kind} | {count} |" for kind, count in refusals.most_common()),
         "",
-        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": its training step does not plan, and '
+        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": no training step plans, and '
         'the reason says why; "refused": one line that says why, and what to give instead. A row is of the last run of its type: one that '
         "planned is not made again when other types are mended.",
         "",
