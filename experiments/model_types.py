@@ -4,9 +4,9 @@
 
 Each type's default config is made small by its numbers of layers (widths stay as published, for nothing has weights), written as a
 config.json holds it and loaded as ``solve --config`` does, with the head that a config without ``architectures`` gets; then traced,
-lowered and solved on two devices. What has no loss is planned forward only, and the table says why. Results are kept in a file
-beside this one while the study runs, so that it can be stopped and goes on where it was; every process is left after some models or
-at its limit of memory, and no model gets more than 60 CPU seconds.
+lowered and solved on two devices. What has no loss is planned forward only, and the table says why. Some default configs lack what
+every published one has, or contradict themselves; what they need is listed below. All libraries are loaded once, every type has a copy
+of that process with limits of time and memory, and rows are kept in a file, so that the study can be stopped and goes on where it was.
 
 Stages: ``run`` only runs a step on fake tensors, ``trace`` traces it, ``plan`` goes to the end.
 """
@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import json
 import logging
+import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 BATCH, SEQ, MESH = 4, 32, "2"
-LAYERS = (1, 2, 4)
-"""Tried in this order, until the class can be built and runs: some need several kinds of layers, or one for each output."""
-CPU_SECONDS, MODELS_PER_PROCESS, BYTES_PER_PROCESS = 60, 60, 3 << 30
-SOLVER_SECONDS = 5.0
+LAYERS: tuple[int | None, ...] = (1, 2, 4, None)
+"""Tried in this order, until the class can be built and runs: some need several kinds of layers, or one for each output; None: all."""
+CPU_SECONDS, WALL_SECONDS, BYTES = 120, 900, 12 << 30
+SOLVER_SECONDS, SOLVER_WORK, GAP, MEMORY = 5.0, 0.1, 0.1, "64TiB"
 FOLDER = Path(__file__).resolve().parent
 
 _COUNTS = (
@@ -41,25 +40,34 @@ _COUNTS = (
     *("memory_attention_num_layers", "decoder_num_hidden_layers", "decoder_num_layers", "perceiver_resampler_num_layers"),
     *("speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers", "num_global_layers", "folding_trunk_num_hidden_layers"),
     *("l_layers", "x_layers", "r_layers", "num_conv_layers_per_block", "num_attention_layers", "num_fov_head_layers"),
+    *("n_input_layers", "n_output_layers", "num_blocks"),
 )
 """Settings that count layers."""
 
 
 def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """The config with few layers, as a config.json has it."""
-    counts = {config[name] for name in _COUNTS if isinstance(config.get(name), int) and config[name] > layers}
+    named = [name for name in _COUNTS if not (name == "num_layers" and "depths" in config)]
+    counts = {config[name] for name in named if isinstance(config.get(name), int) and config[name] > layers}
     found = dict(config)
     for name, value in config.items():
-        if isinstance(value, dict) and value and all(str(key).isdigit() for key in value):
+        if isinstance(value, dict) and "layer" in name and value and all(str(key).isdigit() for key in value):
             found[name] = {key: item for key, item in value.items() if int(key) < layers}
         elif isinstance(value, dict):
             found[name] = small(value, layers)
-        elif name in _COUNTS and isinstance(value, int) and not isinstance(value, bool):
+        elif name in named and isinstance(value, int) and not isinstance(value, bool):
             found[name] = min(value, layers)
-        elif name == "depths" and isinstance(value, list):
-            found[name] = [min(layers, count) for count in value]
+        elif name in ("depths", "num_block_repeats") and isinstance(value, list):
+            found[name] = [min(layers, count) for count in (value[:layers] if "patch_sizes" in config else value)]
+        elif name == "num_kv_shared_layers" and isinstance(value, int):
+            found[name] = layers if value >= max(counts, default=0) else 0
+        elif name == "depth_coefficient":
+            found[name] = min(value, 1.0)
         elif isinstance(value, list) and len(value) in counts:
             found[name] = value[:layers]
+    if "n_recurrent_layers" in config and "n_input_layers" in config:
+        found["num_hidden_layers"] = sum(found[name] for name in ("n_input_layers", "n_recurrent_layers", "n_output_layers"))
+        found["layer_types"] = config["layer_types"][: found["num_hidden_layers"]]
     names = config.get("out_features")
     if (
         names
@@ -73,12 +81,13 @@ def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return found
 
 
-def config_of(kind: str, layers: int) -> dict[str, Any]:
+def config_of(kind: str, layers: int | None) -> dict[str, Any]:
     """The small config of a model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[kind](**MISSING.get(kind, {}))
-    raw = small(json.loads(made.to_json_string(use_diff=False)), layers)
+    raw = json.loads(made.to_json_string(use_diff=False))
+    raw = raw if layers is None else small(raw, layers)
     if (raw.get("backbone_config") or {}).get("model_type") == "timm_backbone":
         raw["backbone_config"] = {
             "model_type": "resnet",
@@ -87,22 +96,63 @@ def config_of(kind: str, layers: int) -> dict[str, Any]:
     return {**raw, "model_type": kind, "architectures": [HEADS[kind]] if kind in HEADS else None}
 
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}
 MISSING: dict[str, dict[str, Any]] = {
     **{
         kind: {"prediction_length": 8, "context_length": 16, "num_time_features": 2}
         for kind in ("informer", "autoformer", "time_series_transformer")
     },
-    **{kind: {"head_dim": 128} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "ministral")},
-    **{kind: {"text_config": _PARTIAL} for kind in ("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glm_image")},
-    **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text"), _PARTIAL),
+    **{kind: {"head_dim": 128} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    **{kind: {"text_config": _PARTIAL} for kind in ("glm46v", "glm4v", "glm_image", "glmga")},
+    **dict.fromkeys(("glm4v_text", "glm_image_text"), _PARTIAL),
+    "glm4v_moe_text": {"head_dim": 128, **_PARTIAL},
+    "glm4v_moe": {"text_config": {"head_dim": 128, **_PARTIAL}},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": _ROPE | {"mrope_section": [16, 16, 16, 16]}}},
+    "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": _ROPE | {"mrope_section": [16, 16, 16, 16]}},
     "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14}},
     "depth_pro": {"image_size": 1536},
     "dpt": {"num_labels": 8},
+    **{kind: {"vision_config": {"image_size": 384}} for kind in ("idefics3", "smolvlm", "modernvbert", "colmodernvbert")},
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "chameleon": {"vocabulary_map": {"<image>": 0, **{f"IMGIMG{chr(65 + i)}Z": 4 + i for i in range(8)}}},
+    "emu3": {"vocabulary_map": {"<image>": 0, "<|extra_200|>": 1, **{f"<|visual token {i:06d}|>": 4 + i for i in range(8)}}},
+    **{kind: {"rope_parameters": {"full_attention": _ROPE}} for kind in ("cohere_compass_text",)},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE}}},
+    "aria": {"vision_config": {"image_size": 490, "patch_size": 14}},
+    "glm_ocr": {"text_config": {"rope_parameters": _PARTIAL["rope_parameters"] | {"partial_rotary_factor": 1.0}}},
+    "glm_ocr_text": {"rope_parameters": _PARTIAL["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+    **{kind: {"projector_config": {"encoder_hidden_size": 1024}} for kind in ("granite_speech", "granite_speech_plus")},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 11}},
+    "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704}},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "nemotron": {"num_key_value_heads": 8},
+    **{kind: {"vocab_size": 32} for kind in ("wav2vec2-bert", "wav2vec2-conformer")},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 768}}},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "granite4_vision": {
+        "deepstack_layer_map": [[-1, 0]],
+        "downsample_rate": "4/8",
+        "vision_config": {"image_size": 384, "patch_size": 16},
+    },
+    "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "vitmatte": {
+        "backbone_config": {"model_type": "vitdet", "num_channels": 4, "hidden_size": 384, "num_attention_heads": 6}
+        | {"out_features": ["stage12"], "image_size": 512}
+    },
+    "omdet-turbo": {"apply_layernorm_after_vision_backbone": False, "encoder_in_channels": [512, 1024, 2048]},
+    "llama4": {"vision_config": {"hidden_size": 1408}},
+    "lw_detr": {"projector_scale_factors": [1.0]},
+    "xmod": {"default_language": "en_XX"},
+    "reformer": {"axial_pos_shape": [4, 8]},
     "beit": {"num_labels": 8},
 }
 """What a config of this type cannot do without."""
@@ -114,98 +164,121 @@ HEADS = {
 """Heads that no auto class has."""
 
 
+SAMPLES = {"encodec": 3200}
+"""Of sound, for a model that goes through it step by step."""
+
+
 def study(kind: str, stage: str) -> dict[str, Any]:
     """One model type, with labels and, where that does not go, forward only."""
-    row: dict[str, Any] = {"type": kind, "stage": stage}
+    row: dict[str, Any] = {"type": kind, "stage": stage, "result": "failed"}
     start = time.process_time()
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         for labels in (True, False):
-            name = "training" if labels else "forward"
-            for row["layers"] in LAYERS:
-                reason = _one(row, kind, stage, labels, row["layers"])
-                if reason is None or not any(word in reason for word in _OF_SIZES):
-                    break
+            reason = _small_enough(row, kind, stage, labels)
             if reason is None:
                 row["result"] = "plans" if labels else "plans forward only"
                 break
-            row[name] = reason
-            if labels and not any(word in reason.lower() for word in _OF_LOSSES):
-                row["forward"] = reason  # forward needs what this is about, too
-                row["result"] = _result(reason)
-                break
+            row["training" if labels else "forward"] = reason
         else:
             row["result"] = _result(row["forward"])
     except _TimeOut:
-        row["result"] = "timed out"
+        row["result"], row["forward"] = "timed out", f"no plan in {CPU_SECONDS} CPU seconds"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return row | {"seconds": round(time.process_time() - start, 1)}
 
 
-_OF_SIZES = ("is not a valid", "building ", "hidden states should be equal")
-"""What is said where there are too few layers."""
+def _small_enough(row: dict[str, Any], kind: str, stage: str, labels: bool) -> str | None:
+    """Why there is no plan at the smallest number of layers at which the class runs on all that it reads, or None."""
+    last = None  # what is said at the published depth
+    runs: list[tuple[int | None, Any]] = []
+    for layers in LAYERS:
+        made = _loaded(kind, layers, labels)
+        if isinstance(made, str):
+            last = made
+            if any(words in made for words in _OF_VALUES + _OF_LOSSES):
+                break
+            continue
+        runs.append((layers, made))
+        if not _leaves_out(*made[:2]) or layers == LAYERS[-2]:
+            break
+    if not runs:
+        return last
+    whole = [run for run in runs if not _leaves_out(*run[1][:2])]
+    row["layers"], (model, inputs, name) = (whole or runs)[0]
+    row["class"], row["inputs"] = type(model).__name__, sorted(inputs)
+    row["text_alone"] = _leaves_out(model, inputs)
+    return _planned(row, model, inputs, name, stage, labels)
 
-_OF_LOSSES = ("loss", "label", "train", "datadependent", "dynamicoutput", "values of a tensor")
-"""What is said where a step could run without its loss."""
+
+_OF_VALUES = ("by the values of a tensor", "is not installed", "has no forward", "which a config says nothing of")
+_OF_LOSSES = ("computes no loss", "not trainable", "raining is not", "not support training", "support training", "without a loss")
+"""What is said where more layers make no difference."""
 
 
 def _result(reason: str) -> str:
-    """Refused in clear words (a step on fake tensors says them by torch's exceptions), or failed."""
-    said = reason.startswith("InputError") or any(
-        words in reason for words in ("values of a tensor", "DataDependentOutputException", "DynamicOutputShapeException")
-    )
-    return "refused" if said else "failed"
+    """Refused in one line of clear words, or failed."""
+    return "refused" if reason.startswith(("InputError", "TraceError")) and "\n" not in reason else "failed"
 
 
-def _one(row: dict[str, Any], kind: str, stage: str, labels: bool, layers: int) -> str | None:
-    """Why there is no plan, or None."""
-    from solver_shard import optimize
+def _leaves_out(model: Any, inputs: Any) -> bool:
+    """Whether a model that reads pictures or sound with its text is given text alone."""
+    from solver_shard.frontends.example_inputs import MODALITIES, Asked
+
+    asked = Asked(model=model, name="", batch=1, seq=1, dtype=None, labels=False)
+    read = [name for name, part in MODALITIES.items() if name in asked.arguments and asked.has(part)]
+    return bool(read) and "input_ids" in asked.arguments and not any(name in inputs for name in read)
+
+
+def _loaded(kind: str, layers: int | None, labels: bool) -> Any:
+    """Model, inputs and name where a step of it runs, or why it does not."""
     from solver_shard.errors import SolverShardError
     from solver_shard.frontends.huggingface import load
-    from solver_shard.frontends.torch import failure, trace
+    from solver_shard.frontends.torch import check
 
     try:
         raw = config_of(kind, layers)
         try:
-            model, inputs, name = load(raw, batch=BATCH, labels=labels)
+            made = load(raw, batch=BATCH, seq=SAMPLES.get(kind), labels=labels)
         except SolverShardError as error:
             if "with --seq" not in str(error):
                 raise
             try:
-                model, inputs, name = load(raw, batch=BATCH, seq=SEQ, labels=labels)
+                made = load(raw, batch=BATCH, seq=SEQ, labels=labels)
             except SolverShardError as limited:
                 if "learned positions" not in str(limited):
                     raise
-                model, inputs, name = load(raw, batch=BATCH, seq=int(str(limited).rsplit(" ", 1)[1]), labels=labels)
-        row["class"] = type(model).__name__
-        row["inputs"] = sorted(inputs)
+                made = load(raw, batch=BATCH, seq=int(str(limited).rsplit(" ", 1)[1]), labels=labels)
+        check(*made[:2], name=made[2], forward_only=not labels)
+        return made
+    except SolverShardError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"FAILED {type(error).__name__}: {error}"
+
+
+def _planned(row: dict[str, Any], model: Any, inputs: Any, name: str, stage: str, labels: bool) -> str | None:
+    """Why there is no plan, or None."""
+    from solver_shard import optimize
+    from solver_shard.errors import SolverShardError
+    from solver_shard.frontends.torch import trace
+
+    try:
         if stage == "run":
-            error = failure(model, inputs, forward_only=not labels)
-            return None if error is None else _reason(error)
+            return None
         program = trace(model, inputs, name=name, forward_only=not labels)
         row["ops"] = len(program.ops)
         if stage == "plan":
-            plan = optimize(program, mesh=MESH, time_limit=SOLVER_SECONDS, workers=1, forward_only=not labels)
+            limits = {"time_limit": SOLVER_SECONDS, "work_limit": SOLVER_WORK, "gap": GAP, "workers": 1}
+            plan = optimize(program, mesh=MESH, memory=MEMORY, forward_only=not labels, **limits)
             row["step"] = str(plan).split("step time")[1].split("\n")[0].strip()
-    except _TimeOut:
-        raise
     except SolverShardError as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"FAILED {type(error).__name__}: {error}"
     return None
-
-
-def _reason(error: Exception) -> str:
-    """What a step that does not run says."""
-    where, trace = "", error.__traceback__
-    while trace is not None:
-        if "/transformers/" in trace.tb_frame.f_code.co_filename:
-            where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return f"TraceError: {type(error).__name__}: {' '.join(str(error).split())[:300]} ({where})"
 
 
 class _TimeOut(BaseException):
@@ -234,48 +307,100 @@ def results(path: Path) -> dict[str, dict[str, Any]]:
     return {row["type"]: row for row in rows}
 
 
-def work(kinds: list[str], stage: str, path: Path) -> None:
-    """In one process: as many types as it may do."""
+def work(kind: str, stage: str, path: Path) -> None:
+    """In a process of its own: one type, whose row is appended to the file."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    for kind in kinds[:MODELS_PER_PROCESS]:
-        row = study(kind, stage)
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    row = study(kind, stage)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, default=str) + "\n")
+
+
+def fork(kind: str, stage: str, path: Path) -> None:
+    """``work`` in a copy of this process, which has all libraries loaded; a type at which it dies has failed."""
+    child = os.fork()
+    if not child:
+        try:
+            work(kind, stage, path)
+        finally:
+            os._exit(0)
+    end = time.monotonic() + WALL_SECONDS
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+    if results(path).get(kind, {}).get("stage") != stage:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, default=str) + "\n")
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > BYTES_PER_PROCESS:
-            return
+            file.write(json.dumps({"type": kind, "stage": stage, "result": "failed", "forward": "the process died"}) + "\n")
 
 
-def batches(kinds: list[str], path: Path) -> Iterator[list[str]]:
-    """What is still to do, until nothing is; a type at which a process died has failed."""
-    while left := [kind for kind in kinds if kind not in results(path)]:
-        yield left
-        after = results(path)
-        if left[0] not in after:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"type": left[0], "result": "failed", "forward": "the process died"}) + "\n")
+def preload() -> None:
+    """Everything that all types need, and one trace, so that copies of this process begin where types differ."""
+    import transformers.modeling_utils
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    from solver_shard import optimize
+    from solver_shard.frontends.huggingface import load
+    from solver_shard.frontends.torch import trace
+
+    model, inputs, name = load(config_of("llama", 1), batch=BATCH, seq=SEQ)
+    optimize(trace(model, inputs, name=name), mesh=MESH, workers=1)
+    gc.collect()
+    gc.freeze()
 
 
-def markdown(rows: dict[str, dict[str, Any]]) -> str:
+KINDS = {
+    "needs a library that is not installed": "is not installed",
+    "decides by values that are not known before the step": "by the values of a tensor",
+    "reads what a config says nothing of": "which a config says nothing of",
+    "has no forward of its own": "has no forward",
+    "the library's own class or default config does not run": "",
+}
+"""Kinds of refusals, by words of their reasons; the last is that of all others."""
+
+
+def markdown(rows: dict[str, dict[str, Any]], total: int) -> str:
     """The record; what went to an early stage only is said to run or to trace, not to plan."""
     verbs = {"run": "runs", "trace": "traces"}
     said = {kind: row["result"].replace("plans", verbs.get(row.get("stage", ""), "plans")) for kind, row in rows.items()}
-    counts = ", ".join(f"{count} {result}" for result, count in collections.Counter(said.values()).most_common())
+    counts = collections.Counter(said.values())
+    planned = sum(count for result, count in counts.items() if result.startswith("plans"))
+    refusals = collections.Counter(_kind_of(row) for row in rows.values() if row["result"] == "refused")
+    text = sorted(kind for kind, row in rows.items() if row.get("text_alone"))
     lines = [
         str(__doc__).split("\n\n")[0],
         "",
-        f"torch {version('torch')}, transformers {version('transformers')}, {len(rows)} types: {counts}. Made by "
-        "`python experiments/model_types.py`, which says what each column is.",
+        f"torch {version('torch')}, transformers {version('transformers')}; made by `python experiments/model_types.py`, which says what "
+        "each column is.",
         "",
-        '"Runs": loaded from its config with the inputs of a step, which ran on fake tensors; "plans": traced, lowered and solved, too.',
+        f"{total} types that an auto class makes, {len(rows)} in this table: {planned} plan ({100 * planned / max(1, len(rows)):.1f}%).",
         "",
-        "| type | class | result | ops | step | why not (training; forward) |",
-        "|---|---|---|---|---|---|",
+        "| result | types |",
+        "|---|---|",
+        *(f"| {result} | {count} |" for result, count in counts.most_common()),
+        *(f"| refused: {kind} | {count} |" for kind, count in refusals.most_common()),
+        "",
+        '"Plans": traced, lowered and solved with the loss that its labels give; "plans forward only": no training step plans, and '
+        'the reason says why; "refused": one line that says why, and what to give instead. A row is of the last run of its type: one that '
+        "planned is not made again when other types are mended.",
+        "",
+        f"Planned for text alone, as the pictures or sound that their configs say of do not go through the class ({len(text)}): "
+        f"{', '.join(text)}.",
+        "",
+        "| type | class | reads | result | ops | step | why not (training; forward) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, row in sorted(rows.items()):
-        reasons = "; ".join(" ".join(row[key].split())[:200].replace("|", "/") for key in ("training", "forward") if key in row)
-        lines.append(f"| {kind} | {row.get('class', '-')} | {said[kind]} | {row.get('ops', '-')} | {row.get('step', '-')} | {reasons} |")
+        told = list(dict.fromkeys(" ".join(row[key].split())[:300].replace("|", "/") for key in ("training", "forward") if key in row))
+        reads = ", ".join(row.get("inputs", ())) or "-"
+        cells = [kind, row.get("class", "-"), reads, said[kind], str(row.get("ops", "-")), row.get("step", "-"), "; ".join(told)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _kind_of(row: dict[str, Any]) -> str:
+    return next(kind for kind, words in KINDS.items() if words in row["forward"])
 
 
 def main() -> None:
@@ -283,24 +408,24 @@ def main() -> None:
     parser.add_argument("type", nargs="*", help="default: all")
     parser.add_argument("--stage", choices=("run", "trace", "plan"), default="plan")
     parser.add_argument("--results", type=Path, default=FOLDER / "model_types.jsonl")
-    parser.add_argument("--again", action="store_true", help="also those that an earlier run took to another stage only")
+    parser.add_argument("--again", action="store_true", help="those, too, of which an earlier run did not get a plan")
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(json.loads(sys.stdin.read()), options.stage, options.results)
-        return
     kinds = options.type or types()
+    done = {kind for kind, row in results(options.results).items() if row.get("stage") == options.stage}
     if options.again:
-        kept = [row for row in results(options.results).values() if not (row["type"] in kinds and row.get("stage") != options.stage)]
-        options.results.write_text("".join(json.dumps(row, default=str) + "\n" for row in kept), encoding="utf-8")
-    for left in batches(kinds, options.results):
-        command = [sys.executable, __file__, "--worker", "--stage", options.stage, "--results", str(options.results)]
-        subprocess.run(command, input=json.dumps(left), text=True, check=False)
+        done = {kind for kind in done if results(options.results)[kind]["result"] != "plans"}
+    left = [kind for kind in kinds if options.type or kind not in done]
+    if left:
+        preload()
+    for kind in left:
+        fork(kind, options.stage, options.results)
+        row = results(options.results)[kind]
+        print(kind, row["result"], row.get("ops", "-"), row.get("seconds", "-"), flush=True)
     rows = {kind: row for kind, row in results(options.results).items() if kind in kinds}
     print(collections.Counter(row["result"] for row in rows.values()))
     if options.markdown:
-        options.markdown.write_text(markdown(rows), encoding="utf-8")
+        options.markdown.write_text(markdown(rows, len(types())), encoding="utf-8")
 
 
 if __name__ == "__main__":

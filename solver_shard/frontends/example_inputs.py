@@ -6,13 +6,12 @@ most usual first; where a class leaves open which one it means (mel bins before 
 (see :func:`solver_shard.frontends.huggingface.load`).
 
 What a config does not say is taken as: pictures of 224 x 224 (800 x 800 where objects are found), 10 seconds of sound at 16 kHz or
-in frames of 10 ms, 8 objects per picture, 4 choices.
+in frames of 10 ms, 8 objects per picture (36 regions where a model reads those of a detector), 4 choices.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,22 +22,27 @@ import torch
 from solver_shard.errors import InputError
 from solver_shard.frontends.values import Fixed
 
-PICTURE, SCENE = 224, 800
-"""Pixels per side of a picture, and of one in which objects are found, where the config does not say them."""
+PICTURE, SCENE, LINE = 224, 800, (48, 320)
+"""Pixels per side of a picture, of one in which objects are found, and height and width of a line of text, where the config does not say
+them."""
 
 SAMPLES, FRAMES = 160_000, 1000
 """Samples and frames of 10 seconds of sound."""
 
-OBJECTS, CHOICES, TOKENS_PER_SECOND = 8, 4, 10
+SAMPLES_PER_FRAME = 320
+"""Where a model reads sound both as samples and as frames of them."""
+
+OBJECTS, CHOICES, REGIONS, TOKENS_PER_SECOND = 8, 4, 36, 10
 _TRANSCRIBED = ("CTC", "RNNT", "TDT")
 """Heads that write down what is said, at no given times."""
-
-_TRIED = 12
-"""Ways to make the inputs that are tried."""
 
 _TEXT = ("text", "decoder", "llm", "language", "thinker")
 _VISION = ("vision", "image", "vit", "backbone", "encoder")
 _SOUND = ("audio", "speech", "encoder")
+
+
+_MERGES = ("spatial_merge_size", "merge_size", "downsample_factor", "pooling_kernel_size")
+"""Settings that say how many patches, by rows and by columns, are made one."""
 
 
 class LengthError(InputError):
@@ -113,14 +117,23 @@ class Asked:
 
     def picture(self) -> tuple[int, int]:
         """Height and width of a picture."""
-        found = self.says("image_size", "img_size", "input_size", of=_VISION)
+        found = self.says("image_size", "img_size", "input_size", "max_img_size", of=_VISION)
         if isinstance(found, Mapping):
             found = (found.get("height"), found.get("width"))
         if isinstance(found, list | tuple):
             found = tuple(found[:2]) if len(found) > 1 else found[0]
         usual = SCENE if any(word in self.kind for word in ("ObjectDetection", "Segmentation", "Detr")) else PICTURE
+        if found is None and "TextRecognition" in self.kind:
+            return LINE
+        if ratios := self.says("scaled_images_ratios"):
+            found = int(self.number("patch_size") / min(ratios))
         pair = found if isinstance(found, tuple) else (found, found)
         height, width = (side if isinstance(side, int) and side > 0 else usual for side in pair)
+        if "prompt_masks" in self.arguments:  # the prompt goes above the picture
+            height //= 2
+        windows = self.number("num_windows", of=_VISION)
+        if windows > 1 and min(height, width) > self.patch() * windows:
+            height, width = (side - side % (self.patch() * windows) for side in (height, width))
         return height, width
 
     def channels(self) -> int:
@@ -131,13 +144,15 @@ class Asked:
 
     def patches(self) -> tuple[int, int]:
         """Patches of a picture by rows and columns, such that neighbours can be merged."""
-        merged = self.patch() * self.number("spatial_merge_size", "merge_size", "downsample_factor", of=_VISION, usual=2)
+        merged = self.patch() * self.number(*_MERGES, of=_VISION, usual=2)
         each = merged // self.patch()
         height, width = self.picture()
         return max(1, height // merged) * each, max(1, width // merged) * each
 
     def frames(self) -> int:
         """Frames of sound."""
+        if "input_values" in self.arguments and "input_features" in self.arguments:
+            return self.samples() // SAMPLES_PER_FRAME
         positions = self.says("max_source_positions", of=_SOUND)
         if isinstance(positions, int) and positions > 0:
             halved = self.kind.startswith("Speech2Text")
@@ -161,11 +176,13 @@ class Asked:
             "n_mels",
             "input_feat_per_channel",
             "mel_bins",
+            "input_feat_size",
+            "feature_projection_input_dim",
             "input_dim",
             "input_size",
             "n_mel_channels",
         )
-        return list(dict.fromkeys(n for name in names if (n := self.number(name, of=_SOUND, usual=0)))) or [80]
+        return list(dict.fromkeys(n for name in names if (n := self.number(name, of=_SOUND, usual=0)))) or [80, 128]
 
     def mel(self) -> int:
         return self.mels()[0]
@@ -180,28 +197,30 @@ class Asked:
         return self.number("num_labels", usual=2)
 
 
-def example_inputs(asked: Asked) -> list[dict[str, Any]]:
-    """Ways to make the inputs of a step, the most usual first.
+Choice = Sequence[Mapping[str, Any]]
+"""Ways to give one argument, or a few that belong together, the most usual first."""
+
+
+def example_inputs(asked: Asked) -> list[list[Choice]]:
+    """The inputs of a step, each with the ways to make it; where a class reads pictures or sound with its text, once more without.
 
     Raises:
         InputError: the class needs something that is not known here, a length is missing or too long, or there is no loss.
     """
     wanted = _wanted(asked)
-    ways = [_MADE[name](asked) for name in wanted]
-    losses = _losses(asked) if asked.labels else [{}]
+    choices = [_choice(asked, name) for name in wanted]
+    losses: list[Choice] = [_losses(asked)] if asked.labels else []
     if asked.seq is not None and not asked.counted:
         raise InputError(f"seq {asked.seq} was asked, but {asked.name!r} reads {_reads(wanted)} of the size in its config; leave --seq out")
-    found: list[dict[str, Any]] = []
-    for choice in itertools.islice(_in_order([*ways, losses]), _TRIED):
-        found.append({**dict(zip(wanted, choice, strict=False)), **choice[-1]})
-    return [{name: value for name, value in way.items() if value is not None} for way in found]
+    plain = _wanted(asked, text=True) if "input_ids" in wanted else wanted
+    found = [choices + losses]
+    if plain != wanted:
+        found.append([_choice(asked, name) for name in plain] + losses)
+    return found
 
 
-def _in_order(ways: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Combinations, those with the fewest unusual parts first."""
-    ranks = sorted(itertools.product(*(range(len(way)) for way in ways)), key=lambda rank: (sum(rank), rank))
-    for rank in ranks:
-        yield tuple(way[i] for way, i in zip(ways, rank, strict=True))
+def _choice(asked: Asked, name: str) -> Choice:
+    return [{} if value is None else {name: value} for value in _MADE[name](asked)]
 
 
 def _configs(config: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -211,8 +230,12 @@ def _configs(config: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _configs(value, f"{path}.{key}")
 
 
-def _wanted(asked: Asked) -> list[str]:
-    """Names of the arguments to give."""
+def _wanted(asked: Asked, *, text: bool = False) -> list[str]:
+    """Names of the arguments to give.
+
+    Args:
+        text: leave out what is not text and need not be given.
+    """
     if type(asked.model).forward is torch.nn.Module.forward:
         raise InputError(
             f"{asked.kind} (config of {asked.name!r}) has no forward: it holds models that run apart; name the class of one of them in "
@@ -221,19 +244,24 @@ def _wanted(asked: Asked) -> list[str]:
     arguments = asked.arguments
     main = asked.model.main_input_name
     mains = [main] if isinstance(main, str) else list(main or ())
-    found = [name for name in mains if name in arguments]
+    needless = [name for name in MODALITIES if text and name in arguments and arguments[name].default is not inspect.Parameter.empty]
+    found = [name for name in mains if name in arguments and name not in needless]
     for name, parameter in arguments.items():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic and name not in found:
             found.append(name)
-    modal = [name for name in _MODALITIES if name in arguments and name not in found and asked.has(_MODALITIES[name])]
+    modal = [name for name, part in MODALITIES.items() if name in arguments and name not in (*found, *needless) and asked.has(part)]
     if "input_ids" in found or not found:
         found += modal[:1] if "input_ids" in found else (["input_ids"] if "input_ids" in arguments else modal[:1])
-    elif "input_ids" in arguments:
-        found.append("input_ids")
+    elif "input_ids" in arguments and "inputs" not in found:
+        found += ["input_ids", *(["pixel_values"] if "state" in found and "pixel_values" in arguments else [])]
     for name, needs in _COMPANIONS.items():
         if name in arguments and name not in found and any(need in found for need in needs):
             found.append(name)
+    if asked.kind.startswith(_MASKED) and "attention_mask" in arguments:
+        found.append("attention_mask")
+    if "visual_embeds" in found and "labels" in arguments:
+        found.append("attention_mask")
     if "image_grid_thw" in found and "mm_token_type_ids" in found:
         found.append("position_ids")
     spoken = any(word in asked.kind for word in _TRANSCRIBED)
@@ -241,7 +269,7 @@ def _wanted(asked: Asked) -> list[str]:
         found.append("attention_mask")
     if spoken and "decoder_input_ids" in arguments:
         found.append("decoder_input_ids")
-    shifts = asked.labels and "labels" in arguments
+    shifts = asked.labels and "labels" in arguments and not asked.kind.startswith("Dia")
     if "decoder_input_ids" in arguments and "decoder_input_ids" not in found and not shifts and asked.says("is_encoder_decoder"):
         found.append("decoder_input_ids")
     missing = [name for name in found if name not in _MADE]
@@ -253,13 +281,16 @@ def _wanted(asked: Asked) -> list[str]:
     return found
 
 
-_MODALITIES = {
+MODALITIES = {
     "pixel_values": "vision_config",
     "pixel_values_videos": "vision_config",
     "input_features": "audio_config",
     "input_values": "audio_config",
 }
 """What a model that reads text may read beside it, and the part of the config that says so."""
+
+_MASKED = ("LongT5", "SwitchTransformers")
+"""Classes that, while a trace is taken, cannot do without a mask."""
 
 _COMPANIONS = {
     "bbox": ("input_ids",),
@@ -272,6 +303,19 @@ _COMPANIONS = {
     "image_sizes": ("pixel_values",),
     "spatial_shapes": ("pixel_values",),
     "pixel_attention_mask": ("pixel_values",),
+    "high_res_pixel_values": ("pixel_values",),
+    "image_embeds_position_mask": ("pixel_values",),
+    "image_attention_mask": ("pixel_values",),
+    "target_sizes": ("pixel_values",),
+    "tgt_sizes": ("pixel_values",),
+    "merge_sizes": ("pixel_values",),
+    "image_merge_sizes": ("pixel_values",),
+    "video_merge_sizes": ("pixel_values_videos",),
+    "visual_feats": ("input_ids",),
+    "visual_pos": ("input_ids",),
+    "visual_embeds": ("input_ids",),
+    "visual_attention_mask": ("visual_embeds",),
+    "encoder_hidden_states": ("query_embeds",),
     "aspect_ratio_ids": ("pixel_values",),
     "aspect_ratio_mask": ("pixel_values",),
     "mm_token_type_ids": ("pixel_values", "pixel_values_videos", "input_features"),
@@ -298,6 +342,14 @@ def _input_ids(asked: Asked) -> list[Any]:
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens), asked.long(tokens, books + 1)] if books else [])]
 
 
+def _decoder_ids(asked: Asked) -> list[Any]:
+    """Where what is said is predicted at all times, they begin with a blank."""
+    if any(word in asked.kind for word in _TRANSCRIBED):
+        return [asked.long(asked.transcript() + 1), asked.long(asked.transcript())]
+    books = asked.number("num_channels", of=("decoder",), usual=0) if asked.kind.startswith("Dia") else 0
+    return [asked.long(asked.tokens(), books)] if books else [asked.long(asked.tokens())]
+
+
 def _pixels(asked: Asked) -> list[Any]:
     (height, width), channels, patch = asked.picture(), asked.channels(), asked.patch()
     frames = asked.number("num_frames", "frames_per_clip", "tubelet_size", of=_VISION, usual=0)
@@ -313,6 +365,9 @@ def _pixels(asked: Asked) -> list[Any]:
         packed.append(asked.real(rows * columns, 2 * each).flatten(0, 1))
     packed.append(asked.real(rows * columns, channels, patch, patch).flatten(0, 1))
     packed.append(asked.real(rows * columns, each))
+    if asked.kind.startswith("Inkling2"):  # whose grid counts tokens, each of several patches
+        side = asked.number(*_MERGES, of=_VISION, usual=2) * patch
+        packed.insert(0, asked.real(rows * columns, side, side, channels).flatten(0, 1))
     if any(name in asked.arguments for name in ("image_grid_thw", "grid_thw", "image_grid_hw")):
         return [*packed, plain]
     if "spatial_shapes" in asked.arguments:
@@ -348,11 +403,27 @@ def _picture_sizes(asked: Asked) -> list[Any]:
     return [Fixed(torch.tensor([list(asked.picture())]).repeat(asked.batch, 1)), None]
 
 
+def _picture_mask(asked: Asked) -> list[Any]:
+    """Of patches where pictures come in patches; else of tiles, where a class cannot do without."""
+    if "spatial_shapes" in asked.arguments:
+        return [asked.long(math.prod(asked.patches()))]
+    return [None, Fixed(torch.ones(asked.batch, 1, dtype=torch.bool))]
+
+
+def _merge_sizes(asked: Asked) -> list[Any]:
+    return [Fixed(torch.full((asked.batch,), asked.number("spatial_merge_size", "merge_size", usual=1)))]
+
+
 def _features(asked: Asked) -> list[Any]:
     frames = asked.frames()
     first = [(asked.real(mel, frames), asked.real(frames, mel)) for mel in asked.mels()]
+    if asked.kind.startswith("GraniteSpeech5"):  # four frames in one
+        first = [(asked.real(4 * mel, frames), asked.real(frames, 4 * mel)) for mel in asked.mels()]
     over_time = asked.says("max_source_positions", of=_SOUND) and not asked.kind.startswith("Speech2Text")
     several = [asked.real(1, frames, asked.mel())] if "is_longer" in asked.arguments else []
+    if asked.kind.startswith("VoxtralRealtime") and "input_ids" in asked.arguments:  # as many tokens as are heard
+        frames = asked.tokens() * 2 * asked.number("downsample_factor", usual=4)
+        first = [(asked.real(mel, frames), asked.real(frames, mel)) for mel in asked.mels()]
     return [*several, *(pair[0 if over_time else 1] for pair in first), *(pair[1 if over_time else 0] for pair in first)]
 
 
@@ -380,6 +451,10 @@ def _states(asked: Asked) -> list[Any]:
     width = asked.number("hidden_size", "embed_dim", "d_model", usual=64)
     if "grid_thw" in asked.arguments:
         return _pixels(asked)
+    if "AcousticTokenizerEncoder" in asked.kind:
+        return [asked.real(1, SAMPLES)]
+    if "AcousticTokenizer" in asked.kind:
+        return [asked.real(width, asked.tokens())]
     return [asked.real(asked.tokens(), width)]
 
 
@@ -400,7 +475,7 @@ def _time_features(name: str) -> Callable[[Asked], list[Any]]:
 
 _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
     "input_ids": _input_ids,
-    "decoder_input_ids": lambda a: [a.long(a.transcript() if any(word in a.kind for word in _TRANSCRIBED) else a.tokens())],
+    "decoder_input_ids": lambda a: _decoder_ids(a),
     "attention_mask": lambda a: _mask_of_tokens(a) if "input_ids" in a.arguments else _whole_clips(a),
     "token_type_ids": _mask_of_tokens,
     "lengths": lambda a: [Fixed(torch.full((a.batch,), a.tokens()))],
@@ -418,7 +493,28 @@ _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
     "image_grid_hw": _grid_flat,
     "spatial_shapes": _grid_flat,
     "image_sizes": _picture_sizes,
-    "pixel_attention_mask": lambda a: [a.long(math.prod(a.patches())) if "spatial_shapes" in a.arguments else None],
+    "pixel_attention_mask": _picture_mask,
+    "high_res_pixel_values": lambda a: [a.real(a.channels(), *[a.number("image_size", of=("high_res",), usual=SCENE)] * 2)],
+    "image_embeds_position_mask": _mask_of_tokens,
+    "image_attention_mask": lambda a: [None, *(a.long(a.tokens(), count) for count in (1, 2))],
+    "target_sizes": _grid_flat,
+    "tgt_sizes": _grid_flat,
+    "merge_sizes": _merge_sizes,
+    "image_merge_sizes": _merge_sizes,
+    "video_merge_sizes": _merge_sizes,
+    "visual_feats": lambda a: [a.real(REGIONS, a.number("visual_feat_dim", usual=2048))],
+    "visual_pos": lambda a: [a.real(REGIONS, a.number("visual_pos_dim", usual=4))],
+    "visual_embeds": lambda a: [a.real(REGIONS, a.number("visual_embedding_dim", usual=2048))],
+    "visual_attention_mask": lambda a: [a.long(REGIONS)],
+    "pixel_position_ids": lambda a: [Fixed(torch.cartesian_prod(*map(torch.arange, a.patches())).repeat(a.batch, 1, 1))],
+    "prompt_pixel_values": _pixels,
+    "prompt_masks": _pixels,
+    "task_inputs": lambda a: [a.long(a.number("task_seq_len", usual=77))],
+    "classes_input_ids": lambda a: [a.long(a.tokens())],
+    "classes_attention_mask": lambda a: [a.long(a.tokens())],
+    "tasks_input_ids": lambda a: [a.long(a.tokens())],
+    "tasks_attention_mask": lambda a: [a.long(a.tokens())],
+    "classes_structure": lambda a: [Fixed(torch.ones(a.batch, dtype=torch.int64))],
     "aspect_ratio_ids": lambda a: [Fixed(torch.full((a.batch, 1), 6))],
     "aspect_ratio_mask": lambda a: [a.long(1, a.number("max_num_tiles", usual=4))],
     "input_features": _features,
@@ -435,10 +531,19 @@ _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
     "static_categorical_features": lambda a: [a.long(n) if (n := a.number("num_static_categorical_features", usual=0)) else None],
     "static_real_features": lambda a: [a.real(n) if (n := a.number("num_static_real_features", usual=0)) else None],
     "freq": lambda a: [a.long(1)],
+    "inputs": lambda a: [a.long(a.tokens()), a.real(a.samples()), a.real(a.frames(), a.mel())],
+    "latents": lambda a: [a.real(a.number("hidden_size", usual=64), a.frames())],
+    "audio_mel": _spectrogram,
+    "audio_mel_mask": lambda a: [torch.empty(a.batch, a.frames(), dtype=torch.bool, device="meta")],
+    "query_embeds": lambda a: [a.real(a.number("num_query_tokens", usual=32), a.number("hidden_size", usual=64))],
+    "encoder_hidden_states": lambda a: [a.real(REGIONS, a.number("encoder_hidden_size", "hidden_size", usual=64))],
+    "state": lambda a: [a.real(a.number("max_state_dim", usual=32))],
     "hidden_states": _states,
     "inputs_embeds": _states,
     "states": lambda a: [a.real(a.tokens(), a.number("state_dim"))],
-    "actions": lambda a: [a.real(a.tokens(), a.number("act_dim"))],
+    "actions": lambda a: [
+        a.real(a.number("chunk_size"), a.number("max_action_dim")) if "state" in a.arguments else a.real(a.tokens(), a.number("act_dim"))
+    ],
     "rewards": lambda a: [a.real(a.tokens(), 1)],
     "returns_to_go": lambda a: [a.real(a.tokens(), 1)],
     "timesteps": _mask_of_tokens,
@@ -458,6 +563,15 @@ def _losses(asked: Asked) -> list[dict[str, Any]]:
         masks = [torch.empty(OBJECTS, height, width, dtype=asked.dtype, device="meta") for _ in range(asked.batch)]
         classes = [torch.empty(OBJECTS, dtype=torch.int64, device="meta") for _ in range(asked.batch)]
         return [{"mask_labels": masks, "class_labels": classes}]
+    if "spectrogram_labels" in arguments and "duration_labels" in arguments:
+        one_each = Fixed(torch.ones(asked.batch, asked.tokens(), dtype=torch.int64))
+        pitch = asked.real(asked.tokens(), 1)
+        return [
+            {"spectrogram_labels": asked.real(asked.tokens(), asked.mel()), "duration_labels": one_each, "pitch_labels": pitch}
+            | {"energy_labels": pitch}
+        ]
+    if "state" in arguments and "actions" in arguments:
+        return [{"actions": value} for value in _MADE["actions"](asked)]
     if "labels" in arguments:
         found = [{"labels": value} for value in _labels(asked)]
         for extra in ("next_sentence_label", "sentence_order_label"):
@@ -507,6 +621,8 @@ def _labels(asked: Asked) -> list[Any]:
         return [asked.long(height, width)]
     if any(word in kind for word in ("ObjectDetection", "Segmentation", "DetrFor")):
         return [[_objects(asked, height, width, masks="Segmentation" in kind) for _ in range(asked.batch)]]
+    if "prompt_masks" in asked.arguments:
+        return [asked.real(asked.channels(), height, width)]
     if any(word in kind for word in ("DepthEstimation", "Matting", "ImageSuperResolution", "ImageToImage")):
         return [asked.real(height, width), asked.real(asked.channels(), height, width)]
     if "AudioFrameClassification" in kind:
@@ -515,8 +631,14 @@ def _labels(asked: Asked) -> list[Any]:
         return [asked.long()]
     if kind.startswith("Vilt") and "QuestionAnswering" in kind:
         return [asked.real(asked.classes())]
+    if kind.startswith("Perceiver"):
+        return [asked.long(asked.number("max_position_embeddings"))]
     tokens = asked.tokens()
+    if "visual_embeds" in asked.arguments:
+        return [asked.long(tokens + REGIONS), asked.long(tokens), asked.long()]
     books = asked.number("num_codebooks", usual=0)
+    if kind.startswith("Dia"):
+        return [asked.long(asked.number("num_channels", of=("decoder",)) * tokens).flatten().unflatten(0, (-1, tokens))]
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens)] if books else []), asked.long()]
 
 

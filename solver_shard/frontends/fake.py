@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
@@ -67,6 +68,34 @@ def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+@contextlib.contextmanager
+def alignments() -> Iterator[None]:
+    """While open, alignment losses (CTC) run on fake tensors, for which torch (2.13) has no sizes of their results.
+
+    Those of the saved probabilities, [batch, steps, 2 * longest target + 1], depend on numbers that are given as such here.
+    """
+    aten = torch.ops.aten
+    made = {aten._ctc_loss.default: _aligned, aten._ctc_loss_backward.default: _aligned_backward}
+    added = {op: kernel for op, kernel in made.items() if op not in fake_impls.op_implementations_dict}
+    fake_impls.op_implementations_dict.update(added)
+    try:
+        yield
+    finally:
+        for op in added:
+            fake_impls.op_implementations_dict.pop(op)
+
+
+def _aligned(mode: Any, _op: Any, log_probs: Any, _targets: Any, _steps: Any, lengths: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    steps, batch = log_probs.shape[:2]
+    with mode:
+        return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(lengths) + 1)
+
+
+def _aligned_backward(mode: Any, _op: Any, _gradient: Any, log_probs: Any, *_: Any, **__: Any) -> Any:
+    with mode:
+        return log_probs.new_empty(log_probs.shape)
 
 
 @contextlib.contextmanager

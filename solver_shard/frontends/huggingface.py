@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,8 @@ from torch import nn
 
 from solver_shard.errors import InputError
 from solver_shard.files import read_json, read_text
-from solver_shard.frontends.example_inputs import Asked, LengthError, example_inputs
+from solver_shard.frontends.example_inputs import Asked, Choice, LengthError, example_inputs
+from solver_shard.frontends.values import Constants, hold
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
 """Names of the configs that ship with this package."""
@@ -35,6 +36,7 @@ PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtr
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TOKENS = 1 << 40
 MAX_LAYERS = 4096
+_LOG = logging.getLogger(__name__)
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _INSTALL = "pip install 'solver-shard[hf]'"
 
@@ -194,23 +196,32 @@ def _config(transformers: ModuleType, raw: dict[str, Any], name: str) -> Any:
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise InputError(f"config of {name!r} has {layers} layers; at most {MAX_LAYERS} are supported")
     _settle(config)
-    if getattr(config, "is_encoder_decoder", False):
-        for key in ("decoder_start_token_id", "pad_token_id"):  # which token starts and fills makes no difference to a plan
-            if getattr(config, key, None) is None:
-                setattr(config, key, 0)
     return config
 
 
 def _settle(config: Any) -> None:
-    """A step keeps no cache, and leaves no layer out by chance: it is planned with all that it can be asked to compute."""
+    """A step keeps no cache, and leaves no layer out by chance: it is planned with all that it can be asked to compute.
+
+    Which token starts, fills or stands for a picture makes no difference to a plan, where a class cannot do without one it is the first.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        for part in filter(None, (config, getattr(config, "decoder", None))):
+            for name in ("decoder_start_token_id", "pad_token_id"):
+                if getattr(part, name, None) is None:
+                    setattr(part, name, 0)
     for name, value in list(vars(config).items()):
         if name == "use_cache":
             config.use_cache = False
+        elif value is None and name in _PLACES:
+            setattr(config, name, 0)
         elif name.endswith("layerdrop") and isinstance(value, float):
             setattr(config, name, 0.0)
         elif type(value).__name__.endswith("Config") and hasattr(value, "to_dict"):
             _settle(value)
 
+
+_PLACES = tuple(f"{kind}_token_{end}" for kind in ("image", "video", "audio", "speech") for end in ("id", "index"))
+"""Tokens in whose place something else is read."""
 
 _HEADS = (
     *("ForCausalLM", "ForMaskedLM", "ForSeq2SeqLM", "ForSpeechSeq2Seq", "ForCTC", "ForImageTextToText", "ForZeroShotImageClassification"),
@@ -234,24 +245,35 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
                 f"config of {name!r} names the architecture {first!r}, which transformers {transformers.__version__} does not have; "
                 f"name one of its classes, or take 'architectures' out to get the usual one for {raw['model_type']!r}"
             )
-    else:
-        cls = next(_usual(transformers, config), None)
-        if cls is None:
-            raise InputError(
-                f"config of {name!r} names no architecture, and no class is usual for it; give one of its classes in 'architectures', "
-                "for instance a ...ForCausalLM, or your own model as package.module:function"
-            )
+        return _built(cls, config, name, dtype, weights)
+    first_error = None
+    for cls in _usual(transformers, config):
+        try:
+            return _built(cls, config, name, dtype, weights)
+        except _OtherConfigError as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+    raise InputError(
+        f"config of {name!r} names no architecture, and no class is usual for it; give one of its classes in 'architectures', "
+        "for instance a ...ForCausalLM, or your own model as package.module:function"
+    )
+
+
+class _OtherConfigError(InputError):
+    """The class is made from a part of the config, or of one with other settings, which it only says when it is built."""
+
+
+def _built(cls: Any, config: Any, name: str, dtype: torch.dtype, weights: bool) -> nn.Module:
+    """A model of this class."""
     try:
         with torch.device("cpu" if weights else "meta"), nullcontext() if weights else _no_init():
-            model = cls._from_config(config, dtype=dtype)
+            model = _with_constants(cls, config, dtype, "cpu" if weights else "meta")
     except ImportError as error:
-        missing = " ".join(str(error).split()).split(" library")[0].split()[-1].replace("PIL", "pillow")
-        raise InputError(
-            f"{cls.__name__} (config of {name!r}) needs the library {missing!r}, which is not installed; run: pip install {missing}; or "
-            "give a config without it"
-        ) from None
+        raise _needs(cls.__name__, name, error) from None
     except Exception as error:
-        raise InputError(
+        other = isinstance(error, AttributeError | AssertionError)
+        raise (_OtherConfigError if other else InputError)(
             f"building {cls.__name__} from the config of {name!r} failed: {type(error).__name__}: {error}; correct it"
         ) from None
     model.tie_weights()
@@ -259,6 +281,25 @@ def _model(transformers: ModuleType, config: Any, raw: dict[str, Any], name: str
     getattr(model, "loss_function", None)  # says once, while nobody listens, that it takes the default
     found: nn.Module = model
     return found
+
+
+def _needs(kind: str, name: str, error: ImportError) -> InputError:
+    missing = " ".join(str(error).split()).split(" library")[0].split()[-1].replace("PIL", "pillow")
+    return InputError(
+        f"{kind} (config of {name!r}) needs the library {missing!r}, which is not installed; run: pip install {missing}; or give a config "
+        "without it"
+    )
+
+
+def _with_constants(cls: Any, config: Any, dtype: torch.dtype, device: str) -> Any:
+    """The model with its constants of whole numbers, where these go together with what else it makes."""
+    try:
+        with Constants():
+            model = cls._from_config(config, dtype=dtype)
+    except (RuntimeError, NotImplementedError):
+        return cls._from_config(config, dtype=dtype)
+    hold(model, device)
+    return model
 
 
 def _know_boxes(cls: Any) -> None:
@@ -276,11 +317,19 @@ def _usual(transformers: ModuleType, config: Any) -> Iterator[Any]:
     heads = sorted(
         dict.fromkeys((*_HEADS, *others)), key=lambda head: not (getattr(config, "is_encoder_decoder", False) and "Seq2Seq" in head)
     )
+    parts = {type(value) for value in vars(config).values() if type(value).__name__.endswith("Config")}
     for auto in (*(f"AutoModel{head}" for head in heads), "AutoModel", "AutoBackbone"):
         mapping = getattr(getattr(transformers, auto, None), "_model_mapping", {})
-        found = mapping.get(type(config), ())
+        try:
+            found = mapping.get(type(config), ())
+        except ValueError:  # the library lists a class that it does not have
+            continue
         for cls in found if isinstance(found, list | tuple) else (found,):
-            if cls.config_class in (None, type(config)):
+            try:
+                made_from = cls.config_class
+            except ImportError as error:  # stands for a class that needs another library
+                raise _needs(cls.__name__, config.model_type, error) from None
+            if made_from not in parts:
                 yield cls
 
 
@@ -296,16 +345,55 @@ def _no_init() -> Iterator[None]:
         yield
 
 
-def _inputs(model: Any, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, Any]:
-    """One step's inputs: of the ways to make them, the first that the model runs on; where it runs on none, the one that gets furthest."""
-    from solver_shard.frontends.torch import BY_VALUE, failure
+def _inputs(model: nn.Module, name: str, batch: int, seq: int | None, dtype: torch.dtype, labels: bool) -> dict[str, Any]:
+    """One step's inputs: of the ways to make them, one that the model runs on; where it runs on none, one that gets furthest.
 
-    ways = example_inputs(Asked(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels))
-    furthest = None
-    for way in ways if len(ways) > 1 else ():
-        found = failure(model, way, forward_only=not labels)
-        if found is None:
-            return way
-        if furthest is None and isinstance(found, BY_VALUE):
-            furthest = way
-    return ways[0] if furthest is None else furthest
+    Arguments are settled one after the other, each by how far the model comes.
+    """
+    from solver_shard.frontends.torch import BY_VALUE
+
+    asked = Asked(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels)
+    sets = example_inputs(asked)
+    first = _together([choice[0] for choice in sets[0]])
+    if len(sets) == 1 and all(len(choice) == 1 for choice in sets[0]):
+        return first
+    furthest = first, -1
+    for choices in sets:
+        found, reached, stopped = _settled(model, name, choices, labels)
+        if stopped is None:
+            if left := sorted({name for choice in sets[0] for name in choice[0]} - found.keys()):
+                _LOG.warning("%r is planned without %s: the class does not run on any that its config says of", name, ", ".join(left))
+            return found
+        if furthest[1] < 0 or (isinstance(stopped.__cause__, BY_VALUE) and furthest[1] < reached):
+            furthest = found, reached
+    return furthest[0]
+
+
+def _settled(model: nn.Module, name: str, choices: Sequence[Choice], labels: bool) -> tuple[dict[str, Any], int, Exception | None]:
+    """The ways that get furthest, how far that is, and what stops them."""
+    from solver_shard.frontends.torch import progress
+
+    taken = [choice[0] for choice in choices]
+    stopped, reached = progress(model, _together(taken), name=name, forward_only=not labels)
+    for _ in range(_ROUNDS):
+        before = reached
+        for i, choice in enumerate(choices):
+            for way in choice if stopped is not None else ():
+                if way is taken[i]:
+                    continue
+                tried = [*taken[:i], way, *taken[i + 1 :]]
+                error, count = progress(model, _together(tried), name=name, forward_only=not labels)
+                if error is None or count > reached:
+                    taken, stopped, reached = tried, error, count
+                if error is None:
+                    break
+        if stopped is None or reached == before:
+            break
+    return _together(taken), reached, stopped
+
+
+_ROUNDS = 3
+
+
+def _together(ways: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for way in ways for name, value in way.items()}

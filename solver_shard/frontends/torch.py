@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,7 +27,7 @@ from solver_shard.frontends.attention import FusedAttention
 from solver_shard.frontends.checkpoints import regions
 from solver_shard.frontends.clean import clean
 from solver_shard.frontends.export import DTYPES, export
-from solver_shard.frontends.fake import borrowed, fake_like, paths
+from solver_shard.frontends.fake import alignments, borrowed, fake_like, paths
 from solver_shard.frontends.raw import RawGraph
 from solver_shard.frontends.rewrites import Rewritten
 from solver_shard.frontends.values import Fixed, Values, paired
@@ -85,6 +87,7 @@ def trace_raw(
             _compiling(whole=flat.whole),
             paths(model),
             regions(),
+            alignments(),
             Values(whole=_of_library(model)),
             FusedAttention(),
             Rewritten(),
@@ -127,26 +130,41 @@ def run_eagerly(
     return dict(zip(step.outputs, found, strict=True))
 
 
-def failure(model: nn.Module, inputs: Inputs, *, forward_only: bool = False) -> Exception | None:
-    """What stops a step of the model on these inputs, if anything does; nothing is traced."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+def progress(model: nn.Module, inputs: Inputs, *, name: str, forward_only: bool = False) -> tuple[SolverShardError | None, int]:
+    """What stops a step of the model on these inputs, if anything does, and after how many calls of torch; nothing is traced."""
+    values = Values(whole=_of_library(model))
     try:
-        flat = _Flat(model, inputs, mode, forward_only=forward_only)
-        step = _Step(model, flat, None, type(model).__name__, forward_only)
-        whole = _of_library(model)
-        with (
-            borrowed(model, mode, trainable=False),
-            _compiling(whole=flat.whole),
-            torch.no_grad(),
-            mode,
-            Values(whole=whole),
-            FusedAttention(),
-            Rewritten(),
-        ):
-            step(*flat.tensors)
-    except Exception as error:
-        return error
-    return None
+        _run(model, inputs, values, name=name, forward_only=forward_only)
+    except SolverShardError as error:
+        return error, values.calls
+    return None, values.calls
+
+
+def check(model: nn.Module, inputs: Inputs, *, name: str, forward_only: bool = False) -> None:
+    """Run a step on fake tensors.
+
+    Raises:
+        InputError, TraceError: as ``trace``.
+    """
+    _run(model, inputs, Values(whole=_of_library(model)), name=name, forward_only=forward_only)
+
+
+def _run(model: nn.Module, inputs: Inputs, values: Values, *, name: str, forward_only: bool) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    flat = _Flat(model, inputs, mode, forward_only=forward_only)
+    step = _Step(model, flat, None, name, forward_only)
+    with (
+        borrowed(model, mode, trainable=False),
+        _failure(name, step),
+        _compiling(whole=flat.whole),
+        torch.no_grad(),
+        mode,
+        alignments(),
+        values,
+        FusedAttention(),
+        Rewritten(),
+    ):
+        step(*flat.tensors)
 
 
 class _Flat:
@@ -207,12 +225,12 @@ class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
         super().__init__()
         self.model = model
         self.training = model.training
-        self._flat, self._loss_fn, self._name, self._forward_only = flat, loss_fn, name, forward_only
+        self.flat, self._loss_fn, self._name, self._forward_only = flat, loss_fn, name, forward_only
         self.outputs: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = self._flat.rebuild(tensors)
-        with paired():
+        args, kwargs = self.flat.rebuild(tensors)
+        with paired(), _forgetting(self.model):
             return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -246,6 +264,20 @@ class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
             f"model {self._name!r} returns {type(result).__name__} without a loss; give the labels with the inputs, give a loss function "
             "of the outputs, return a scalar loss from the model, or use --forward-only"
         )
+
+
+@contextlib.contextmanager
+def _forgetting(model: nn.Module) -> Iterator[None]:
+    """Tensors that a model keeps for its next step (``cached_property``) are of this run alone."""
+    held = [owner for module in model.modules() for owner in (module, *vars(module).values()) if hasattr(owner, "__dict__")]
+    before = [set(vars(owner)) for owner in held]
+    try:
+        yield
+    finally:
+        for owner, keys in zip(held, before, strict=True):
+            for key in set(vars(owner)) - keys:
+                if isinstance(vars(owner)[key], torch.Tensor):
+                    delattr(owner, key)
 
 
 def _key(key: Any) -> str:
@@ -307,21 +339,53 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
     except Exception as error:
         cause = " ".join(str(error).split())[:500] or type(error).__name__
         where = _where(error, step.model)
-        if isinstance(error, BY_VALUE):
+        if isinstance(error, BY_VALUE) or _UNMADE in cause:
+            what = getattr(error, "func", "a write")
             raise TraceError(
                 f"tracing {name!r} failed{where}: it decides by the values of a tensor (an .item(), a branch, or how often a mask "
-                f"is true: {error.func}), which are not known before the step runs. Give a model of your own without that as "
+                f"is true: {what}), which are not known before the step runs. Give a model of your own without that as "
                 "package.module:function, or the value as a constant"
             ) from error
         if isinstance(error, RuntimeError) and any(words in cause for words in _MIXED):
             raise TraceError(
                 f"tracing {name!r} failed{where}: {type(error).__name__}: {cause}; the model mixes dtypes; ask for f32, as in --dtype f32"
             ) from error
+        if _of_library(step.model):
+            raise TraceError(_refused(error, cause, where, step)) from error
         raise TraceError(
             f"tracing {name!r} failed{where}: {type(error).__name__}: {cause}. Supported are modules whose forward (and loss) runs on "
             "fake CPU tensors: sizes, dtypes and control flow known without looking at values, no .item(), no boolean-mask indexing, no "
             "device= set to an accelerator. Check that the inputs fit forward, and replace what depends on values"
         ) from error
+
+
+def _refused(error: Exception, cause: str, where: str, step: _Step) -> str:
+    """What a class of transformers does not do, in its own words where it has some, and what to give instead."""
+    kind = type(step.model).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None  # of the library, or of Python or torch
+    said = last is not None and f"{os.sep}transformers{os.sep}" in last.filename and (last.line or "").startswith("raise ")
+    if isinstance(error, ImportError) and "library" in cause:
+        missing = cause.split(" library")[0].split()[-1]
+        return f"{kind} needs the library {missing!r}{where}, which is not installed; run: pip install {missing}; or use --forward-only"
+    if said and _UNTRAINED.search(cause):
+        return (
+            f"{kind} has no training step{where}: {cause.rstrip('.')}; use --forward-only, or give a model of your own with a loss: {_OWN}"
+        )
+    reads = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.flat.names, step.flat.tensors, strict=True))
+    how = "refuses" if said else "does not run on"
+    return (
+        f"{kind} {how} inputs made from its config ({reads}){where}: {cause.rstrip('.')}; correct the config, or give it with its inputs "
+        f"as {_OWN}"
+    )
+
+
+_UNTRAINED = re.compile(r"(?i)\b(not|n't|no)\b.*\btrain(ing|able|ed)?\b|\btraining\b.*\b(not|n't)\b")
+_UNMADE = "its data is not allocated yet"
+"""What torch says where a constant is written to at places that are not known."""
+
+_OWN = "package.module:function, which returns (model, inputs)"
+"""What a user writes where a config is not enough."""
 
 
 BY_VALUE = (DataDependentOutputException, DynamicOutputShapeException)

@@ -8,6 +8,7 @@ lengths of clips), check that two counts agree, or write to the places where a m
 - checks of values pass, as they do for the data that a model is trained on, and all numbers are finite;
 - a model of a library may ask whether a condition holds everywhere (it does) or anywhere (it does not): that is how libraries ask for
   padding and for numbers out of range, of which a step of whole sequences has none; in a user's own code such a question is an error;
+- in a library's model no real number is exactly 0, so that no picture is one that only fills up a batch;
 - ``x[mask] = y`` is a ``masked_fill`` or a ``masked_scatter``, which need not know how often the mask is true;
 - alignment losses (CTC) whose lengths are not known are over whole clips and transcripts.
 
@@ -31,8 +32,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-MOST, MOST_REAL = 1 << 20, 1 << 12
-"""Elements of a tensor of whole or of real numbers whose value is kept; sizes are small, what is larger is data."""
+MOST = 1 << 20
+"""Elements of a tensor whose value is kept: as many as a mask of the pixels of some pictures has; what is larger is data."""
 
 _T = torch.Tensor
 _MADE = frozenset({torch.tensor, torch.as_tensor})
@@ -66,11 +67,15 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
 
     Args:
         whole: answer what a library asks of padding and ranges.
+
+    Attributes:
+        calls: of torch that were seen.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
         super().__init__()
         self._whole = whole
+        self.calls = 0
 
     def __enter__(self) -> Any:
         self._tolist = FunctionalTensor.tolist  # does not ask modes
@@ -85,6 +90,7 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.calls += 1
         tensors: list[torch.Tensor] = []
         _collect((args, tuple(kwargs.values())), tensors)
         values = [_value(tensor) for tensor in tensors]
@@ -98,6 +104,10 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
         if func is torch.nn.functional.ctc_loss:
             return _align(*args, **kwargs)
         truth = _truth(func, args)
+        if self._whole and func in _EQUAL and _against_zero(args):
+            truth = func in _UNEQUAL
+        if self._whole and func in (_T.__lt__, _T.lt) and getattr(args[0], "_drawn", False) and args[1] in (0, 0.0):
+            truth = False  # a layer that is left out with a chance of 0
         if func in _READS and truth is not None and values[0] is None:
             return truth
         if any(value is not None for value in values):
@@ -121,12 +131,47 @@ class Values(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
             if self._whole and func is _T.__getitem__:
                 return _Selected(error)
             raise
+        if func is torch.rand:
+            result._drawn = True
         if truth is not None:
             result._truth = truth
         elif self._whole and func in _QUESTIONS and isinstance(result, torch.Tensor) and result.dtype == torch.bool:
             result._truth = func in (torch.all, _T.all)
         _remember(func, args, kwargs, result, known=known and bool(tensors))
+        if func in (torch.sum, _T.sum) and _kept(result) and (truth := getattr(args[0], "_truth", None)) is not None:
+            count = args[0].numel() // max(1, result.numel()) if truth else 0
+            result._value = _evaluate(torch.full, (tuple(result.shape), count), {"dtype": result.dtype})
         return result
+
+
+class Constants(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
+    """While active, whole numbers that a model writes down as tensors (strides, sizes) have their values on the meta device, too."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _MADE and kwargs.get("device") is None and _whole(args[0] if args else kwargs.get("data")):
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
+
+
+def hold(model: torch.nn.Module, device: str) -> None:
+    """Make such constants, which a model has as buffers that are not saved, plain attributes, whose values a trace reads.
+
+    Args:
+        device: where all other buffers are.
+    """
+    for module in model.modules():
+        for name, buffer in list(module._buffers.items()):
+            if buffer is None or not _plain(buffer) or buffer.is_floating_point():
+                continue
+            if buffer.ndim == 0 and name in module._non_persistent_buffers_set:
+                del module._buffers[name]
+                module._non_persistent_buffers_set.discard(name)
+                vars(module)[name] = buffer
+            else:
+                module._buffers[name] = buffer.to(device)
 
 
 @contextlib.contextmanager
@@ -155,6 +200,16 @@ class _Selected:
 
     def __getattr__(self, name: str) -> Any:
         raise self._error
+
+    def _unknown(self, *_: Any) -> Any:
+        raise self._error
+
+    __getitem__ = __len__ = __iter__ = __bool__ = __neg__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unknown
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        raise next(arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls))._error
 
 
 class _AsExpected(int):
@@ -186,14 +241,14 @@ def _value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor has small values of its own, which no derivative is taken of."""
-    if type(tensor) is not torch.Tensor or torch._is_functional_tensor(tensor):
+    if type(tensor) is not torch.Tensor or torch._is_functional_tensor(tensor) or torch._C._functorch.is_batchedtensor(tensor):
         return False
     return tensor.device.type == "cpu" and not tensor.requires_grad and tensor.numel() <= MOST
 
 
 def _kept(value: Any) -> bool:
     """Whether a value is worth keeping."""
-    return isinstance(value, torch.Tensor) and value.numel() <= (MOST_REAL if value.is_floating_point() or value.is_complex() else MOST)
+    return isinstance(value, torch.Tensor) and value.numel() <= MOST
 
 
 def _evaluate(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -266,7 +321,7 @@ def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     return (
         func is _T.__setitem__
         or (name.endswith("_") and not name.endswith("__"))
-        or name.startswith("__i")
+        or (name.startswith("__i") and name not in ("__invert__", "__int__", "__index__"))
         or kwargs.get("out") is not None
     )
 
@@ -324,11 +379,23 @@ def _chosen(tensor: torch.Tensor, which: Any, dim: int | None = None, *, output_
     return tensor.index_select(dim, index)
 
 
-def _align(log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, **options: Any) -> torch.Tensor:
-    """The loss of whole clips where their lengths are not known."""
+def _align(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The loss of whole clips where their lengths are not known; their mean is over tokens, as torch takes it."""
     steps, batch = log_probs.shape[:2]
-    lengths = [_lengths(input_lengths, steps, batch), _lengths(target_lengths, targets.shape[-1], batch)]
-    return torch.nn.functional.ctc_loss(log_probs, targets, [min(n, steps) for n in lengths[0]], lengths[1], **options)
+    steps_of = [min(n, steps) for n in _lengths(input_lengths, steps, batch)]
+    tokens_of = _lengths(target_lengths, targets.shape[-1], batch)
+    losses = torch.nn.functional.ctc_loss(log_probs, targets, steps_of, tokens_of, blank, "none", zero_infinity)
+    if reduction == "mean":
+        return (losses / log_probs.new_tensor([max(1, n) for n in tokens_of])).mean()
+    return losses.sum() if reduction == "sum" else losses
 
 
 def _lengths(given: Any, whole: int, batch: int) -> list[int]:
@@ -358,6 +425,16 @@ def _truth(func: Callable[..., Any], args: Sequence[Any]) -> bool | None:
     if func in _BOTH:
         return _BOTH[func](found)
     return not found[0] if func in _NOT else found[0]
+
+
+_UNEQUAL = frozenset({_T.__ne__, _T.ne, torch.ne})
+_EQUAL = frozenset({_T.__eq__, _T.eq, torch.eq}) | _UNEQUAL
+
+
+def _against_zero(args: Sequence[Any]) -> bool:
+    """Whether real numbers are compared with 0, which is how libraries ask for pictures that only fill up: of a step's none do."""
+    tensor, other = args[:2]
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and isinstance(other, int | float) and other == 0
 
 
 def _collect(values: Sequence[Any], found: list[torch.Tensor]) -> None:

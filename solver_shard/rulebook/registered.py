@@ -209,6 +209,9 @@ def _strategy(
 ) -> tuple[AxisStrategy, list[Factor]] | None:
     """The strategy, and the factor that says how often it can cut; None for placements that we do not have."""
     slots = [ref.operand for value in op.attributes.values() for ref in refs(value)]
+    made = op.attributes.get("output_mask")
+    if made is not None and len(made) == len(outs):  # registered for all that the op can give
+        outs = [out for out, asked in zip(outs, made, strict=True) if asked]
     if len(ins) != len(slots) or len(outs) != len(results):
         raise RuleError(
             f"{op.name}: a sharding strategy registered for it with DTensor has {len(outs)} results and {len(ins)} operands, the call has "

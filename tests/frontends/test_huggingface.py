@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -176,17 +177,24 @@ def test_a_model_that_mixes_dtypes_says_which_to_ask_for(tmp_path: Path) -> None
 
 KINDS = {
     "bert": {"input_ids"},
+    "blip-2": {"pixel_values", "input_ids"},  # without an id for pictures' tokens in its config
     "canine": {"input_ids"},
     "data2vec-vision": {"pixel_values"},
     "flaubert": {"input_ids", "lengths"},
+    "idefics": {"input_ids", "pixel_values", "image_attention_mask"},  # several arguments, each with ways of its own
+    "idefics3": {"input_ids", "pixel_values"},  # leaves pictures out that are all 0
     "informer": {"past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values"},
     "layoutlm": {"input_ids", "bbox"},
     "llava": {"input_ids", "pixel_values"},
+    "longt5": {"input_ids", "attention_mask"},
     "maskformer": {"pixel_values", "mask_labels", "class_labels"},
+    "omniasr": {"input_ids", "input_values"},  # leaves layers out by chance
     "qwen2_vl": {"input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids", "position_ids"},
+    "sarvam_mla": {"input_ids"},  # a class of another type
     "segformer": {"pixel_values"},
     "speech_to_text": {"input_features"},
     "videomae": {"pixel_values"},
+    "wav2vec2": {"input_values"},  # a loss of alignments
     "yolos": {"pixel_values"},
 }
 """Model types of many kinds, and what their steps read beside labels."""
@@ -197,6 +205,57 @@ def test_a_step_of_every_kind_of_model_runs(kind: str) -> None:
     row = model_types.study(kind, "run")  # the table of all types is experiments/model_types.md
     assert row["result"] == "plans", row
     assert set(row["inputs"]) - {"labels"} == KINDS[kind]
+
+
+FORWARD = {
+    "gemma4_vision": {"pixel_values", "pixel_position_ids"},  # reads which patches only fill up
+    "mimi_encoder": {"input_values"},  # reads strides, which it holds as buffers
+    "vibevoice_acoustic_tokenizer_encoder": {"hidden_states"},
+}
+"""Model types without a loss, and what their steps read."""
+
+
+@pytest.mark.parametrize("kind", FORWARD)
+def test_a_forward_pass_of_every_kind_of_model_runs(kind: str) -> None:
+    row = model_types.study(kind, "run")
+    assert row["result"] == "plans forward only", row
+    assert set(row["inputs"]) == FORWARD[kind]
+    assert row["training"].endswith("computes no loss from labels; name a class with a head in 'architectures', or use --forward-only")
+
+
+STOPPED = {
+    "superpoint": (
+        r"SuperPointForKeypointDetection has no training step in module .* at modeling_superpoint\.py:\d+: SuperPoint does not support "
+        r"training for now; use --forward-only, or give a model of your own with a loss: package\.module:function",
+        r"at modeling_superpoint\.py:\d+: it decides by the values of a tensor .* as package\.module:function",
+    ),
+    "jev": (
+        r"reads 'marks', 'num_options', 'question_type_ids', which a config says nothing of; give your own model as package",
+        r"reads 'marks', 'num_options', 'question_type_ids', which a config says nothing of; give your own model as package",
+    ),
+    "tvp": (
+        r"TvpModel .* computes no loss from labels",
+        r"TvpModel does not run on inputs made from its config \(input_ids \[4, 32\], .*\) in module .* at modeling_tvp\.py:\d+: .*; "
+        r"correct the config, or give it with its inputs as package\.module:function, which returns \(model, inputs\)$",
+    ),
+}
+"""Model types that no config makes run: what is said of training, and of forward."""
+
+
+@pytest.mark.parametrize("kind", STOPPED)
+def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(model_types, "LAYERS", (1,))
+    row = model_types.study(kind, "run")
+    assert row["result"] == "refused", row
+    for reason, pattern in zip((row["training"], row["forward"]), STOPPED[kind], strict=True):
+        assert re.search(pattern, reason)
+        assert "\n" not in reason
+
+
+def test_text_alone_is_planned_only_where_pictures_do_not_go_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = model_types.config_of("musicflamingo", 1)
+    assert set(load(config, batch=2, seq=8)[1]) == {"input_ids", "labels"}
+    assert "'musicflamingo' is planned without input_features" in caplog.text
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [

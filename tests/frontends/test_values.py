@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from traced_models import check
 
 from solver_shard.errors import TraceError
-from solver_shard.frontends.torch import failure, run_eagerly, trace
+from solver_shard.frontends.torch import progress, run_eagerly, trace
 from solver_shard.frontends.values import Fixed
 
 X = torch.randn(3, 6, 4)
@@ -67,7 +68,18 @@ def check_finite(y: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("body", [gather_whole, write_by_mask, scatter_by_mask, check_finite])
+def gather_others(y: Tensor) -> Tensor:
+    return y[:, ~(torch.arange(6) > 2)]
+
+
+def align(y: Tensor) -> Tensor:
+    """A loss of clips of 6 and 5 steps and their transcripts."""
+    spoken = torch.tensor([[1, 2], [3, 0], [2, 2]])
+    said = spoken.masked_select(spoken != 0)
+    return F.ctc_loss(y.log_softmax(-1).transpose(0, 1), said, torch.tensor([6, 5, 6]), (spoken != 0).sum(-1))
+
+
+@pytest.mark.parametrize("body", [gather_whole, gather_others, write_by_mask, scatter_by_mask, check_finite, align])
 def test_values_that_are_known_or_do_not_matter_are_traced(body: Callable[..., Tensor]) -> None:
     check(Reader(body), {"x": X}, tolerance=1e-5)
 
@@ -101,8 +113,10 @@ def test_a_value_that_decides_is_an_error_with_the_line(body: Callable[..., Tens
 
 
 def test_a_dry_run_says_what_stops_it() -> None:
-    assert failure(Reader(check_finite), {"x": X}) is None
-    assert isinstance(failure(Reader(check_finite), {"x": X[..., :3]}), RuntimeError)
+    assert progress(Reader(check_finite), {"x": X}, name="finite")[0] is None
+    stopped, calls = progress(Reader(check_finite), {"x": X[..., :3]}, name="finite")
+    assert isinstance(stopped, TraceError)
+    assert calls
 
 
 class Paired(nn.Module):
