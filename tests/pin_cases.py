@@ -33,7 +33,7 @@ from solver_shard.writing import Writer, provenance
 
 MESHES = ("2", "3", "4", "8", "dp=2,tp=2", "dp=2,tp=4")
 CLUSTERS = ("h100", str(Path(__file__).parent / "toy.toml"))
-WORK = 1.0
+WORK = 2.0
 WHY = False
 
 
@@ -246,7 +246,7 @@ def solve(name: str, mesh: str, cluster: str, **more: Any) -> Plan:
     """As ``optimize`` does, but that no baseline is tried where the work does not suffice for a proof; held against the evaluator."""
     options = Options(**{"memory_limit": 2**40, "split": "off", "tied": False, "gap": 0.0, "work_limit": WORK, **more})
     clock = StageClock()
-    made = lower_program(program(name), mesh=Mesh.parse(mesh), cluster=_cluster(cluster), options=options, clock=clock)
+    made = lower_program(program(name), mesh=Mesh.parse(mesh), cluster=_cluster(cluster), options=options, clock=clock, relays="everywhere")
     with clock.stage("solve", ""):
         clock.bound_solver(options.time_limit)
         solution, problem = solve_lowered(made.lowering, made.costs, options, clock, workers=1)
