@@ -365,10 +365,10 @@ class Case:
         known = graph(self.name, self.mesh, self.cluster, self.fusion)
         try:
             made = lowered(self.name, self.mesh, self.cluster, asked)
+            pinned = solved(made)
             for seed in range(POINTS):  # any point, whatever it costs
                 if not is_there(plan_of(made.lowering, random_point(made.lowering.graph, seed), made.costs, asked), known):
                     return "outside"
-            pinned = solved(made)
         except (InputError, InfeasibleError):
             return "none"
         if not is_there(pinned, known):
