@@ -26,7 +26,7 @@ from solver_shard.choice.nodes import Kind
 from solver_shard.choice.transients import Transients
 from solver_shard.constraints import AS_MADE, BEFORE, IDENTITY
 from solver_shard.costs.cluster import Cluster, load_cluster
-from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.errors import InfeasibleError, InputError, InternalError
 from solver_shard.export.points import plan_of, random_point
 from solver_shard.layout import Layout
 from solver_shard.lowered import Lowered, lower_program
@@ -365,12 +365,15 @@ class Case:
         known = graph(self.name, self.mesh, self.cluster, self.fusion)
         try:
             made = lowered(self.name, self.mesh, self.cluster, asked)
-            pinned = solved(made)
-            for seed in range(POINTS):  # any point, whatever it costs
-                if not is_there(plan_of(made.lowering, random_point(made.lowering.graph, seed), made.costs, asked), known):
-                    return "outside"
-        except (InputError, InfeasibleError):
+            points = [random_point(made.lowering.graph, seed) for seed in range(POINTS)]  # any, whatever they cost
+        except (InputError, InternalError):  # refused, or nothing is left
             return "none"
+        if not all(is_there(plan_of(made.lowering, point, made.costs, asked), known) for point in points):
+            return "outside"
+        try:
+            pinned = solved(made)
+        except InfeasibleError:
+            return "none within the limit"
         if not is_there(pinned, known):
             return "outside"
         if plan is None:
