@@ -2,9 +2,9 @@
 
     python experiments/pins.py [--cases 2000] [--first 0] [--seconds 3600] [--markdown experiments/pins.md]
 
-Cases are those of ``tests/pin_cases.py``: thirty-two in a row ask one problem (model, mesh, cluster, objective, limit). Every plan on the way,
-with pins or without, is held against the solver's claim and the evaluator (time, peak, objective), and is looked for in the graph without
-pins, as are random points of the graph with pins. Then plans are pinned to themselves.
+Cases are those of ``tests/pin_cases.py``: thirty-two in a row ask one problem (model, mesh, cluster, objective, limit). Every plan on the
+way, with pins or without, is held against the solver's claim and the evaluator (time, peak, objective), and is looked for in the graph
+without pins, as are random points of the graph with pins. Then plans are pinned to themselves.
 """
 
 from __future__ import annotations

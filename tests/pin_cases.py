@@ -319,10 +319,12 @@ def free(name: str, mesh: str, cluster: str, objective: str, tight: float, fusio
     if tight < 1.0:
         most, least = (_loose(name, mesh, cluster, x, fusion).memory.peak for x in ("time", "memory"))
         options["memory_limit"] = int(least + tight * max(0, most - least))
-    try:
-        return solved(lowered(name, mesh, cluster, _asked(**options))), options
-    except InfeasibleError:
-        return None, options
+    for work in (WORK, 3 * WORK):
+        try:
+            return solved(lowered(name, mesh, cluster, _asked(work_limit=work, **options))), options
+        except InfeasibleError:
+            continue
+    return None, options
 
 
 def _loose(name: str, mesh: str, cluster: str, objective: str, fusion: bool) -> Plan:
