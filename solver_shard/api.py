@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from solver_shard.lowered import Relays
     from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
+    from solver_shard.solve.solution import Solution
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
@@ -383,7 +384,8 @@ def plan_program(
         spaces = ("none",)
     elif decided or options.prices_memory:
         spaces = ("everywhere",)
-    given, left, before = program, options.work_limit, None
+    given, left = program, options.work_limit
+    before: Solution | None = None
     for space in spaces:
         made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
         program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
