@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
     from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
+    from solver_shard.choice.transients import Transients
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
     from solver_shard.frontends.clean import Traced
-    from solver_shard.lowered import Relays
+    from solver_shard.lowered import Lowered, Relays
     from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Solution
@@ -385,7 +386,7 @@ def plan_program(
     elif decided or options.prices_memory:
         spaces = ("everywhere",)
     given, left = program, options.work_limit
-    before: Solution | None = None
+    before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
     for space in spaces:
         made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
         program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
@@ -424,11 +425,16 @@ def plan_program(
                 limited=space == spaces[-1],
             )
         if before is not None:
-            solution = after(before, solution, spent)
+            first = before[0]
+            solution = after(first, solution, spent)
+            if first.feasible and (not solution.feasible or (solution.objective or 0) > (first.objective or 0)):
+                _, made, lowering, writer, problem = before  # the larger graph had too little time
+                solution = dataclasses.replace(first, history=solution.history, stages=solution.stages, work=solution.work)
         if is_enough(solution) or (solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
             break
-        before, left = solution, None if left is None else max(left - solution.work, LEAST_SHARE * left)
-    mesh = made.mesh
+        before = solution, made, lowering, writer, problem
+        left = None if left is None else max(left - solution.work, LEAST_SHARE * left)
+    program, mesh, rulebook, costs, pinned = made.program, made.mesh, made.rulebook, made.costs, made.pinned
     baseline = None
     if propagation is None and narrow is None and not options.template and not solution.interrupted:
         solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
