@@ -1,6 +1,6 @@
 """Random pins, sets of pins and templates on 40 small models: none may be below the bound of the problem without it.
 
-    python experiments/pins.py [--cases 2000] [--first 0] [--seconds 3600] [--markdown experiments/pins.md]
+    python experiments/pins.py [--cases 2000] [--first 0] [--rows FILE] [--markdown experiments/pins.md]
 
 Cases are those of ``tests/pin_cases.py``: thirty-two in a row ask one problem (model, mesh, cluster, objective, limit). Every plan on the
 way, with pins or without, is held against the solver's claim and the evaluator (time, peak, objective), and is looked for in the graph
@@ -10,12 +10,14 @@ without pins, as are random points of the graph with pins. Then plans are pinned
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -33,18 +35,21 @@ def of_itself(problem: tuple[str, str, str, str, float]) -> tuple[str, str]:
     return "itself: equal" if same else "itself: another, not proven" if not proven else "itself: another objective", wrong
 
 
-def in_a_row(seeds: range) -> tuple[list[tuple[str, str, str]], float]:
-    """Of every case its model, what came of it, and what is wrong; and the CPU seconds that they took."""
-    begun, found = time.process_time(), []
+def in_a_row(seeds: range) -> dict[str, Any]:
+    """What came of the cases: their models, how often what, what is wrong, and the CPU seconds that they took."""
+    begun, names, counts, faults = time.process_time(), set(), Counter[str](), []
     for seed in seeds:
         case = pin_cases.draw(seed)
         try:
             result, wrong = case.check(), ""
         except Exception as error:  # one case must not end all
             result, wrong = "error", f": {type(error).__name__}: {error}"[:300]
-        kind = ("template" if case.template else "pins") + (", fused" if case.fusion else "")
-        found.append((case.name, f"{kind}: {result}", f"seed {seed}: {case}{wrong}" if result in ("below", "outside", "error") else ""))
-    return found, time.process_time() - begun
+        names.add(case.name)
+        counts[("template" if case.template else "pins") + (", fused" if case.fusion else "") + f": {result}"] += 1
+        if result in ("below", "outside", "error"):
+            faults.append(f"seed {seed}: {case}{wrong}")
+    seconds = round(time.process_time() - begun, 1)
+    return {"first": seeds.start, "models": sorted(names), "counts": counts, "faults": faults, "seconds": seconds}
 
 
 def main() -> None:
@@ -54,37 +59,44 @@ def main() -> None:
     parser.add_argument("--itself", type=int, default=60, help="problems whose plan is pinned to itself")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="wall seconds after which no further cases are begun")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--rows", type=Path, help="a file that gets a line for every problem; those that it has are not asked again")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    begun, cpu, models = time.monotonic(), 0.0, set()
-    counts: Counter[str] = Counter()
-    faults = []
-    rows = range(options.first, options.first + options.cases, pin_cases.IN_A_ROW)
-    seeds = [range(x, min(x + pin_cases.IN_A_ROW, rows.stop)) for x in rows]
+    begun, kept = time.monotonic(), []
+    if options.rows and options.rows.exists():
+        kept = [json.loads(line) for line in options.rows.read_text().splitlines()]
+    known = {row["first"] for row in kept}
+    end = options.first + options.cases
+    seeds = [range(x, min(x + pin_cases.IN_A_ROW, end)) for x in range(options.first, end, pin_cases.IN_A_ROW) if x not in known]
+    counts = Counter[str]()
+    faults: list[str] = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        waiting = {pool.submit(in_a_row, x) for x in seeds}
+        waiting = [pool.submit(in_a_row, x) for x in seeds] if options.seconds > 0 else []
         for done in as_completed(waiting):
             if done.cancelled():
                 continue
-            found, seconds = done.result()
-            cpu += seconds
-            models |= {name for name, _, _ in found}
-            counts.update(kind for _, kind, _ in found)
-            faults += [wrong for *_, wrong in found if wrong]
-            print(sum(counts.values()), dict(counts), f"{cpu:.0f} s", faults, flush=True)
+            kept.append(done.result())
+            print(json.dumps(kept[-1]), flush=True)
+            if options.rows:
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(kept[-1]) + "\n")
             if time.monotonic() - begun > options.seconds:
                 for other in waiting:
                     other.cancel()
         for kind, wrong in pool.map(of_itself, pin_cases.problems(options.itself)):
             counts[kind] += 1
             faults += [wrong] if wrong else []
+    for row in kept:
+        counts.update(row["counts"])
+        faults += row["faults"]
+    models, cpu = {name for row in kept for name in row["models"]}, sum(row["seconds"] for row in kept)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     total = sum(n for key, n in counts.items() if not key.startswith("itself"))
     lines = [
         "# Pins and templates against the problem without them",
         "",
-        f"By `python experiments/pins.py {' '.join(sys.argv[1:])}` at {commit}, {time.strftime('%Y-%m-%d')}: {total} cases over "
-        f"{len(models)} models; {cpu:.0f} CPU seconds for the cases.",
+        f"By `python experiments/pins.py {' '.join(sys.argv[1:])}` at {commit}, {time.strftime('%Y-%m-%d')}:",
+        f"{total:,} of {options.cases:,} cases, over {len(models)} models; {cpu:.0f} CPU seconds for the cases.",
         "",
         "| outcome | cases |",
         "|---|---|",
