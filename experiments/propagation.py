@@ -1,6 +1,7 @@
 """Propagation beside the reference implementation: random modules, and time against the number of ops.
 
     python experiments/propagation.py random --modules 2000
+    python experiments/propagation.py random --modules 1000 --groups
     python experiments/propagation.py time
 
 Needs jaxlib (``pip install 'solver-shard[jax]'``) and the repository's tests folder. Results are recorded in propagation.md.
@@ -11,10 +12,13 @@ Needs jaxlib (``pip install 'solver-shard[jax]'``) and the repository's tests fo
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
+import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent / "tests")  # instead of this folder, whose name for this file is a package there
@@ -37,23 +41,33 @@ def main() -> None:
     modules.add_argument("--modules", type=int, default=2000)
     modules.add_argument("--variants", type=int, default=4, help="passes with options per module")
     modules.add_argument("--first", type=int, default=0, help="the first seed")
+    modules.add_argument("--groups", action="store_true", help="only modules that put a manual computation's result into a sharding group")
     timing = verbs.add_parser("time", help="time a transformer of 8 to 128 layers")
     timing.add_argument("--layers", type=int, nargs="+", default=[8, 16, 32, 64, 128])
     arguments = parser.parse_args()
     if arguments.verb == "random":
-        run_random(range(arguments.first, arguments.first + arguments.modules), arguments.variants)
+        drawn = draws(arguments.first, arguments.groups)
+        run_random(itertools.islice(drawn, arguments.modules), arguments.modules, arguments.variants)
     else:
         run_time(arguments.layers)
 
 
-def run_random(seeds: range, variants: int) -> None:
-    """Count outcomes; print every difference with the seed that shows it again."""
-    oracle, count, lines = Oracle(), Counter[tuple[str, str]](), 0
-    for seed in seeds:
-        if seed % 100 == 0:
-            print(f"seed {seed}", file=sys.stderr, flush=True)
-        rng = random.Random(seed)
+def draws(first: int, groups: bool) -> Iterator[tuple[int, str]]:
+    """Random modules with their seeds; ``groups``: only those in which a group holds what a manual computation gives."""
+    for seed in itertools.count(first):
         text = all_ops_module(seed) if seed % 2 else random_module(seed)
+        members = set(re.findall(r"sdy\.sharding_group (%\w+)", text))
+        if not groups or members.intersection(re.findall(r"(%\w+) = sdy\.manual_computation", text)):
+            yield seed, text
+
+
+def run_random(drawn: Iterator[tuple[int, str]], modules: int, variants: int) -> None:
+    """Count outcomes; print every difference with the seed that shows it again."""
+    oracle, count, lines, seed = Oracle(), Counter[tuple[str, str]](), 0, 0
+    for number, (seed, text) in enumerate(drawn):
+        if number % 100 == 0:
+            print(f"{number} modules, to seed {seed}: {dict(count)}", file=sys.stderr, flush=True)
+        rng = random.Random(seed)
         if rng.random() < 0.9:  # without edges nothing flows through control flow
             edged = oracle.run(text, "sdy-add-data-flow-edges")
             if edged.text is None:
@@ -66,7 +80,7 @@ def run_random(seeds: range, variants: int) -> None:
             if outcome.kind == "different":
                 show(seed, outcome)
     oracle.close()
-    print(f"{len(seeds)} modules of {lines / len(seeds):.0f} lines on average, {variants} passes with options each")
+    print(f"{modules} modules to seed {seed}, of {lines / modules:.0f} lines on average, {variants} passes with options each")
     for (name, kind), times in sorted(count.items()):
         print(f"  {name:14} {kind:10} {times:6}")
 

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
     from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
+    from solver_shard.choice.transients import Transients
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
     from solver_shard.frontends.clean import Traced
+    from solver_shard.lowered import Lowered, Relays
     from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
+    from solver_shard.solve.solution import Solution
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
@@ -361,45 +364,77 @@ def plan_program(
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 
+    A graph whose plans the memory limit does not touch needs relays only where they save time (see ``constraints``). So that one is solved
+    first where time alone is the objective, and the one with relays everywhere only where the limit, or the objective, counts bytes.
+
     ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records; with ``relays``
-    where what it decides may use them (see ``constraints``).
+    where what it decides may use them.
     ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
     it there is no hint of what DTensor would do.
     """
     from solver_shard.baselines.fallback import or_baseline
     from solver_shard.infeasible import Unsolved, infeasible
     from solver_shard.lowered import lower_program
-    from solver_shard.solving import solve_lowered
+    from solver_shard.solving import LEAST_SHARE, after, is_enough, solve_lowered
     from solver_shard.writing import Writer, certificate, provenance
 
     clock = clock or StageClock()
-    relays = propagation is None and (narrow is None or relays)
-    made = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=relays)
-    program, mesh, rulebook, costs, pinned, lowering = made.program, made.mesh, made.rulebook, made.costs, made.pinned, made.lowering
-    if propagation is not None:
-        from solver_shard.baselines.propagated import narrow_to
-        from solver_shard.propagation.program import propagate_program
+    decided = propagation is not None or narrow is not None
+    spaces: tuple[Relays, ...] = ("shared", "everywhere")
+    if propagation is not None or (narrow is not None and not relays) or options.template or mesh.size == 1:
+        spaces = ("none",)
+    elif decided or options.prices_memory:
+        spaces = ("everywhere",)
+    given, left = program, options.work_limit
+    before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
+    for space in spaces:
+        made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
+        program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
+        if propagation is not None:
+            from solver_shard.baselines.propagated import narrow_to
+            from solver_shard.propagation.program import propagate_program
 
-        with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
-            spread = propagate_program(program, mesh, pinned, propagation.name, rulebook, propagation.options)
-            lowering = narrow_to(lowering, spread.layouts)
-            options = dataclasses.replace(options, propagation=propagation.record(program, spread.lost))
-    if narrow is not None:
-        with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
-            lowering, said = narrow(lowering, costs, rulebook)
-            options = dataclasses.replace(options, propagation=said)
-    writer = Writer(
-        program=program,
-        lowering=lowering,
-        costs=costs,
-        cluster=cluster,
-        options=options,
-        origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(mesh)!r}, ...)"),
-    )
-    with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-        clock.bound_solver(options.time_limit)
-        watch = None if incumbent is None else lambda found, problem: incumbent(writer.plan(found, problem, clock))
-        solution, problem = solve_lowered(lowering, costs, options, clock, workers=workers, stop=stop, watch=watch)
+            with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
+                spread = propagate_program(program, made.mesh, pinned, propagation.name, rulebook, propagation.options)
+                lowering = narrow_to(lowering, spread.layouts)
+                options = dataclasses.replace(options, propagation=propagation.record(program, spread.lost))
+        if narrow is not None:
+            with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
+                lowering, said = narrow(lowering, costs, rulebook)
+                options = dataclasses.replace(options, propagation=said)
+        writer = Writer(
+            program=program,
+            lowering=lowering,
+            costs=costs,
+            cluster=cluster,
+            options=options,
+            origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(made.mesh)!r}, ...)"),
+        )
+        spent = clock.seconds.get("solve", 0.0)
+        with clock.stage("solve", f"solving {lowering.graph.size} choices"):
+            clock.bound_solver(max(options.time_limit - spent, LEAST_SHARE * options.time_limit))
+            watch = None if incumbent is None else lambda found, problem, w=writer: incumbent(w.plan(found, problem, clock))
+            solution, problem = solve_lowered(
+                lowering,
+                costs,
+                dataclasses.replace(options, work_limit=left),
+                clock,
+                workers=workers,
+                stop=stop,
+                watch=watch,
+                limited=space == spaces[-1],
+            )
+        if before is not None:
+            first = before[0]
+            solution = after(first, solution, spent)
+            if first.feasible and (not solution.feasible or (solution.objective or 0) > (first.objective or 0)):
+                _, made, lowering, writer, problem = before  # the larger graph had too little time
+                solution = dataclasses.replace(first, history=solution.history, stages=solution.stages, work=solution.work)
+        if is_enough(solution) or (solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
+            break
+        before = solution, made, lowering, writer, problem
+        left = None if left is None else max(left - solution.work, LEAST_SHARE * left)
+    program, mesh, rulebook, costs, pinned = made.program, made.mesh, made.rulebook, made.costs, made.pinned
     baseline = None
     if propagation is None and narrow is None and not options.template and not solution.interrupted:
         solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)

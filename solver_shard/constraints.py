@@ -6,9 +6,10 @@ tensor, under the name that the user knows. Stored tensors, outputs and gradient
 stored or returned.
 
 A tensor that several groups of readers get by reshards of their own may as well be brought to one layout at once, where it is made, and
-read by all of them from there. That is what a pin gives it, so it has such a place without one: a **relay**. A program that is lowered has
-a relay wherever it may matter; a plan keeps those that it uses (``Plan.relays``), and in its program the others are not there. With
-the same places, pinned or not, no pin can make a plan faster: it only takes choices away.
+read by all of them from there. One that a single group reads may be brought there early, so that what was made goes before the reader
+runs: that saves bytes, never time. It is what a pin gives them, so they have such a place without one: a **relay**, wherever it may matter
+(:func:`solver_shard.choice.groups.relayed_tensors`). A plan keeps those that it uses (``Plan.relays``), and in its program the others
+are not there. With the same places, pinned or not, no pin can make a plan faster or smaller: it only takes choices away.
 """
 
 from __future__ import annotations

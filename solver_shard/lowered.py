@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from solver_shard.baselines.restrict import parse_template, restriction, tensor_axes
-from solver_shard.choice.groups import shared_tensors
+from solver_shard.choice.groups import relayed_tensors
 from solver_shard.choice.lower import lower
 from solver_shard.choice.nodes import Lowering, Restriction
 from solver_shard.choice.subaxes import split_where_needed
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from solver_shard.plan.plan import Options
 
 
+Relays = Literal["none", "shared", "everywhere"]
+"""Where a graph has relays: nowhere; behind what several groups read, all that can matter for time; behind all that could be pinned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
     """A program's choice graph, and what it was made from.
@@ -40,6 +44,7 @@ class Lowered:
         given: the program as it was traced.
         program: the same with a place for every pinned activation and with relays, see ``constraints``; ``lowering`` is of it.
         mesh: as layouts speak of it: with an axis split, where that was asked for or is needed.
+        relays: where the program has them.
         pins: as read; ``pinned`` is what they leave of tensors, by position in ``program``.
         restriction: of the template; None without one.
     """
@@ -50,6 +55,7 @@ class Lowered:
     options: Options
     rulebook: Rulebook
     costs: CostModel
+    relays: Relays
     pins: tuple[Pin, ...]
     pinned: Mapping[int, Allowed]
     restriction: Restriction | None
@@ -61,7 +67,7 @@ class Lowered:
 
 
 def lower_program(
-    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, clock: StageClock | None = None, relays: bool = True
+    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, clock: StageClock | None = None, relays: Relays | None = None
 ) -> Lowered:
     """The choice graph of a traced program under these options.
 
@@ -69,7 +75,7 @@ def lower_program(
         program: without places for pins.
         mesh: an axis is split where the model asks for it and the options leave it to us; a mesh that has one split stays as it is.
         clock: of the stage "lower".
-        relays: with a relay behind every tensor that several groups read; templates and propagation passes have none.
+        relays: by default everywhere where bytes are part of the objective, else shared; templates and propagation passes have none.
 
     Raises:
         InputError: a pin or the template is not legal for this program and mesh.
@@ -82,11 +88,14 @@ def lower_program(
     pins, given = tuple(parse_pin(text, mesh) for text in options.pins), program
     resolved = resolve_pins(pins, given, mesh)
     templates = parse_template(options.template, mesh) if options.template else None
-    shared: tuple[int, ...] = ()
-    if relays and not templates and not options.propagation and mesh.size > 1:
-        shared = shared_tensors(given, [rulebook.rule(given, i) for i in range(len(given.ops))])
-    shared = tuple(t for t in shared if t not in resolved)
-    program, pinned = constrain(given, resolved, shared)
+    if relays is None:
+        relays = "everywhere" if options.prices_memory else "shared"
+    behind: tuple[int, ...] = ()
+    if relays != "none" and not templates and not options.propagation and mesh.size > 1:
+        rules = [rulebook.rule(given, i) for i in range(len(given.ops))]
+        behind = relayed_tensors(given, rules, everywhere=relays == "everywhere")
+    behind = tuple(t for t in behind if t not in resolved)
+    program, pinned = constrain(given, resolved, behind)
     narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         costs = CostModel(mesh, cluster, overlap=options.overlap)
@@ -100,7 +109,7 @@ def lower_program(
             limit=options.usable_memory,
             fusion=options.fusion,
             microbatches=options.microbatches,
-            relays=shared,
+            relays=behind,
         )
     return Lowered(
         given=given,
@@ -109,6 +118,7 @@ def lower_program(
         options=options,
         rulebook=rulebook,
         costs=costs,
+        relays=relays,
         pins=pins,
         pinned=pinned,
         restriction=narrowed,

@@ -64,17 +64,19 @@ def solve_lowered(
     workers: int = 2,
     stop: Callable[[], bool] | None = None,
     watch: Watch | None = None,
+    limited: bool = True,
 ) -> tuple[Solution, Transients]:
     """A solution of the lowered graph, and the problem that its bound is of: tied if ``options.tied`` and something repeats, or free.
 
-    A free search that is stopped in its tied stage ends with what that has.
+    A free search that is stopped in its tied stage ends with what that has. ``limited``: False where only a plan that the memory limit
+    does not touch is of use; see ``is_enough``.
     """
-    run = _Solving(lowering, costs, options, clock, workers, stop, watch)
+    run = _Solving(lowering, costs, options, clock, workers, stop, watch, limited)
     tied = Transients(lowering, costs, node_classes(lowering))
     if options.tied or tied.folded is None:
         return run.tidied(run.stage(tied, (*run.first(tied), *run.templates(tied))), tied), tied
     first = run.stage(tied, (*run.first(tied), *run.templates(tied)), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
-    if first.interrupted and first.status is not Status.INFEASIBLE:
+    if (first.interrupted and first.status is not Status.INFEASIBLE) or not (limited or is_enough(first)):
         return first, tied
     free = Transients(lowering, costs)
     if tied.added:
@@ -84,6 +86,25 @@ def solve_lowered(
         starts = (free.complete(first.assignment, "the tied plan"),)
     second = run.stage(free, starts, name="free")
     return run.tidied(_joined(first, second), free), free
+
+
+def is_enough(found: Solution) -> bool:
+    """Whether a search that left the memory limit aside needs no other after it: its plan keeps the limit and is proven, or time is over.
+
+    Where tensors of a single group of readers have no relays, which never save time, the bound is then of the graph with them, too.
+    """
+    return found.status in (Status.OPTIMAL, Status.GAP) or found.interrupted or (found.feasible and found.ended == "limit")
+
+
+def after(first: Solution, second: Solution, seconds: float) -> Solution:
+    """The second search's solution with the course of both; ``seconds``: from the start of the first to that of the second."""
+    return dataclasses.replace(
+        second,
+        history=first.history
+        + tuple(dataclasses.replace(event, seconds=event.seconds + seconds, work=event.work + first.work) for event in second.history),
+        stages=first.stages + second.stages,
+        work=first.work + second.work,
+    )
 
 
 class _Solving:
@@ -98,9 +119,10 @@ class _Solving:
         workers: int,
         stop: Callable[[], bool] | None,
         watch: Watch | None,
+        limited: bool,
     ) -> None:
         self.lowering, self.mesh, self.options, self.clock = lowering, costs.mesh, options, clock
-        self.workers, self.stop, self.watch = workers, stop, watch
+        self.workers, self.stop, self.watch, self.limited = workers, stop, watch, limited
         self.started = time.perf_counter()
         self.work = 0.0
         self.saver: Saver[Solution] | None = None
@@ -111,7 +133,7 @@ class _Solving:
     def first(self, problem: Transients) -> tuple[WarmStart, ...]:
         """A plan within the memory limit of a graph so large that the search may take long to one; none where no template has one."""
         options, graph = self.options, problem.graph
-        if graph.limit is None or graph.offsets[-1] < MANY or options.template or options.propagation:
+        if graph.limit is None or not self.limited or graph.offsets[-1] < MANY or options.template or options.propagation:
             return ()
         plans = candidates(
             problem,
@@ -156,6 +178,7 @@ class _Solving:
             progress=report,
             stop=halt,
             saver=self._saver(problem),
+            limited=self.limited,
         )
         self.work += found.work
         return dataclasses.replace(

@@ -1,10 +1,14 @@
 """Small models of all kinds, and a law: no pin, set of pins or template is below the bound of the problem without it.
 
+It is held twice: the plan that is found with pins costs no less than the bound without them, and it is a point of the graph without them,
+of the same price and the same peak.
+
 >>> draw(7).check()
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -19,22 +23,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from solver_shard.choice.nodes import Kind
+from solver_shard.choice.transients import Transients
+from solver_shard.constraints import AS_MADE, BEFORE, IDENTITY
 from solver_shard.costs.cluster import Cluster, load_cluster
-from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.errors import InfeasibleError, InputError, InternalError
+from solver_shard.export.points import plan_of, random_point
 from solver_shard.layout import Layout
-from solver_shard.lowered import lower_program
+from solver_shard.lowered import Lowered, lower_program
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program
 from solver_shard.solving import solve_lowered
 from solver_shard.source import traced_of
 from solver_shard.stages import StageClock
+from solver_shard.study.reopen import point_of
 from solver_shard.writing import Writer, provenance
 
 MESHES = ("2", "3", "4", "8", "dp=2,tp=2", "dp=2,tp=4")
 CLUSTERS = ("h100", str(Path(__file__).parent / "toy.toml"))
-WORK = 1.0
-WHY = False
+WORK, PINNED_WORK = 1.0, 0.05
+"""Of a problem without pins, whose bound is to be as high as can be; and with them: any plan will do to see whether it is in the graph."""
+IN_A_ROW = 32
+POINTS = 2
+"""Points of the graph with pins, at random, that are looked for in the one without."""
 
 
 class Step(nn.Module):
@@ -94,6 +105,21 @@ def _unrolled(s: Any, x: torch.Tensor) -> torch.Tensor:
     for step in x:
         h = torch.tanh(step @ s.a + h @ s.b)
     return h.square().mean()
+
+
+def _two_ways(s: Any, x: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(())
+    for steps in (x, x.flip(0)):
+        h = torch.zeros_like(x[0])
+        for step in steps:
+            h = torch.tanh(step @ s.a + h @ s.b)
+        total = total + h.square().mean()
+    return total
+
+
+def _bf16(s: Any, x: torch.Tensor) -> torch.Tensor:
+    h = torch.relu(x @ s.a.bfloat16()) @ s.b.bfloat16()
+    return h.float().square().mean()
 
 
 def _convolution(s: Any, x: torch.Tensor) -> torch.Tensor:
@@ -186,6 +212,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {
     "shared weights": lambda: (Step(_shared, **SQUARE), {"x": _floats(8, 16)}),
     "tied embedding": lambda: (Step(_tied, e=(24, 16), a=(16, 16)), {"i": _ints(24, 12)}),
     "unrolled": lambda: (Step(_unrolled, **SQUARE), {"x": _floats(3, 8, 16)}),
+    "two ways": lambda: (Step(_two_ways, **SQUARE), {"x": _floats(3, 8, 16)}),
+    "bf16": lambda: (Step(_bf16, a=(64, 256), b=(256, 64)), {"x": _floats(32, 64).bfloat16()}),
     "convolution": lambda: (Step(_convolution, a=(8, 4, 3, 3), b=(8, 8)), {"x": _floats(8, 4, 6, 6)}),
     "messages": lambda: (Step(_messages, a=(16, 8), b=(8, 8)), {"x": _floats(12, 16), "i": _ints(12, 20), "j": _ints(12, 20)}),
     "norms": lambda: (Step(_norms, g=(16,), h=(16,), a=(16, 16)), {"x": _floats(4, 8, 16)}),
@@ -242,19 +270,35 @@ def _cluster(name: str) -> Cluster:
     return load_cluster(name)
 
 
-def solve(name: str, mesh: str, cluster: str, **more: Any) -> Plan:
+def _asked(**more: Any) -> Options:
+    return Options(**{"memory_limit": 2**40, "split": "off", "tied": False, "gap": 0.0, "work_limit": WORK, **more})
+
+
+def lowered(name: str, mesh: str, cluster: str, options: Options) -> Lowered:
+    return lower_program(program(name), mesh=Mesh.parse(mesh), cluster=_cluster(cluster), options=options, relays="everywhere")
+
+
+@functools.lru_cache(maxsize=8)
+def graph(name: str, mesh: str, cluster: str, fusion: bool) -> Lowered:
+    """Without pins; prices and bytes depend on neither objective nor limit."""
+    return lowered(name, mesh, cluster, _asked(fusion=fusion))
+
+
+def solved(made: Lowered) -> Plan:
     """As ``optimize`` does, but that no baseline is tried where the work does not suffice for a proof; held against the evaluator."""
-    options = Options(**{"memory_limit": 2**40, "split": "off", "tied": False, "gap": 0.0, "work_limit": WORK, **more})
-    clock = StageClock()
-    made = lower_program(program(name), mesh=Mesh.parse(mesh), cluster=_cluster(cluster), options=options, clock=clock)
+    clock, options = StageClock(), made.options
     with clock.stage("solve", ""):
         clock.bound_solver(options.time_limit)
         solution, problem = solve_lowered(made.lowering, made.costs, options, clock, workers=1)
     if not solution.feasible:
         raise InfeasibleError("no plan")
-    origin = provenance("", "")
     writer = Writer(
-        program=made.program, lowering=made.lowering, costs=made.costs, cluster=made.costs.cluster, options=options, origin=origin
+        program=made.program,
+        lowering=made.lowering,
+        costs=made.costs,
+        cluster=made.costs.cluster,
+        options=options,
+        origin=provenance("", ""),
     )
     plan = writer.plan(solution, problem, clock)
     writer.check(plan, made.rulebook)
@@ -262,16 +306,44 @@ def solve(name: str, mesh: str, cluster: str, **more: Any) -> Plan:
 
 
 @functools.lru_cache(maxsize=64)
-def free(name: str, mesh: str, cluster: str, objective: str, tight: float) -> tuple[Plan, dict[str, Any]]:
-    """The problem without pins and its options; ``tight``: where between the least peak and the fastest plan's the limit is, 1 for none."""
+def free(name: str, mesh: str, cluster: str, objective: str, tight: float, fusion: bool = False) -> tuple[Plan | None, dict[str, Any]]:
+    """The plan without pins, if so little work finds one, and its options.
+
+    ``tight``: where between the least peak and the fastest plan's the limit is, 1 for none.
+    """
     options: dict[str, Any] = {"objective": "memory"} if objective == "memory" else {}
+    options["fusion"] = fusion
     if objective == "weight":
-        fast = free(name, mesh, cluster, "time", 1.0)[0]
-        options = {"memory_weight": max(1, fast.costs.total_ns * 2**20 // fast.memory.peak)}
+        fast = _loose(name, mesh, cluster, "time", fusion)
+        options["memory_weight"] = max(1, fast.costs.total_ns * 2**20 // fast.memory.peak)
     if tight < 1.0:
-        fast, small = (free(name, mesh, cluster, x, 1.0)[0].memory.peak for x in ("time", "memory"))
-        options["memory_limit"] = int(small + tight * max(0, fast - small))
-    return solve(name, mesh, cluster, **options), options
+        most, least = (_loose(name, mesh, cluster, x, fusion).memory.peak for x in ("time", "memory"))
+        options["memory_limit"] = int(least + tight * max(0, most - least))
+    for work in (WORK, 3 * WORK):
+        try:
+            return solved(lowered(name, mesh, cluster, _asked(work_limit=work, **options))), options
+        except InfeasibleError:
+            continue
+    return None, options
+
+
+def _loose(name: str, mesh: str, cluster: str, objective: str, fusion: bool) -> Plan:
+    plan, _ = free(name, mesh, cluster, objective, 1.0, fusion)
+    assert plan is not None, "without a limit there is a plan"
+    return plan
+
+
+def is_there(plan: Plan, made: Lowered) -> bool:
+    """Whether a plan with pins or of a template is a point of the graph without, of the same price and peak."""
+    places = tuple(
+        op.operands[0] for op in plan.ops if op.name == IDENTITY and plan.tensors[op.operands[0]].name.endswith((BEFORE, AS_MADE))
+    )
+    try:
+        point = point_of(dataclasses.replace(plan, relays=places), made.lowering)
+    except InputError:
+        return False
+    price = made.lowering.graph.cost(point), Transients(made.lowering, made.costs).peak(point)
+    return price == (plan.costs.total_ns, plan.memory.peak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,34 +355,46 @@ class Case:
     cluster: str
     objective: str
     tight: float
+    fusion: bool
     pins: tuple[str, ...]
     template: str | None = None
 
     def check(self) -> str:
-        """What came of it: below (a fault), above, equal, or none where there is no such plan or it is refused."""
-        try:
-            plan, options = free(self.name, self.mesh, self.cluster, self.objective, self.tight)
-        except InfeasibleError:  # so little work finds none
-            return "none"
-        bound = plan.certificate.bound
+        """What came of it: below or outside (faults), equal or above, or none where there is no such plan, it is refused or not found."""
+        plan, options = free(self.name, self.mesh, self.cluster, self.objective, self.tight, self.fusion)
         more: dict[str, Any] = {"template": self.template} if self.template else {}
+        asked = _asked(pins=self.pins, work_limit=PINNED_WORK, **options, **more)
+        known = graph(self.name, self.mesh, self.cluster, self.fusion)
         try:
-            found = solve(self.name, self.mesh, self.cluster, pins=self.pins, **options, **more).certificate.objective
-        except (InputError, InfeasibleError) as error:
-            if WHY:
-                print(type(error).__name__, str(error)[:200], self)
+            made = lowered(self.name, self.mesh, self.cluster, asked)
+            points = [random_point(made.lowering.graph, seed) for seed in range(POINTS)]  # any, whatever they cost
+        except (InputError, InternalError):  # refused, or nothing is left
             return "none"
-        return "below" if found < bound else "equal" if found == bound else "above"
+        if not all(is_there(plan_of(made.lowering, point, made.costs, asked), known) for point in points):
+            return "outside"
+        try:
+            pinned = solved(made)
+        except InfeasibleError:
+            return "none within the limit"
+        if not is_there(pinned, known):
+            return "outside"
+        if plan is None:
+            return "none without"
+        found, bound = pinned.certificate.objective, plan.certificate.bound
+        if found <= bound:
+            return "equal" if found == bound else "below"
+        return "above" if plan.certificate.status == "optimal" else "above, not proven without"
 
 
 def draw(seed: int) -> Case:
     """A random case; the same seed gives the same."""
-    draws = random.Random(f"pins {seed // 8}")  # eight in a row ask the same problem
-    name, mesh, cluster = draws.choice(list(MODELS)), draws.choice(MESHES), draws.choice(CLUSTERS)
+    draws = random.Random(f"pins {seed // IN_A_ROW}")  # they ask the same problem
+    name, mesh, cluster = list(MODELS)[seed // IN_A_ROW % len(MODELS)], draws.choice(MESHES), draws.choice(CLUSTERS)
     objective, tight = draws.choice(("time", "time", "memory", "weight")), draws.choice((1.0, 0.15, 0.3, 0.6))
     tight = 1.0 if objective == "memory" else tight
+    fusion = draws.random() < 0.25
     draws = random.Random(f"pins {seed}")
-    case = Case(name=name, mesh=mesh, cluster=cluster, objective=objective, tight=tight, pins=())
+    case = Case(name=name, mesh=mesh, cluster=cluster, objective=objective, tight=tight, fusion=fusion, pins=())
     if seed % 8 == 7:
         return Case(**{**case.__dict__, "template": _template(draws, mesh)})
     known = layouts(name, mesh, cluster)
@@ -321,15 +405,14 @@ def draw(seed: int) -> Case:
 @functools.lru_cache(maxsize=16)
 def layouts(name: str, mesh: str, cluster: str) -> dict[str, tuple[Layout, ...]]:
     """What every tensor may be pinned to, by its name."""
-    options = Options(memory_limit=2**40, split="off")
-    lowering = lower_program(program(name), mesh=Mesh.parse(mesh), cluster=_cluster(cluster), options=options).lowering
+    lowering = graph(name, mesh, cluster, False).lowering
     found: dict[str, tuple[Layout, ...]] = {}
     for node in lowering.nodes:
         groups = lowering.lives.groups.get(node.item, ())
         last = node.kind is Kind.RESHARD and groups[node.group].purpose in ("optimizer", "output")
         if node.kind in (Kind.SOURCE, Kind.RESULT) or last:
             found[lowering.program.tensors[node.item].name] = node.layouts[node.aliases :]
-    return {x: y for x, y in found.items() if "=" not in x and not x.endswith(" (as made)")}
+    return {x: y for x, y in found.items() if "=" not in x and not x.endswith(AS_MADE)}
 
 
 def _template(draws: random.Random, mesh: str) -> str:
@@ -341,10 +424,12 @@ def _template(draws: random.Random, mesh: str) -> str:
 def pinned_to_itself(name: str, mesh: str, cluster: str, objective: str, tight: float) -> tuple[Plan, Plan]:
     """A plan, and the one with every layout of it pinned."""
     plan, options = free(name, mesh, cluster, objective, tight)
+    if plan is None:
+        raise InfeasibleError("no plan")
     names = {tensor.name: k for k, tensor in enumerate(plan.tensors)}
     relayed = {plan.tensors[t].name for t in plan.relays}
     pins = tuple(f"{x}={','.join(map(str, plan.tensors[k].layout))}" for x, k in names.items() if x not in relayed and "=" not in x)
-    return plan, solve(name, mesh, cluster, pins=pins, **options)
+    return plan, solved(lowered(name, mesh, cluster, _asked(pins=pins, **options)))
 
 
 def problems(count: int) -> list[tuple[str, str, str, str, float]]:

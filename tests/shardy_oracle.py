@@ -38,9 +38,9 @@ class Oracle:
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
 
-    def run(self, text: str, *passes: str) -> Result:
+    def run(self, text: str, *passes: str, seconds: float | None = None) -> Result:
         """Run passes over a module; none: parse and print it. Function passes are named as ``func.func(sdy-...)``."""
-        return self._ask({"text": text, "passes": passes})
+        return self._ask({"text": text, "passes": passes}, SECONDS if seconds is None else seconds)
 
     def rules(self, text: str, *, conservative: bool = False) -> Result:
         """The sharding rules of all ops, in pre-order of the module without functions and terminators."""
@@ -57,7 +57,7 @@ class Oracle:
             self._child.wait()
             self._child = None
 
-    def _ask(self, request: dict[str, Any]) -> Result:
+    def _ask(self, request: dict[str, Any], seconds: float = SECONDS) -> Result:
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -67,7 +67,7 @@ class Oracle:
         assert child.stdout is not None
         child.stdin.write(json.dumps(request) + "\n")
         child.stdin.flush()
-        ready, _, _ = select.select([child.stdout], [], [], SECONDS)
+        ready, _, _ = select.select([child.stdout], [], [], seconds)
         answer = child.stdout.readline() if ready else ""
         if not answer:
             self.close()

@@ -4,7 +4,7 @@ A class of nodes with equal strategies becomes a single node whose cost is the s
 of all of them (so its usage counts once for every member that is live). Edges between members of two classes add up;
 an edge inside a class can only be used on its diagonal and becomes node cost. The folded problem is the free one
 restricted to assignments that are equal within each class: every folded assignment expands to a free one of exactly the
-same cost and memory profile.
+same cost and memory profile. It does drop all others, so a bound of the folded problem is of tied plans only, and a certificate says so.
 
 >>> expand(folded, folded_assignment)  # doctest: +SKIP
 """

@@ -174,17 +174,20 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
     return replace(known, storages=_storages(program, rules, known))
 
 
-def shared_tensors(program: Program, rules: Sequence[Rule]) -> tuple[int, ...]:
-    """What ops make for several groups of readers, for each other and not for the step's end: one reshard may serve them all.
+def relayed_tensors(program: Program, rules: Sequence[Rule], *, everywhere: bool) -> tuple[int, ...]:
+    """What gets a relay: what ops make for each other, not for the step's end, and several groups read, or (``everywhere``) any.
 
-    A relay behind a tensor of one group never saves time: the way from one layout to another through a third costs no less. It can save
-    bytes, where the way is split (what it starts from goes in between), which is left out: a pin there may still need less memory.
+    One reshard may serve several groups. A relay behind a tensor of a single group never saves time: the way from one layout to another
+    through a third costs no less (transition tables obey the triangle inequality), and what the group may read without communication of the
+    third it may read of the one that the reshard could have brought. It can save bytes: what the way starts from goes in between, and
+    buffers of collectives are needed when less else is there. So where bytes count, a relay is behind every tensor that could be pinned.
     """
-    final, handing = {*program.outputs, *program.gradients.values()}, places(program)
-    handed = {t for i in handing.values() for t in program.ops[i].results}
+    final = {*program.outputs, *program.gradients.values()}
+    if not everywhere:  # what a traced identity hands on has a relay
+        final |= {t for i in places(program).values() for t in program.ops[i].results}
     keyed = _keyed_readers(program, rules)
     made = [t for op in program.ops for t in op.results]
-    return tuple(t for t in made if len(keyed.get(t, ())) > 1 and t not in final and t not in handed)
+    return tuple(t for t in made if len(keyed.get(t, ())) > (not everywhere) and t not in final)
 
 
 def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:

@@ -5,6 +5,9 @@ single units of what lies above it.
 
 Only what cannot be executed is dropped: a factor cut into more shards than its rule allows, a dim smaller than its
 shard count, two reductions pending on one tensor that do not commute (max with sum), two different implementations.
+And operands that no maker can leave partial are not all read partial (``_reachable``): they would be whole on one device and
+zeros on the others. Whole everywhere they have as many bytes, the op takes as long, and what it makes is whole, which any
+reader takes for partial by a free move. So neither time nor memory can gain.
 Collectives inside an implementation run over all axes that choose it, as one group. Everything is held in arrays with
 one row per strategy, because a three-axis mesh gives a few hundred of them to every op.
 """

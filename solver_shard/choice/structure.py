@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from solver_shard.choice.graph import Ints
 from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.constraints import places, without
 from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
@@ -50,7 +51,7 @@ def op_classes(program: Program, rules: Sequence[Rule] | None = None) -> Ints:
 def node_classes(lowering: Lowering) -> Ints:
     """A class number per node of the choice graph: copies of one layer share classes, and so one decision."""
     program = lowering.program
-    ops = op_classes(program, [column.rule for column in lowering.strategies])
+    ops = _op_classes(lowering)
     tensor_key: dict[int, object] = {}
     for i, op in enumerate(program.ops):
         for j, t in enumerate(op.results):
@@ -80,6 +81,28 @@ def node_classes(lowering: Lowering) -> Ints:
         content = (node.layouts, node.aliases, node.origins, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
         classes.append(known.setdefault((key, content), len(known)))
     return np.array(classes, dtype=np.int64)
+
+
+def _op_classes(lowering: Lowering) -> Ints:
+    """``op_classes`` as if tensors of a single group of readers had no relays: those repeat with what they are behind.
+
+    So ties are the same in a graph that has relays everywhere (see ``lowered``), and it has all the tied plans of the graph that has not.
+    """
+    program, groups = lowering.program, lowering.lives.groups
+    handing = places(program)
+    handed = {t: program.ops[handing[t]].results[0] for t in lowering.relays}
+    alone = {t for t, after in handed.items() if len(groups.get(after, ())) == 1}
+    gone = {handing[t]: t for t in alone}
+    left = [i for i in range(len(program.ops)) if i not in gone]
+    rules = [lowering.strategies[i].rule for i in left]
+    classes = np.zeros(len(program.ops), dtype=np.int64)
+    classes[left] = op_classes(without(program, lowering.relays, alone).program, rules)
+    known: dict[tuple[int, int], int] = {}
+    makers = program.producers()
+    for i, t in gone.items():
+        maker, j = makers[t]
+        classes[i] = known.setdefault((int(classes[maker]), j), len(left) + len(known))
+    return classes
 
 
 def _signature(program: Program, i: int, kind: Hashable) -> Hashable:

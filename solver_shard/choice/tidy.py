@@ -10,6 +10,8 @@ neighbours do what most do already, so what it moves to is mostly allowed, and c
 forbidden, costs more, or needs more memory than the peak is not made. No edge joins two islands, so what one move costs does not depend
 on the others, and they are made in the order of the graph: the result is always the same.
 
+So it drops nothing: a plan that is proven stays proven, since neither its objective nor its peak, intermediates counted, gets larger.
+
 Which nodes are copies is read from names here, not from structure (:mod:`solver_shard.choice.structure`): the first and last layers of a
 stack belong to it although they begin and end otherwise. Nothing depends on whether that is right but how tidy the plan is.
 """

@@ -30,6 +30,12 @@ the largest piece that one device sends to another (all_reduce: the local buffer
 Warshall 1962) and obeys the triangle inequality exactly. Among paths of equal cost the one with the fewest steps is
 taken, then the one through the earliest layouts of the table.
 
+**What is no choice.** A transition takes the fastest way. One that takes longer may need smaller intermediates (a gather of columns has
+a buffer beside the tensor; an exchange to rows and then a gather of rows has less), and nothing keeps it from being of use where memory
+is short. What an op makes may still go such a way: its relay (:mod:`solver_shard.constraints`) is a station on it, and each leg takes its
+own fastest way. Parameters, inputs, gradients and new values have no relays: a bound is of plans in which these go the fastest way. No pin
+and no template takes another one.
+
 **Memory.** Before the first step a device holds the source, after the last one the destination; both are counted with their
 tensors. What it holds beside them in between are **intermediates**: what the steps but the last have made, and the buffers
 of collectives whose pieces are no rows (:mod:`solver_shard.costs.staging`). ``intermediates`` has the bytes of the fullest moment.

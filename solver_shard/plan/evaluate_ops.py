@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
+from solver_shard.constraints import places
 from solver_shard.costs.kernels import kernel_of
 from solver_shard.costs.layouts import is_legal
 from solver_shard.costs.model import CostModel
@@ -117,14 +118,19 @@ class OpCheck:
         readers, made = self.program.readers(), {t: i for i, op in enumerate(self.program.ops) for t in op.results}
         kept = {*self.program.outputs, *self.program.gradients.values()}
         found = set()
+        handing = places(self.program)
         for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
-            reading = [i for i, j in readers.get(t, ()) if self.rules[i].needs(j)]
-            if t in kept or len(reading) != 1:
+            last, handed = t, {t}
+            while last in handing:  # what it is called after the place of a pin or a relay
+                (last,) = self.program.ops[handing[last]].results
+                handed.add(last)
+            reading = [i for i, j in readers.get(last, ()) if self.rules[i].needs(j)]
+            if handed & kept or len(reading) != 1:
                 continue
             i, op = reading[0], self.program.ops[reading[0]]
             alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
             if i in chained and alike and op.phase is self.program.ops[made[t]].phase:
-                found.add(t)
+                found |= handed
         return found
 
 

@@ -108,6 +108,11 @@ class Options:
         """Bytes per device that tensors may have: the limit less the reserve."""
         return self.memory_limit - self.reserve
 
+    @property
+    def prices_memory(self) -> bool:
+        """Whether bytes are part of what is minimised."""
+        return self.objective == "memory" or self.memory_weight > 0
+
     def rulebook(self) -> Rulebook:
         """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
         return Rulebook(load_table(self.rules), conservative=self.conservative, trust_dtensor=self.trust_dtensor)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from solver_shard.annotations import AxisRef, DimSharding, TensorSharding
 from solver_shard.errors import InputError
+from solver_shard.propagation.axes import prefix_without_overlap
 from solver_shard.propagation.graph import Graph, Kind, Op
 
 
@@ -182,7 +183,17 @@ def without_manual(sharding: TensorSharding, manual: Sequence[str]) -> TensorSha
 
 
 def with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[str], order: Sequence[str]) -> TensorSharding:
-    """The inner sharding on the outside: what the outer one does with the manual axes, and then what the inner one does."""
+    """The inner sharding on the outside: what the outer one does with the manual axes, and then what the inner one does.
+
+    InputError where the inner one cuts by an axis that the outer one keeps replicated: only a sharding group can give it that.
+    """
+    taken = [axis for dim in inner.dims for axis in dim.axes]
+    for axis in outer.replicated:
+        if axis.name not in manual and any(prefix_without_overlap(axis, other) != axis for other in taken):
+            raise InputError(
+                f'a sharding group cuts the result of a manual computation by axis "{axis.name}", which its out_shardings keep replicated; '
+                "drop the axis from replicated, or take the result out of the group"
+            )
 
     def joined(mine: Sequence[AxisRef], new: Sequence[AxisRef]) -> tuple[AxisRef, ...]:
         kept = [axis for axis in mine if axis.name in manual]

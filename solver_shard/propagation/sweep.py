@@ -3,12 +3,18 @@
 A stack of all ops, the first on top. What a step changes puts the ops around the changed values back on the stack, on top, so that a
 change is followed at once, the innermost last change first. Another order (a queue, repeated sweeps) reaches another fixed point in
 about 2% of dense graphs, so it must not be changed.
+
+A sweep ends because steps only add axes, with one exception: a manual computation gives its sharding group less than it takes itself
+(``_update``). Its result and other values of the group may so take an axis from each other for ever; the reference never returns from such
+a module. Here a value that comes back to the same sharding ``RETURNS`` times is an error.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+from solver_shard.errors import InputError
 from solver_shard.propagation.graph import Direction, Kind, Traits
 from solver_shard.propagation.rule import ShardingRule, identity_rule
 from solver_shard.propagation.state import NO_OP, NO_SLOT, State
@@ -16,6 +22,10 @@ from solver_shard.propagation.step import StrategyName
 
 Directions = Callable[[int, ShardingRule], tuple[Direction, ...]]
 """From an op's position and its rule to where each factor's axes may flow."""
+
+
+RETURNS = 100
+"""How often a value may come back to one sharding: those that settle do so once or twice."""
 
 
 def any_direction(op: int, rule: ShardingRule) -> tuple[Direction, ...]:
@@ -64,6 +74,7 @@ class _Sweep:
         self.stack: list[int] = alive[::-1]
         self.place = {op: i for i, op in enumerate(self.stack)}
         self.current = NO_OP
+        self.returns: Counter[tuple[int, int]] = Counter()
 
     def run(self) -> None:
         stack, place = self.stack, self.place
@@ -143,12 +154,24 @@ class _Sweep:
         if slot == NO_SLOT:
             return
         value = state.value_of.get(slot, slot)
+        self._count(value, slot, number)
         state.put(slot, number)
         self._notify(value)
         for member in state.groups.get(value, ()):
             if member != value:
                 state.put(state.slots[member], number if alike is None else alike)
                 self._notify(member)
+
+    def _count(self, value: int, slot: int, number: int) -> None:
+        """InputError where a value came to the same sharding again and again."""
+        self.returns[slot, number] += 1
+        if self.returns[slot, number] > RETURNS:
+            group = next((op.group for op in self.state.graph.ops if op.kind is Kind.GROUP and value in op.operands), None)
+            of = "" if group is None else f" of sharding group {group}"
+            raise InputError(
+                f"propagation never settles: values{of} take an axis from each other again and again, as the result of a manual "
+                "computation can, which gives the group its sharding without the manual axes; take it out of the group"
+            )
 
     def _notify(self, value: int) -> None:
         """Queue what reads or makes the value."""

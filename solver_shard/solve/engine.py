@@ -58,6 +58,7 @@ def solve(
     clock: Clock | None = None,
     proven: int | None = None,
     watch: Watch | None = None,
+    limited: bool = True,
 ) -> Solution:
     """Choose a strategy for every node: the cheapest within the memory limit, or the one of least peak memory.
 
@@ -81,6 +82,8 @@ def solve(
         proven: a lower bound that is known, because a relaxation of this graph was solved. The graph without its limit, a
             relaxation too, is then not tried.
         watch: called with every better assignment within the limit, and its cost.
+        limited: False where only a bound that holds without the limit is of use: where what is cheapest does not keep the limit, the search
+            ends with what it has.
 
     Raises:
         InputError: an argument is not legal.
@@ -92,6 +95,7 @@ def solve(
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
     clock = clock or clock_of(time_limit, work_limit)
     run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch)
+    run.limited = limited
     for start in warm_starts:
         run.take(start)
     run.take_lightest()
@@ -158,6 +162,7 @@ class _Run:
         self.peak_bound = graph.peak(self.lightest)
         self.searched_peak = self.hopeless = False
         self.left: _Left | None = None
+        self.limited = True
         self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
@@ -176,7 +181,7 @@ class _Run:
 
     def solve(self) -> Solution:
         try:
-            if not self._unlimited() and (self.assignment is None or not self.clock.over()):
+            if not self._unlimited() and self.limited and (self.assignment is None or not self.clock.over()):
                 self._limited()
         except NoAssignment:
             return self._solution(Status.INFEASIBLE)

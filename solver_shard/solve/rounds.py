@@ -71,6 +71,7 @@ def solve_in_rounds(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     saver: Saver[Solution] | None = None,
+    limited: bool = True,
 ) -> Solution:
     """``engine.solve`` with the true peak; the solution's assignment is a plain one. Arguments and errors are those of ``solve``, and:
 
@@ -81,6 +82,7 @@ def solve_in_rounds(
     clock = clock_of(time_limit, work_limit)
     clock.halt = stop
     rounds = _Rounds(relaxed, objective, memory_weight, gap, clock, seed, workers, progress, saver)
+    rounds.limited = limited
     return rounds.run(tuple(warm_starts))
 
 
@@ -101,6 +103,7 @@ class _Rounds:
         self.gap, self.clock, self.seed, self.workers, self.progress, self.saver = gap, clock, seed, workers, progress, saver
         self.priced = objective == "memory" or memory_weight > 0
         self.limit = relaxed.graph.limit
+        self.limited = True
         self.bound: int | None = None
         self.peak_bound = 0
         self.best: _Plan | None = None
@@ -119,7 +122,7 @@ class _Rounds:
             above = found.peak if self.priced else self.limit
             missed = () if above is None else self.relaxed.missed(found.assignment, above)
             closed = self.best is not None and relative_gap(self.best.value, self.bound) <= self.gap
-            if not missed or closed or self.clock.over():
+            if not missed or closed or self.clock.over() or not self.limited:
                 return self._final(found)
             assert above is not None
             self.relaxed.add(self.relaxed.missed(found.assignment, int(above * (1 - min(1.0, WIDER * 2 ** (number - 1))))))
@@ -166,6 +169,7 @@ class _Rounds:
             clock=clock,
             proven=self.bound,
             watch=watch,
+            limited=self.limited,
         )
         prefix = "" if number == 1 else f"round {number}, "
         self.stages += [dataclasses.replace(stage, name=prefix + stage.name) for stage in found.stages]

@@ -211,7 +211,7 @@ def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classe
     if free:
         pins = tuple(f"{_exactly(name)}={','.join('*' * len(plan.mesh.axes))}" for name in free)
         options = dataclasses.replace(plan.options, pins=(*plan.options.pins, *pins))
-        lowered = lower_program(lowered.given, mesh=plan.mesh, cluster=plan.cluster, options=options, clock=clock)
+        lowered = lower_program(lowered.given, mesh=plan.mesh, cluster=plan.cluster, options=options, clock=clock, relays=lowered.relays)
         classes = None if classes is None else node_classes(lowered.lowering)
     at = {tensor.name: t for t, tensor in enumerate(lowered.program.tensors)}
     nodes: dict[int, tuple[Label, ...]] = {}

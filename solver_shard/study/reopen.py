@@ -69,6 +69,10 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
     """
     clock = clock or StageClock()
     lowered = lower_program(retraced.program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock)
+    if lowered.relays == "shared" and not _has_relays(plan, lowered):  # its memory limit counted
+        lowered = lower_program(
+            retraced.program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock, relays="everywhere"
+        )
     if lowered.mesh != plan.mesh:
         raise _stale(plan, f"its mesh would be {lowered.mesh}")
     clock.say("finding the plan in its choice graph")
@@ -83,6 +87,12 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
         raise _stale(plan, f"{values}, its peak {peak} bytes here and {plan.memory.peak} there")
     evaluated(plan, fitting(plan, lowered.given))
     return Reopened(plan=plan, lowered=lowered, problem=problem, assignment=tuple(assignment.tolist()))
+
+
+def _has_relays(plan: Plan, lowered: Lowered) -> bool:
+    """Whether the graph has all relays of the plan."""
+    there = {lowered.program.tensors[t].name for t in lowered.lowering.relays}
+    return there.issuperset(plan.tensors[t].name for t in plan.relays)
 
 
 def writer_of(plan: Plan, lowered: Lowered) -> Writer:

@@ -8,6 +8,7 @@ from programs import Builder, trained_mlp
 
 from solver_shard.choice.fusion import fused_tensors
 from solver_shard.choice.nodes import Kind
+from solver_shard.constraints import constrain
 from solver_shard.program import Phase, Program, Ref, Role
 from solver_shard.rulebook.build import Rulebook
 
@@ -25,6 +26,18 @@ def test_links_between_pointwise_ops_and_casts_are_fused() -> None:
     c = b.call("aten._to_copy.default", (a,), {"self": Ref(0), "dtype": "bf16"}, (8, 4), result="c")
     b.call("aten.neg.default", (c,), {"self": Ref(0)}, (8, 4), role=Role.OUTPUT, result="y")
     assert _fused_names(b.program(len(b.tensors) - 1, name="chain")) == {"a", "c"}
+
+
+def test_a_chain_goes_through_the_places_of_pins_and_relays() -> None:
+    b = Builder()
+    x = b.input("x", 8, 4)
+    a = b.call("aten.relu.default", (x,), {"self": Ref(0)}, (8, 4), result="a")
+    c = b.call("aten.neg.default", (a,), {"self": Ref(0)}, (8, 4), result="c")
+    b.call(
+        "aten.sum.dim_IntList", (c,), {"self": Ref(0), "dim": (1,), "keepdim": True, "dtype": None}, (8, 1), role=Role.OUTPUT, result="y"
+    )
+    program = b.program(len(b.tensors) - 1, name="chain")
+    assert _fused_names(constrain(program, {}, (a, c))[0]) == {"a", "a (as made)"}
 
 
 def test_what_is_read_twice_later_or_otherwise_is_written() -> None:

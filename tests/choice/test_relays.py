@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from solver_shard import load_plan, optimize
+from solver_shard.choice.structure import node_classes
 from solver_shard.choice.transients import Transients
 from solver_shard.constraints import constrain, places, without
 from solver_shard.costs.cluster import load_cluster
@@ -105,7 +106,7 @@ def test_relays_that_are_not_used_are_not_in_the_plan() -> None:
 def test_any_point_of_the_graph_has_the_price_and_the_memory_of_its_plan(name: str) -> None:
     for seed, more in enumerate(({}, {"microbatches": 2, "fusion": True})):
         options = Options(memory_limit=2**40, split="off", tied=False, **more)  # type: ignore[arg-type]
-        made = lower_program(pin_cases.program(name), mesh=Mesh.parse("dp=2,tp=2"), cluster=load_cluster("h100"), options=options)
+        made = pin_cases.lowered(name, "dp=2,tp=2", "h100", options)
         point = random_point(made.lowering.graph, seed)
         plan, relays = plan_of(made.lowering, point, made.costs, options), made.lowering.relays
         assert relays
@@ -116,6 +117,25 @@ def test_any_point_of_the_graph_has_the_price_and_the_memory_of_its_plan(name: s
         assert (found.total_ns, found.peak) == (made.lowering.graph.cost(point), Transients(made.lowering, made.costs).peak(point))
 
 
+def test_a_relay_behind_a_tensor_of_a_single_group_saves_bytes() -> None:
+    asked = {"mesh": "2", "cluster": "h100", "objective": "memory", "split": False, "tied": False, "gap": 0.0, "work_limit": 1.0}
+    plan = optimize(pin_cases.program("unrolled"), **asked)  # type: ignore[arg-type]
+    assert plan.certificate.bound <= 6916  # a plan that pins found; 7,172 was called optimal
+
+
+def test_relays_are_everywhere_where_bytes_count_and_repeat_with_what_they_are_behind() -> None:
+    program, given = pin_cases.program("steps"), {"mesh": Mesh.parse("2"), "cluster": load_cluster("h100")}
+    loose, priced = Options(memory_limit=2**40), Options(memory_limit=2**40, objective="memory")
+    shared, every = (lower_program(program, options=options, **given) for options in (loose, priced))  # type: ignore[arg-type]
+    assert (shared.relays, every.relays) == ("shared", "everywhere")
+    assert shared.lowering.relays < every.lowering.relays
+    ties = [node_classes(made.lowering) for made in (shared, every)]
+    nodes = [{made.lowering.graph.names[v]: v for v in range(made.lowering.graph.size)} for made in (shared, every)]
+    common = [name for name in nodes[0] if name.startswith("result") and name in nodes[1]]
+    tied = [{(a, b) for a in common for b in common if tie[at[a]] == tie[at[b]]} for tie, at in zip(ties, nodes, strict=True)]
+    assert tied[0] == tied[1]
+
+
 def test_a_slice_is_a_copy_that_lets_the_whole_tensor_go() -> None:
     torch.manual_seed(0)
     inputs = {"x": torch.randn(512, 32), "y": torch.randint(8, (512,))}
@@ -124,9 +144,9 @@ def test_a_slice_is_a_copy_that_lets_the_whole_tensor_go() -> None:
     assert any(r.copy and all(step.kind == "slice" for step in r.steps) for r in plan.reshards)
 
 
-@pytest.mark.parametrize("seed", range(0, 160, 10))
+@pytest.mark.parametrize("seed", range(7, 320, 20))
 def test_no_pin_and_no_template_is_below_the_bound_without_it(seed: int) -> None:
-    assert pin_cases.draw(seed).check() != "below"
+    assert pin_cases.draw(seed).check() not in ("below", "outside")
 
 
 @pytest.mark.parametrize("problem", pin_cases.problems(6), ids=str)

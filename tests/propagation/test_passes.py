@@ -8,6 +8,8 @@ import pytest
 from propagation.graphs import MESHES, chain, pointwise, sharding
 
 from solver_shard.errors import InputError
+from solver_shard.frontends.stablehlo import StablehloModule
+from solver_shard.frontends.stablehlo_rules import StablehloRules
 from solver_shard.propagation.graph import Block, Function, Graph, Kind, Op, Value
 from solver_shard.propagation.passes import Options, PassName, populate_rules, propagate
 from solver_shard.propagation.rule import ShardingRule, parse_rule
@@ -190,3 +192,25 @@ def test_a_priority_on_what_is_erased_is_forgotten() -> None:
     made = propagate(Graph(values=values, ops=(*graph.ops, dead), functions=(main,), meshes=MESHES), "user-priority", pointwise).graph
     assert made.functions[0].body.ops == (0, 1)
     assert made.values[1].sharding == sharding('[{"a", ?}, {?}]')
+
+
+def test_values_that_take_an_axis_from_each_other_for_ever_are_refused() -> None:
+    """A manual computation gives its group less than its result has; the other member gets the axis back. The reference never returns."""
+    text = """module {
+  sdy.mesh @mesh = <["a"=2, "b"=2]>
+  func.func @main(%arg0: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", "b", ?}, {?}]>}) -> tensor<4x4xf32> {
+    %0 = stablehlo.tanh %arg0 : tensor<4x4xf32>
+    %1 = sdy.manual_computation(%0) in_shardings=[<@mesh, [{?}, {?}], replicated={"b"}>] out_shardings=[<@mesh, [{?}, {?}]>]
+        manual_axes={"b"} (%arg1: tensor<4x4xf32>) {
+      %3 = sdy.data_flow_edge %arg1 sharding=<@mesh, [{?}, {?}]> : tensor<4x4xf32>
+      sdy.return %3 : tensor<4x4xf32>
+    } : (tensor<4x4xf32>) -> tensor<4x4xf32>
+    %2 = sdy.data_flow_edge %1 sharding=<@mesh, [{?}, {?}]> : tensor<4x4xf32>
+    sdy.sharding_group %2 group_id=0 : tensor<4x4xf32>
+    sdy.sharding_group %0 group_id=0 : tensor<4x4xf32>
+    return %2 : tensor<4x4xf32>
+  }
+}
+"""
+    with pytest.raises(InputError, match="values of sharding group 0 take an axis from each other"):
+        propagate(StablehloModule.parse(text).graph, "basic", StablehloRules())
