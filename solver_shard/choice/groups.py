@@ -10,6 +10,11 @@ reads the tensor as it is (an alias) keeps it alive up to its own last reader; r
 prolong the life of what they view. An operand of which an op needs only the shape (``Rule.needs``) is no reader: it is in no
 group, asks for no layout and keeps nothing alive.
 
+When the last of a tensor's groups begins, no other group needs it any more, mostly. That group then is **final**: the tensor's own bytes end
+just before the group's first reader, with the reshard. If it is an alias the group has them from there on; if it is a copy, the tensor
+is there while it is copied, and gone when the reader runs (see :mod:`solver_shard.choice.transients`). Where others may still read the
+tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone.
+
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
@@ -28,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from solver_shard.constraints import places
+from solver_shard.constraints import IDENTITY, places
 from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
@@ -41,6 +46,9 @@ EXPAND = "aten.expand.default"
 """Repeats dims without writing them out."""
 LATER = (Phase.BACKWARD.value, OUTPUT)
 """Purposes whose readers start from what is held of a tensor."""
+
+Keyed = dict[int, dict[tuple[str, str], list[tuple[int, int]]]]
+"""By tensor, and by purpose and family: the readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,7 @@ class Group:
         start: position of the first reader, when the reshard runs.
         stop: one past the last use, uses through views included.
         late: the group starts from what is held of the tensor after its forward readers.
+        final: nothing else needs what the group starts from when it begins.
     """
 
     tensor: int
@@ -64,6 +73,7 @@ class Group:
     start: int
     stop: int
     late: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +114,8 @@ class Lives:
     Attributes:
         base: when the producer's own bytes live.
         views: ops whose results have no bytes of their own.
-        held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups.
-            Only tensors that are held have an entry.
+        held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups, or at that of
+            the final one. Only tensors that are held have an entry.
         storages: those in which several tensors may be held, or a view that is only a part.
     """
 
@@ -133,10 +143,17 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
 
     ``accumulates``: gradients go to accumulators; the optimizer group of a gradient then ends with its addition.
     """
+    keyed = _keyed_readers(program, rules)
+    known = _lives(program, rules, keyed, accumulates, frozenset())
+    known = _lives(program, rules, keyed, accumulates, _ending(program, known))
+    return replace(known, storages=_storages(program, known))
+
+
+def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: bool, ending: frozenset[int]) -> Lives:
+    """Without storages; the bytes of the tensors in ``ending`` end with the last of their reshards."""
     update = len(program.ops)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-    keyed = _keyed_readers(program, rules)
     handing = places(program)
     views = frozenset(i for i, rule in enumerate(rules) if rule.view)
     taking = frozenset(i for t, i in handing.items() if made[t] not in views)
@@ -158,20 +175,62 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
         found.sort()
         early = any(purpose == FORWARD for _, purpose, *_ in found)
         late = early and _is_forward(program, made, t) and any(purpose in LATER for _, purpose, *_ in found)
+        final = len(found) - 1 if t in ending else None  # late groups start after the others
         groups[t] = tuple(
-            Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose in LATER)
-            for start, purpose, family, readers, stop in found
+            Group(
+                tensor=t,
+                purpose=purpose,
+                family=family,
+                readers=readers,
+                start=start,
+                stop=stop,
+                late=late and purpose in LATER,
+                final=k == final,
+            )
+            for k, (start, purpose, family, readers, stop) in enumerate(found)
         )
         if late:
-            held[t] = 1 + max(g.start for g in groups[t] if g.late)
+            held[t] = groups[t][-1].start + (final is None)
         if t in made:
             since = made[t] + (made[t] in taking)
-            first = 1 + max((g.start for g in groups[t]), default=since)
+            first = max((g.start for g in groups[t]), default=since) + (final is None)
             base[t] = (since, max(g.stop for g in groups[t] if not g.late) if late else first)
             if t in handing and handing[t] in views:
                 base[t] = (since, base[program.ops[handing[t]].results[0]][1])
-    known = Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
-    return replace(known, storages=_storages(program, rules, known))
+    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
+
+
+def _ending(program: Program, known: Lives) -> frozenset[int]:
+    """Tensors whose last group is final: when it begins no other one is left, and nothing else of the same storage is read."""
+    made, handing = {t: i for i, op in enumerate(program.ops) for t in op.results}, places(program)
+    together = {member.tensor for storage in _storages(program, known) for member in storage.members}
+    found: set[int] = set()
+    for t, groups in sorted(known.groups.items(), key=lambda pair: made.get(pair[0], -1)):  # what is viewed before its views
+        last = groups[-1]
+        others = [g.stop for g in groups[:-1] if g.late == last.late]
+        if t not in made or t in together or handing.get(t) in known.views or not last.readers or max(others, default=0) > last.start:
+            continue
+        if not last.late and made[t] in known.views:
+            x = program.ops[made[t]].operands[0]
+            # the reshard or the tail of what reads x for this view must have its bytes
+            owned = known.base[x][1] < last.start or (x in found and known.groups[x][-1].readers == ((made[t], 0),))
+            if not owned or not _alone(program, known, made, t, last.start):
+                continue
+        found.add(t)
+    return frozenset(found)
+
+
+def _alone(program: Program, known: Lives, made: dict[int, int], t: int, time: int) -> bool:
+    """Whether nothing that a view views is read after a time but through it."""
+    while t in made and made[t] in known.views:
+        op = program.ops[made[t]]
+        x = op.operands[0]
+        if len(op.operands) > 1 or x in known.held or program.tensors[x].numel != program.tensors[t].numel:
+            return False
+        if any(g.stop > time for g in known.groups[x] if g.readers != ((made[t], 0),)):
+            return False
+        t = x
+    return t in made
 
 
 def shared_tensors(program: Program, rules: Sequence[Rule]) -> tuple[int, ...]:
@@ -187,7 +246,7 @@ def shared_tensors(program: Program, rules: Sequence[Rule]) -> tuple[int, ...]:
     return tuple(t for t in made if len(keyed.get(t, ())) > 1 and t not in final and t not in handed)
 
 
-def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:
+def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     made: set[int] = set()
@@ -198,9 +257,9 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
             continue
         x = op.operands[0]
         grows = program.tensors[op.results[0]].numel > program.tensors[x].numel
-        if x in spread or (grows and op.name != EXPAND):
+        if (x in spread and op.name != IDENTITY) or (grows and op.name != EXPAND):
             continue  # an expanded tensor that is merged is written out
-        if grows:
+        if grows or x in spread:
             spread.update(op.results)
         owner, before = path.get(x, (x, ()))
         group = next(k for k, g in enumerate(known.groups[x]) if (i, 0) in g.readers)
@@ -224,9 +283,9 @@ def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:
     return t not in made or program.ops[made[t]].phase is Phase.FORWARD
 
 
-def _keyed_readers(program: Program, rules: Sequence[Rule]) -> dict[int, dict[tuple[str, str], list[tuple[int, int]]]]:
+def _keyed_readers(program: Program, rules: Sequence[Rule]) -> Keyed:
     """Readers of every tensor by purpose and family."""
-    keyed: dict[int, dict[tuple[str, str], list[tuple[int, int]]]] = {}
+    keyed: Keyed = {}
     for t, uses in program.readers().items():
         for i, j in uses:
             op = program.ops[i]

@@ -1,6 +1,7 @@
 """What readers of a tensor as it is keep of it beyond its own life: once, however many groups of readers there are.
 
-A tensor's own bytes end when the last of its groups of readers has begun (see :mod:`solver_shard.choice.groups`). A group that reads it
+A tensor's own bytes end when the last of its groups of readers has begun (see :mod:`solver_shard.choice.groups`; a final group, beside
+which no other reads any more, needs no tail). A group that reads it
 as an alias goes on until its own last reader, and the bytes are there until then. Several such groups read the same bytes:
 
     x ──own bytes──► 6                    the last group has begun
@@ -33,7 +34,7 @@ def add_tails(low: _Lowerer, t: int) -> None:
     """The tails of a tensor whose reshards are all there: those that start from what its producer made, and from what is held."""
     for late in (False, True):
         stop = low.lives.base[t][1] if not late else low.lives.held.get(t, 0)
-        groups = [(g, k) for k, g in enumerate(low.lives.groups[t]) if g.late == late and g.stop > stop and _aliases(low, t, k)]
+        groups = [(g, k) for k, g in enumerate(low.lives.groups[t]) if g.late == late and not g.final and g.stop > stop and _aliases(low, t, k)]
         _add_chain(low, t, sorted(groups, key=lambda pair: longest_first(pair[0])), stop)
 
 

@@ -113,7 +113,7 @@ class _Walk:
         self.gradients = GradientCheck(plan, program, costs, state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
-        self.before: dict[int, list[tuple[int, int, int]]] = {}
+        self.before: dict[int, list[tuple[int, int, int, int]]] = {}
         self.after: dict[int, int] = {}
         self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
@@ -254,7 +254,8 @@ class _Walk:
             self.after[time] = max(self.after.get(time, 0), held)
         else:
             turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
-            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype)))
+            goes = self._goes(key, source) if key in self.lives.taking else 0
+            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype), goes))
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
@@ -271,6 +272,15 @@ class _Walk:
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
+
+    def _goes(self, key: Key, source: Layout) -> int:
+        """Bytes of what a group starts from that nothing else needs: a view's are those of what it was read from."""
+        t = key[0]
+        if self.made[t] not in self.lives.views or self.lives.later(key):
+            return self.ops.local_bytes(t, source)
+        x, mine = self.program.ops[self.made[t]].operands[0], ((self.made[t], 0),)
+        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and uses == mine)
+        return self.ops.local_bytes(x, self.plan.reshards[self.reshards[read]].layout)
 
     def _leaves(self, key: Key) -> bool:
         """Whether a reshard runs right after the op that makes its tensor: a gradient on its way to the update or its accumulator."""

@@ -12,6 +12,9 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
 - An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
   past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
 - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+- If nothing but that last group (of a held tensor: the last later one) can have a use for them when it begins, it takes them as they are,
+  or they end with its reshard, before its first reader runs. So it is where all other groups have ended, and a view's tensor has no
+  other readers, nor is it held; held tensors that share a storage are left out.
 - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
   with the addition, and the update's group starts from the accumulator, after the last microbatch.
 """
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.constraints import places
+from solver_shard.constraints import IDENTITY, places
 from solver_shard.plan.plan import CATEGORIES
 from solver_shard.program import Phase, Program
 from solver_shard.rulebook.rule import Rule
@@ -52,6 +55,7 @@ class Lives:
         places: identities that alone read what an op has made.
         base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
         held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held.
+        taking: groups that take what is left of a tensor, or leave nothing of it.
         storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
             are several, or one that is a part, or the owner is a source.
     """
@@ -65,6 +69,7 @@ class Lives:
     base_start: Mapping[int, int]
     base_stop: Mapping[int, int]
     held_stop: Mapping[int, int]
+    taking: frozenset[Key]
     storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
 
     def later(self, key: Key) -> bool:
@@ -74,6 +79,48 @@ class Lives:
 
 def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
     """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
+    found = _walk(program, rules, accumulates, frozenset())
+    return _walk(program, rules, accumulates, _taking(program, found))
+
+
+def _taking(program: Program, lives: Lives) -> frozenset[Key]:
+    """The groups that nothing else outlives, by lives that have none yet."""
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    shared = {t for members in lives.storages.values() for t in members}
+    keys: dict[int, list[Key]] = {}
+    for key in lives.readers:
+        keys.setdefault(key[0], []).append(key)
+
+    def unused(t: int, time: int) -> bool:
+        """Whether nothing reads at a time or later what a view is of, but for the view."""
+        if t not in made or made[t] not in lives.views:
+            return t in made
+        (x, *others), mine = program.ops[made[t]].operands, ((made[t], 0),)
+        alike = program.tensors[x].numel == program.tensors[t].numel
+        over = all(lives.readers[key] == mine or lives.stop[key] <= time for key in keys[x])
+        return not others and alike and x not in lives.held_stop and over and unused(x, time)
+
+    def owned(t: int, time: int) -> bool:
+        """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
+        x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
+        return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
+
+    found: set[Key] = set()
+    for t in made:
+        groups = [key for key in keys.get(t, ()) if t not in lives.held_stop or lives.later(key)]
+        if not groups or t in shared:
+            continue
+        last = max(groups, key=lambda key: lives.first[key])
+        time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
+        over = all(lives.stop[key] <= time for key in groups if key != last)
+        if not lives.readers[last] or not over or before_view:
+            continue
+        if t in lives.held_stop or made[t] not in lives.views or (owned(t, time) and unused(t, time)):
+            found.add(last)
+    return frozenset(found)
+
+
+def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: frozenset[Key]) -> Lives:
     update = len(program.ops)
     end = update + 1
     readers = _readers(program, rules)
@@ -110,7 +157,7 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
         held = forward and later and any(key[1] == "forward" for key in early)
         if held:
-            held_stop[t] = 1 + max(first[key] for key in later)
+            held_stop[t] = max(first[key] + (key not in taking) for key in later)
         if t not in made:
             base_stop[t] = end
         elif before.get(t) in views:
@@ -118,7 +165,7 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         elif held:
             base_stop[t] = max(stop[key] for key in early)
         else:
-            base_stop[t] = 1 + max((first[key] for key in keys), default=base_start[t])
+            base_stop[t] = max((first[key] + (key not in taking) for key in keys), default=base_start[t] + 1)
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
         owner, way = _viewed(program, views, made, readers, t)
@@ -139,6 +186,7 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         base_start=base_start,
         base_stop=base_stop,
         held_stop=held_stop,
+        taking=taking,
         storages=storages,
     )
 
@@ -151,7 +199,8 @@ def _viewed(
     while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
         (x,) = program.ops[made[t]].operands
         grows = program.tensors[t].numel > program.tensors[x].numel
-        if _expanded(program, made, x) or (grows and not _expanded(program, made, t)):  # an expanded tensor that is merged is written out
+        merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
+        if merged or (grows and not _expanded(program, made, t)):
             break
         way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
         t = x
@@ -160,6 +209,8 @@ def _viewed(
 
 def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
     """Whether dims of a tensor are repeated without being written out."""
+    while t in made and program.ops[made[t]].name == IDENTITY:
+        (t,) = program.ops[made[t]].operands
     if t not in made or program.ops[made[t]].name != "aten.expand.default":
         return False
     return program.tensors[t].numel > program.tensors[program.ops[made[t]].operands[0]].numel
