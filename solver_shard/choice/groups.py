@@ -115,7 +115,7 @@ class Lives:
         base: when the producer's own bytes live.
         views: ops whose results have no bytes of their own.
         held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups, or at that of
-            the final one. Only tensors that are held have an entry.
+            the final one; of an expanded tensor, one past the last. Only tensors that are held have an entry.
         storages: those in which several tensors may be held, or a view that is only a part.
     """
 
@@ -158,6 +158,7 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
     views = frozenset(i for i, rule in enumerate(rules) if rule.view)
     taking = frozenset(i for t, i in handing.items() if made[t] not in views)
     views -= taking
+    spread = _expanded(program)
     order = sorted(range(len(program.tensors)), key=lambda t: made.get(t, -1), reverse=True)
     base: list[tuple[int, int]] = [(0, end)] * len(program.tensors)
     groups: dict[int, tuple[Group, ...]] = {}
@@ -189,11 +190,13 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
             )
             for k, (start, purpose, family, readers, stop) in enumerate(found)
         )
+        # what an expanded tensor views is small beside it, and there as long as anything reads it
+        begun = [(g.stop if t in spread and g.readers else g.start + (not g.final), g.late) for g in groups[t]]
         if late:
-            held[t] = groups[t][-1].start + (final is None)
+            held[t] = max(time for time, later in begun if later)
         if t in made:
             since = made[t] + (made[t] in taking)
-            first = max((g.start for g in groups[t]), default=since) + (final is None)
+            first = max((time for time, _ in begun), default=since + 1)
             base[t] = (since, max(g.stop for g in groups[t] if not g.late) if late else first)
             if t in handing and handing[t] in views:
                 base[t] = (since, base[program.ops[handing[t]].results[0]][1])
@@ -202,13 +205,15 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
 
 def _ending(program: Program, known: Lives) -> frozenset[int]:
     """Tensors whose last group is final: when it begins no other one is left, and nothing else of the same storage is read."""
-    made, handing = {t: i for i, op in enumerate(program.ops) for t in op.results}, places(program)
+    made, handing, spread = {t: i for i, op in enumerate(program.ops) for t in op.results}, places(program), _expanded(program)
     together = {member.tensor for storage in _storages(program, known) for member in storage.members}
     found: set[int] = set()
     for t, groups in sorted(known.groups.items(), key=lambda pair: made.get(pair[0], -1)):  # what is viewed before its views
         last = groups[-1]
         others = [g.stop for g in groups[:-1] if g.late == last.late]
-        if t not in made or t in together or handing.get(t) in known.views or not last.readers or max(others, default=0) > last.start:
+        if t not in made or t in together or t in spread or handing.get(t) in known.views:
+            continue
+        if not last.readers or max(others, default=0) > last.start:
             continue
         if not last.late and made[t] in known.views:
             x = program.ops[made[t]].operands[0]
@@ -250,7 +255,7 @@ def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     made: set[int] = set()
-    spread: set[int] = set()
+    spread = _expanded(program)
     for i, op in enumerate(program.ops):
         made.update(op.results)
         if i not in known.views or len(op.operands) != 1:
@@ -259,8 +264,6 @@ def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
         grows = program.tensors[op.results[0]].numel > program.tensors[x].numel
         if (x in spread and op.name != IDENTITY) or (grows and op.name != EXPAND):
             continue  # an expanded tensor that is merged is written out
-        if grows or x in spread:
-            spread.update(op.results)
         owner, before = path.get(x, (x, ()))
         group = next(k for k, g in enumerate(known.groups[x]) if (i, 0) in g.readers)
         path.update(dict.fromkeys(op.results, (owner, (*before, (x, group)))))
@@ -277,6 +280,16 @@ def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
             start = known.base[owner][1] if owner in known.held and owner in made else min(ends)
             kept.append(Storage(owner=owner, made=owner in made, start=start, members=tuple(members)))
     return tuple(kept)
+
+
+def _expanded(program: Program) -> frozenset[int]:
+    """Tensors with dims that are repeated without being written out."""
+    found: set[int] = set()
+    for op in program.ops:
+        grows = op.name == EXPAND and program.tensors[op.results[0]].numel > program.tensors[op.operands[0]].numel
+        if grows or (op.name == IDENTITY and op.operands[0] in found):
+            found.update(op.results)
+    return frozenset(found)
 
 
 def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:

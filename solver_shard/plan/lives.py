@@ -15,6 +15,7 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
 - If nothing but that last group (of a held tensor: the last later one) can have a use for them when it begins, it takes them as they are,
   or they end with its reshard, before its first reader runs. So it is where all other groups have ended, and a view's tensor has no
   other readers, nor is it held; held tensors that share a storage are left out.
+- What an expanded tensor repeats stays until the last of its readers is done, however they get it.
 - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
   with the addition, and the update's group starts from the accumulator, after the last microbatch.
 """
@@ -108,7 +109,7 @@ def _taking(program: Program, lives: Lives) -> frozenset[Key]:
     found: set[Key] = set()
     for t in made:
         groups = [key for key in keys.get(t, ()) if t not in lives.held_stop or lives.later(key)]
-        if not groups or t in shared:
+        if not groups or t in shared or _expanded(program, made, t):
             continue
         last = max(groups, key=lambda key: lives.first[key])
         time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
@@ -156,8 +157,9 @@ def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: fr
         early = [key for key in keys if key[1] not in LATER]
         forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
         held = forward and later and any(key[1] == "forward" for key in early)
+        begun = {key: stop[key] if readers[key] and _expanded(program, made, t) else first[key] + (key not in taking) for key in keys}
         if held:
-            held_stop[t] = max(first[key] + (key not in taking) for key in later)
+            held_stop[t] = max(begun[key] for key in later)
         if t not in made:
             base_stop[t] = end
         elif before.get(t) in views:
@@ -165,7 +167,7 @@ def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: fr
         elif held:
             base_stop[t] = max(stop[key] for key in early)
         else:
-            base_stop[t] = max((first[key] + (key not in taking) for key in keys), default=base_start[t] + 1)
+            base_stop[t] = max(begun.values(), default=base_start[t] + 1)
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
         owner, way = _viewed(program, views, made, readers, t)
