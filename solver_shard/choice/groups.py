@@ -13,7 +13,8 @@ group, asks for no layout and keeps nothing alive.
 When the last of a tensor's groups begins, no other group needs it any more, mostly. That group then is **final**: the tensor's own bytes end
 just before the group's first reader, with the reshard. If it is an alias the group has them from there on; if it is a copy, the tensor
 is there while it is copied, and gone when the reader runs (see :mod:`solver_shard.choice.transients`). Where others may still read the
-tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone.
+tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone. What a final group
+reads as it is may be **kept** anyway: after its forward readers a tensor may be held, and a held one lie in the storage of others.
 
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
@@ -47,6 +48,9 @@ EXPAND = "aten.expand.default"
 LATER = (Phase.BACKWARD.value, OUTPUT)
 """Purposes whose readers start from what is held of a tensor."""
 
+Ending = dict[tuple[int, bool], bool]
+"""Tensors whose last group is final, before and after they are held; whether what it starts from may be kept anyway."""
+
 Keyed = dict[int, dict[tuple[str, str], list[tuple[int, int]]]]
 """By tensor, and by purpose and family: the readers."""
 
@@ -64,6 +68,7 @@ class Group:
         stop: one past the last use, uses through views included.
         late: the group starts from what is held of the tensor after its forward readers.
         final: nothing else needs what the group starts from when it begins.
+        kept: it is final, but what it starts from may stay for another reason: because it is held, or in a storage that others need.
     """
 
     tensor: int
@@ -74,6 +79,7 @@ class Group:
     stop: int
     late: bool = False
     final: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +132,11 @@ class Lives:
     views: frozenset[int] = frozenset()
     storages: tuple[Storage, ...] = ()
 
+    def until(self, t: int) -> int:
+        """When what is held of a tensor, but for what lies in a storage with others, is no longer needed for any reshard."""
+        last = self.groups[t][-1]
+        return last.start if last.final else self.held[t]
+
 
 def either_order(program: Program) -> frozenset[int]:
     """Tensors that several axes may cut on one dim in either order: what is stored or reduced, not what ops make for each other."""
@@ -144,13 +155,13 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
     ``accumulates``: gradients go to accumulators; the optimizer group of a gradient then ends with its addition.
     """
     keyed = _keyed_readers(program, rules)
-    known = _lives(program, rules, keyed, accumulates, frozenset())
+    known = _lives(program, rules, keyed, accumulates, {})
     known = _lives(program, rules, keyed, accumulates, _ending(program, known))
     return replace(known, storages=_storages(program, known))
 
 
-def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: bool, ending: frozenset[int]) -> Lives:
-    """Without storages; the bytes of the tensors in ``ending`` end with the last of their reshards."""
+def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: bool, ending: Ending) -> Lives:
+    """Without storages."""
     update = len(program.ops)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
@@ -176,53 +187,54 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
         found.sort()
         early = any(purpose == FORWARD for _, purpose, *_ in found)
         late = early and _is_forward(program, made, t) and any(purpose in LATER for _, purpose, *_ in found)
-        final = len(found) - 1 if t in ending else None  # late groups start after the others
-        groups[t] = tuple(
-            Group(
-                tensor=t,
-                purpose=purpose,
-                family=family,
-                readers=readers,
-                start=start,
-                stop=stop,
-                late=late and purpose in LATER,
-                final=k == final,
-            )
-            for k, (start, purpose, family, readers, stop) in enumerate(found)
-        )
+        known = [
+            Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose in LATER)
+            for start, purpose, family, readers, stop in found
+        ]
+        for k, group in enumerate(known):
+            if (t, group.late) in ending and (k + 1 == len(known) or known[k + 1].late > group.late):  # the last of its kind
+                known[k] = replace(group, final=True, kept=ending[t, group.late])
+        groups[t] = tuple(known)
         # what an expanded tensor views is small beside it, and there as long as anything reads it
-        begun = [(g.stop if t in spread and g.readers else g.start + (not g.final), g.late) for g in groups[t]]
+        begun = [(g.stop if t in spread and g.readers else g.start + (not g.final or (g.late and g.kept)), g.late) for g in groups[t]]
         if late:
             held[t] = max(time for time, later in begun if later)
         if t in made:
             since = made[t] + (made[t] in taking)
             first = max((time for time, _ in begun), default=since + 1)
-            base[t] = (since, max(g.stop for g in groups[t] if not g.late) if late else first)
+            if late:
+                first = max(g.start if g.final else g.stop for g in groups[t] if not g.late)
+            base[t] = (since, first)
             if t in handing and handing[t] in views:
                 base[t] = (since, base[program.ops[handing[t]].results[0]][1])
     return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
 
 
-def _ending(program: Program, known: Lives) -> frozenset[int]:
-    """Tensors whose last group is final: when it begins no other one is left, and nothing else of the same storage is read."""
+def _ending(program: Program, known: Lives) -> Ending:
+    """The final groups: when one begins no other is left, and nothing else of the same storage is read."""
     made, handing, spread = {t: i for i, op in enumerate(program.ops) for t in op.results}, places(program), _expanded(program)
     together = {member.tensor for storage in _storages(program, known) for member in storage.members}
-    found: set[int] = set()
+    found: Ending = {}
     for t, groups in sorted(known.groups.items(), key=lambda pair: made.get(pair[0], -1)):  # what is viewed before its views
-        last = groups[-1]
-        others = [g.stop for g in groups[:-1] if g.late == last.late]
-        if t not in made or t in together or t in spread or handing.get(t) in known.views:
+        if t not in made or t in spread or handing.get(t) in known.views:
             continue
-        if not last.readers or max(others, default=0) > last.start:
-            continue
-        if not last.late and made[t] in known.views:
-            x = program.ops[made[t]].operands[0]
-            # the reshard or the tail of what reads x for this view must have its bytes
-            owned = known.base[x][1] < last.start or (x in found and known.groups[x][-1].readers == ((made[t], 0),))
-            if not owned or not _alone(program, known, made, t, last.start):
+        for late in {g.late for g in groups}:
+            *others, last = (g for g in groups if g.late == late)
+            if not last.readers or any(g.stop > last.start for g in others):
                 continue
-        found.add(t)
-    return frozenset(found)
+            if t in together and (not late or last.stop > last.start + 1):
+                continue
+            if t in known.held and not late and last.stop >= known.held[t]:
+                continue
+            if late or made[t] not in known.views or (_owned(program, known, found, made[t], last.start) and _alone(program, known, made, t, last.start)):
+                found[t, late] = t in known.held if not late else t in together
+    return found
+
+
+def _owned(program: Program, known: Lives, found: Ending, i: int, time: int) -> bool:
+    """Whether the reshard or the tail of what a view op reads has the bytes at a time, not what it reads itself."""
+    x = program.ops[i].operands[0]
+    return known.base[x][1] < time or ((x, False) in found and known.groups[x][-1].readers == ((i, 0),))
 
 
 def _alone(program: Program, known: Lives, made: dict[int, int], t: int, time: int) -> bool:

@@ -5,7 +5,7 @@ tied to it; each group of readers of a tensor has a reshard node that chooses a 
 the producer's (no cost, no bytes) or a *copy* (the transition's cost, its own bytes). Edges from producer to reshard
 carry transition costs, edges from reshard to reader allow equality and moves that need no communication. Where an alias
 outlives its producer's own interval, tail nodes carry those bytes, once for all aliases (:mod:`solver_shard.choice.tails`); an alias of
-the final group has them itself.
+a final group has them itself.
 
 A tensor that several groups read has a **relay** behind it, an identity that may bring it to another layout at once for all of them
 (:mod:`solver_shard.constraints`): its own groups then start from there. Pinned activations have the same places.
@@ -53,7 +53,7 @@ from solver_shard.choice.tables import (
     read_table,
     result_table,
 )
-from solver_shard.choice.tails import add_tails
+from solver_shard.choice.tails import add_kept, add_tails
 from solver_shard.constraints import places
 from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.layouts import is_even
@@ -158,6 +158,8 @@ class _Lowerer:
             add_tails(self, t)
         for storage in self.lives.storages:
             add_storage(self, storage)
+        for t in self.lives.held:
+            add_kept(self, t)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -324,7 +326,7 @@ class _Lowerer:
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
         usages = self._bytes(t, alias + need).copy()
-        usages[: 0 if group.final else len(alias)] = 0
+        usages[: 0 if group.final and not group.kept else len(alias)] = 0
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
         self._edge(producer, v, ("transition", key), lambda: self._transition_table(t, group, held, alias, need))
@@ -367,7 +369,7 @@ class _Lowerer:
         """The hold node of a tensor, made with its keep nodes when the first late group asks for it."""
         if (Kind.HOLD, t, 0) in self.index:
             return self.index[Kind.HOLD, t, 0]
-        producer, until = self._producer(t), self.lives.held[t]
+        producer, until = self._producer(t), self.lives.until(t)
         held = self.nodes[producer].layouts
         early = [k for k, g in enumerate(self.lives.groups[t]) if g.purpose == FORWARD]
         copying = self.restriction is None or self.restriction.keeps_copies(t)

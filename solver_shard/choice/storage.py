@@ -79,8 +79,8 @@ def _keep(graph: Builder, storage: Storage, member: Member, owner: int, sizes: I
     nbytes, zeros = graph._bytes(t, held), np.zeros(n, dtype=np.int64)
     usages = np.concatenate([[0], *[nbytes] * reasons, zeros])
     node = Node(kind=Kind.KEEP, item=t, layouts=(Layout(), *held * (reasons + 1)), aliases=n)
-    start = graph.lives.base[t][1]
-    v = graph._add(node, np.zeros_like(usages), usages, (min(start, member.until), member.until))
+    start, until = graph.lives.base[t][1], graph.lives.until(t)
+    v = graph._add(node, np.zeros_like(usages), usages, (min(start, until), until))
     key = (graph.nodes[hold].layouts, graph.nodes[hold].origins, reasons)
     graph._edge(hold, v, ("keep alone", key), lambda: _held_table(graph.nodes[hold].origins, n, reasons))
     for k, (x, group) in enumerate(member.path):

@@ -141,6 +141,11 @@ def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
         if node.kind is Kind.STEP or (node.kind is Kind.RESULT and lowering.lives.base[node.item][0] == made[node.item]):
             turns[v] = with_op  # a result that takes over is there before
     turns[[move.stop for move in moves if move.after]] = with_op
+    for move in (move for move in moves if move.final):  # what takes over from what it starts from
+        node = lowering.nodes[move.stop]
+        late = lowering.nodes[move.start].kind is Kind.HOLD
+        own = [lowering.index.get(key) for key in ((Kind.TAIL, node.item, node.group), *((Kind.KEEP, node.item, 0),) * (not late))]
+        turns[[v for v in own if v is not None]] = turns[move.stop]
     return turns
 
 

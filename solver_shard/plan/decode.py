@@ -213,7 +213,7 @@ class _Reader:
     def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:
         """What is kept of a tensor, and when it owns bytes."""
         t, (_, choice) = node.item, self.chosen(Kind.HOLD, node.item)
-        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.held[t]
+        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.until(t)
         if origin >= 0:
             group = self.lowering.lives.groups[t][origin]
             start, reshard = group.stop, position[t, group.purpose, group.family]
@@ -222,7 +222,7 @@ class _Reader:
         owns = start < until and (origin >= 0 or t in self.made)
         nbytes = _local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0
         if (shared := self.in_storage(t)) is not None:
-            start, nbytes = shared
+            (start, nbytes), until = shared, self.lowering.lives.held[t]
             owns = start < until and nbytes > 0
         return Hold(
             tensor=t,
@@ -246,6 +246,10 @@ class _Reader:
                     return (storage.start, whole if owned else 0) if inside else None
                 longest = longest and not inside
         return None
+
+    def stays(self, t: int, group: Group) -> bool:
+        """Whether what a final group starts from is kept for another reason."""
+        return group.kept and (self.in_storage(t) is not None if group.late else not self.copied(t))
 
     def reads_on(self, t: int, k: int, group: Group) -> bool:
         """Whether a group reads the same bytes as another one that does so longer."""
@@ -297,6 +301,8 @@ class _Reader:
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
         if group.late and t not in self.made and not self.copied(t):
             base_stop = group.stop  # a stored tensor that is kept as it is
+        elif group.kept:
+            base_stop = group.stop if self.stays(t, group) else group.start
         if not copy:
             shorter = [g.stop for k, g in enumerate(self.lowering.lives.groups[t]) if self.reads_on(t, k, group)]
             base_stop = max([base_stop, *shorter])
@@ -438,7 +444,7 @@ class _Reader:
     def left(self, reshard: Reshard, final: Group | None) -> int:
         """Bytes of what a final group starts from: a view's are those of what it was read from."""
         t, layout = reshard.tensor, reshard.source
-        if final is None:
+        if final is None or self.stays(t, final):
             return 0
         if self.made[t] in self.lowering.lives.views and not final.late:
             i = self.made[t]

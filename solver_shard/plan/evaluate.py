@@ -254,7 +254,7 @@ class _Walk:
             self.after[time] = max(self.after.get(time, 0), held)
         else:
             turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
-            goes = self._goes(key, source) if key in self.lives.taking else 0
+            goes = self._goes(key, source) if key in self.lives.taking and not self._stays(key) else 0
             self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype), goes))
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
@@ -401,10 +401,23 @@ class _Walk:
         if t in self.lent:
             owner, start, nbytes = self.lent[t]
             return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
+        stop = self._kept_until(t)
         if hold.reshard is None:
             return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
         kept = self.plan.reshards[hold.reshard]
         return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
+
+    def _kept_until(self, t: int) -> int:
+        """When what is held alone is no longer needed for any reshard."""
+        taken = [self.lives.first[key] for key in self.lives.taking if key[0] == t and self.lives.later(key)]
+        return taken[0] if taken else self.lives.held_stop[t]
+
+    def _stays(self, key: Key) -> bool:
+        """Whether what a group starts from is kept for another reason than its readers: it is held, or in a storage that others need."""
+        t = key[0]
+        if self.lives.later(key):
+            return t in self.lent
+        return t in self.kept and self.plan.holds[self.kept[t]].reshard is None
 
     def _owned(self, position: int, key: Key) -> Life:
         """Own the bytes of a group: of its copy, or of what it reads as it is beyond the life of that."""
@@ -424,6 +437,8 @@ class _Walk:
             copied = self.plan.holds[self.kept[t]].reshard is not None
             category = "copies" if copied else category
             start = lives.held_stop[t] if copied or t in self.made else lives.end
+        if key in lives.taking:
+            start = lives.end if self._stays(key) else lives.first[key]
         return self.profile.add(category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
 
     def _read_before(self, key: Key) -> list[int]:
