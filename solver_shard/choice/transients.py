@@ -155,7 +155,7 @@ def ends_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     What a final group for an operand k starts from is there until the turn of the next operand.
     """
     ends, index, lives = np.zeros(len(lowering.nodes), dtype=np.int64), lowering.index, lowering.lives
-    makers = lowering.program.producers()
+    makers, stops = lowering.program.producers(), lowering.graph.intervals[lowering.graph.interval_offsets[1:] - 1, 1].tolist()
     keeping: dict[int, list[int]] = {}
     for v, node in enumerate(lowering.nodes):
         if node.kind is Kind.KEEP:
@@ -169,7 +169,7 @@ def ends_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
             x = lowering.program.ops[i].operands[0]
             k = next(k for k, g in enumerate(lives.groups[x]) if g.readers == ((i, 0),))
             owners = [index[kind, x, k] for kind in (Kind.RESHARD, Kind.TAIL) if (kind, x, k) in index]
-        ends[[v for v in owners if lowering.graph.node_intervals(v)[0, 1] == move.time]] = move.operand + 1
+        ends[[v for v in owners if stops[v] == move.time]] = move.operand + 1
     return ends
 
 
@@ -275,10 +275,11 @@ class Transients:
         leaving: dict[int, list[int]] = {}
         for v in np.flatnonzero(self._ends > 0).tolist():
             leaving.setdefault(int(stops[v]), []).append(v)
-        found = []
+        nodes = {time: np.array(found, dtype=np.int64) for time, found in leaving.items()}
+        found, nothing = [], np.zeros(0, dtype=np.int64)
         for move in self.moves:
-            nodes = np.array([] if move.after else leaving.get(move.time, []), dtype=np.int64)
-            found.append(nodes[self._ends[nodes] > move.operand])
+            there = nothing if move.after else nodes.get(move.time, nothing)
+            found.append(there[self._ends[there] > move.operand] if len(there) else nothing)
         return tuple(found)
 
     def _during(self, m: int, plain: Ints, profile: Ints) -> int:
