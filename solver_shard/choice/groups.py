@@ -10,11 +10,12 @@ reads the tensor as it is (an alias) keeps it alive up to its own last reader; r
 prolong the life of what they view. An operand of which an op needs only the shape (``Rule.needs``) is no reader: it is in no
 group, asks for no layout and keeps nothing alive.
 
-When the last of a tensor's groups begins, no other group needs it any more, mostly. That group then is **final**: the tensor's own bytes end
-just before the group's first reader, with the reshard. If it is an alias the group has them from there on; if it is a copy, the tensor
-is there while it is copied, and gone when the reader runs (see :mod:`solver_shard.choice.transients`). Where others may still read the
-tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone. What a final group
-reads as it is may be **kept** anyway: after its forward readers a tensor may be held, and a held one lie in the storage of others.
+When the last of a tensor's groups begins, no other group needs it any more, mostly. That group then is **final**: the tensor's own bytes
+end just before the group's first reader, with the reshard. If it is an alias the group has them from there on; if it is a copy, the
+tensor is there while it is copied, and gone when the reader runs (see :mod:`solver_shard.choice.transients`). Where others may still read
+the tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone. What a final
+group reads as it is may be **kept** anyway: after its forward readers a tensor may be held, and a held one lie in the storage of others.
+What an expanded tensor repeats is small beside it: it lives until the last of its readers is done.
 
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
@@ -31,8 +32,8 @@ of them. A gradient is then added to its accumulator where it is made, and its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from solver_shard.constraints import IDENTITY, places
 from solver_shard.program import Phase, Program, Role
@@ -120,6 +121,7 @@ class Lives:
     Attributes:
         base: when the producer's own bytes live.
         views: ops whose results have no bytes of their own.
+        expanded: tensors with repeated dims, and their shapes with 1 for those.
         held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups, or at that of
             the final one; of an expanded tensor, one past the last. Only tensors that are held have an entry.
         storages: those in which several tensors may be held, or a view that is only a part.
@@ -131,6 +133,7 @@ class Lives:
     end: int
     views: frozenset[int] = frozenset()
     storages: tuple[Storage, ...] = ()
+    expanded: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def until(self, t: int) -> int:
         """When what is held of a tensor, but for what lies in a storage with others, is no longer needed for any reshard."""
@@ -207,7 +210,7 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
             base[t] = (since, first)
             if t in handing and handing[t] in views:
                 base[t] = (since, base[program.ops[handing[t]].results[0]][1])
-    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
+    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views, expanded=spread)
 
 
 def _ending(program: Program, known: Lives) -> Ending:
@@ -226,7 +229,11 @@ def _ending(program: Program, known: Lives) -> Ending:
                 continue
             if t in known.held and not late and last.stop >= known.held[t]:
                 continue
-            if late or made[t] not in known.views or (_owned(program, known, found, made[t], last.start) and _alone(program, known, made, t, last.start)):
+            if (
+                late
+                or made[t] not in known.views
+                or (_owned(program, known, found, made[t], last.start) and _alone(program, known, made, t, last.start))
+            ):
                 found[t, late] = t in known.held if not late else t in together
     return found
 
@@ -294,14 +301,17 @@ def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
     return tuple(kept)
 
 
-def _expanded(program: Program) -> frozenset[int]:
-    """Tensors with dims that are repeated without being written out."""
-    found: set[int] = set()
+def _expanded(program: Program) -> dict[int, tuple[int, ...]]:
+    """Tensors with dims that are repeated without being written out, and their shapes with 1 for those dims."""
+    found: dict[int, tuple[int, ...]] = {}
     for op in program.ops:
-        grows = op.name == EXPAND and program.tensors[op.results[0]].numel > program.tensors[op.operands[0]].numel
-        if grows or (op.name == IDENTITY and op.operands[0] in found):
-            found.update(op.results)
-    return frozenset(found)
+        x, t = op.operands[:1], op.results[0]
+        if op.name == EXPAND and program.tensors[t].numel > program.tensors[x[0]].numel:
+            before, shape = program.tensors[x[0]].shape, program.tensors[t].shape
+            found[t] = (*(1,) * (len(shape) - len(before)), *before)
+        elif op.name == IDENTITY and x[0] in found:
+            found[t] = found[x[0]]
+    return found
 
 
 def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:

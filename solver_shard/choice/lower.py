@@ -240,11 +240,13 @@ class _Lowerer:
             )
         return kept
 
-    def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None) -> Ints:
+    def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Ints:
+        """Of the fullest shard of a tensor, or of one of another dtype or shape."""
         tensor = self.program.tensors[t]
-        key = ("bytes", tensor.shape, dtype or tensor.dtype, layouts)
+        shape, dtype = shape or tensor.shape, dtype or tensor.dtype
+        key = ("bytes", shape, dtype, layouts)
         if key not in self.cache:
-            self.cache[key] = self.costs.local_bytes(tensor.shape, dtype or tensor.dtype, layouts)
+            self.cache[key] = self.costs.local_bytes(shape, dtype, layouts)
         found: Ints = self.cache[key]
         return found
 

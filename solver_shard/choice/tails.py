@@ -51,11 +51,11 @@ def add_kept(low: _Lowerer, t: int) -> None:
         size = len(node.layouts)
         stays = np.arange(size) >= size - node.aliases if group.late else np.array(node.origins) < 0
         usages = np.concatenate([[0, 0], low._bytes(t, alias)])
-        tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), Layout(), *alias), aliases=len(alias))
+        aliases, copies = len(alias), len(low.nodes[reshard].layouts) - len(alias)
+        tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), Layout(), *alias), aliases=aliases)
         v = low._add(tail, np.zeros_like(usages), usages, (group.start, group.stop))
-        low._edge(other, v, ("stays", stays.tobytes(), len(alias)), lambda s=stays, n=len(alias): stays_table(s, n))  # type: ignore[misc]
-        copies = len(low.nodes[reshard].layouts) - len(alias)
-        low._edge(reshard, v, ("kept", len(alias), copies), lambda n=len(alias), c=copies: kept_table(n, c))  # type: ignore[misc]
+        low._edge(other, v, ("stays", stays.tobytes(), aliases), lambda s=stays, n=aliases: stays_table(s, n))  # type: ignore[misc]
+        low._edge(reshard, v, ("kept", aliases, copies), lambda n=aliases, c=copies: kept_table(n, c))  # type: ignore[misc]
 
 
 def longest_first(group: Group) -> tuple[int, int, str, str]:

@@ -100,8 +100,8 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
-        group = lowering.lives.groups[t][node.group] if node.kind is Kind.RESHARD else None
-        readers = group.readers if group is not None else ()
+        read = lowering.lives.groups[t][node.group] if node.kind is Kind.RESHARD else None
+        readers = read.readers if read is not None else ()
         leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
         state = lowering.optimizer_state
         found.append(
@@ -119,7 +119,7 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
                 converted=(leaves and dtype != tensors[t].dtype) or (purpose == UPDATE and state.master_bytes(dtype) > 0),
                 update=purpose == UPDATE,
                 turn=state.turn_bytes(dtype) if purpose == UPDATE else 0,
-                final=group is not None and group.final,
+                final=read is not None and read.final,
             )
         )
     return tuple(found)
@@ -128,8 +128,8 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
 def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     """When in the first time of a node's life its bytes come to be, int64[nodes].
 
-    0: at once; a copy for an operand k: with the transitions for that operand; what a final group has: after its transition; results of ops,
-    what the optimizer's step makes, and copies that are made of results right away: with the op, after all of these.
+    0: at once; a copy for an operand k: with the transitions for that operand; what a final group has: after its transition; results of
+    ops, what the optimizer's step makes, and copies that are made of results right away: with the op, after all of these.
     """
     turns = np.zeros(len(lowering.nodes), dtype=np.int64)
     for move in moves:

@@ -220,7 +220,10 @@ class _Reader:
         else:
             start, reshard = self.lowering.lives.base[t][1], None
         owns = start < until and (origin >= 0 or t in self.made)
-        nbytes = _local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0
+        tensor, repeated = self.program.tensors[t], self.lowering.lives.expanded.get(t)
+        if origin < 0 and repeated is not None:
+            tensor = replace(tensor, shape=repeated)
+        nbytes = _local_bytes(tensor, layout, self.mesh.shape) if owns else 0
         if (shared := self.in_storage(t)) is not None:
             (start, nbytes), until = shared, self.lowering.lives.held[t]
             owns = start < until and nbytes > 0

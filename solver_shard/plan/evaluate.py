@@ -31,9 +31,9 @@ from solver_shard.costs.staging import beyond, intermediates, update_held
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
-from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, find_lives
+from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, distinct_shape, find_lives
 from solver_shard.plan.plan import Plan, Reshard, runs_of
-from solver_shard.program import Program, Role
+from solver_shard.program import DTYPE_BYTES, Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 _MIB = 2**20
@@ -403,7 +403,9 @@ class _Walk:
             return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
         stop = self._kept_until(t)
         if hold.reshard is None:
-            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
+            elements = math.prod(hold.layout.local_shape(distinct_shape(self.program, self.made, t), self.mesh_shape))
+            nbytes = elements * DTYPE_BYTES[self.program.tensors[t].dtype]
+            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, nbytes)
         kept = self.plan.reshards[hold.reshard]
         return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
 

@@ -219,11 +219,18 @@ def _viewed(
 
 def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
     """Whether dims of a tensor are repeated without being written out."""
+    return distinct_shape(program, made, t) != program.tensors[t].shape
+
+
+def distinct_shape(program: Program, made: Mapping[int, int], t: int) -> tuple[int, ...]:
+    """A tensor's shape, with 1 for dims that are repeated without being written out."""
+    whole = program.tensors[t].shape
     while t in made and program.ops[made[t]].name == IDENTITY:
         (t,) = program.ops[made[t]].operands
     if t not in made or program.ops[made[t]].name != "aten.expand.default":
-        return False
-    return program.tensors[t].numel > program.tensors[program.ops[made[t]].operands[0]].numel
+        return whole
+    before = program.tensors[program.ops[made[t]].operands[0]].shape
+    return (1,) * (len(whole) - len(before)) + before
 
 
 class Profile:
