@@ -39,9 +39,10 @@ PLANS = (("2,2", None), ("2", 1))
 
 
 NOTES = """
-What stays: a reshard's source counts until the op that reads the copy is done; in a run it is gone before that op's result is made. Random
-plans copy whole activations about, so that this is at the peak of some of them. Slices along unsharded dims are views in a run, and have
-bytes of their own in a plan. What is read of an expanded tensor after it is no longer held counts with all of its elements.
+What stays: a view op that gets more than it asks for cuts a slice, which a run clones; the copy that it was given counts until the view's
+readers are done. So does a copy of which a view is read that is held otherwise. A view of a copy that is held counts with its own
+elements, where the run has the whole copy (the unbound steps of recurrent cells: told too low). While others may still read a tensor, its
+bytes count until the reader of its last reshard has run, though that reader may have a copy.
 """
 
 

@@ -10,6 +10,13 @@ reads the tensor as it is (an alias) keeps it alive up to its own last reader; r
 prolong the life of what they view. An operand of which an op needs only the shape (``Rule.needs``) is no reader: it is in no
 group, asks for no layout and keeps nothing alive.
 
+When the last of a tensor's groups begins, no other group needs it any more, mostly. That group then is **final**: the tensor's own bytes
+end just before the group's first reader, with the reshard. If it is an alias the group has them from there on; if it is a copy, the
+tensor is there while it is copied, and gone when the reader runs (see :mod:`solver_shard.choice.transients`). Where others may still read
+the tensor, as it is or through views, its bytes last until the reader has run. Which it is depends on the program alone. What a final
+group reads as it is may be **kept** anyway: after its forward readers a tensor may be held, and a held one lie in the storage of others.
+What an expanded tensor repeats is small beside it: it lives until the last of its readers is done.
+
 A tensor that is read in the forward pass and again later (by the backward pass, or as an output) is *held* in between:
 either as its producer left it, or as the copy that a forward group made. Its own bytes then end with its last forward
 reader, the held ones live from there until the last of the later groups has begun, and later groups start from what is held.
@@ -25,10 +32,10 @@ of them. A gradient is then added to its accumulator where it is made, and its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from solver_shard.constraints import places
+from solver_shard.constraints import IDENTITY, places
 from solver_shard.program import Phase, Program, Role
 from solver_shard.rulebook.rule import Rule
 
@@ -41,6 +48,12 @@ EXPAND = "aten.expand.default"
 """Repeats dims without writing them out."""
 LATER = (Phase.BACKWARD.value, OUTPUT)
 """Purposes whose readers start from what is held of a tensor."""
+
+Ending = dict[tuple[int, bool], bool]
+"""Tensors whose last group is final, before and after they are held; whether what it starts from may be kept anyway."""
+
+Keyed = dict[int, dict[tuple[str, str], list[tuple[int, int]]]]
+"""By tensor, and by purpose and family: the readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,8 @@ class Group:
         start: position of the first reader, when the reshard runs.
         stop: one past the last use, uses through views included.
         late: the group starts from what is held of the tensor after its forward readers.
+        final: nothing else needs what the group starts from when it begins.
+        kept: it is final, but what it starts from may stay for another reason: because it is held, or in a storage that others need.
     """
 
     tensor: int
@@ -64,6 +79,8 @@ class Group:
     start: int
     stop: int
     late: bool = False
+    final: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +121,9 @@ class Lives:
     Attributes:
         base: when the producer's own bytes live.
         views: ops whose results have no bytes of their own.
-        held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups.
-            Only tensors that are held have an entry.
+        expanded: tensors with repeated dims, and their shapes with 1 for those.
+        held: when what is held of a tensor must be there at the latest: one past the first readers of its late groups, or at that of
+            the final one; of an expanded tensor, one past the last. Only tensors that are held have an entry.
         storages: those in which several tensors may be held, or a view that is only a part.
     """
 
@@ -115,6 +133,12 @@ class Lives:
     end: int
     views: frozenset[int] = frozenset()
     storages: tuple[Storage, ...] = ()
+    expanded: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def until(self, t: int) -> int:
+        """When what is held of a tensor, but for what lies in a storage with others, is no longer needed for any reshard."""
+        last = self.groups[t][-1]
+        return last.start if last.final else self.held[t]
 
 
 def either_order(program: Program) -> frozenset[int]:
@@ -133,14 +157,22 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
 
     ``accumulates``: gradients go to accumulators; the optimizer group of a gradient then ends with its addition.
     """
+    keyed = _keyed_readers(program, rules)
+    known = _lives(program, rules, keyed, accumulates, {})
+    known = _lives(program, rules, keyed, accumulates, _ending(program, known))
+    return replace(known, storages=_storages(program, known))
+
+
+def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: bool, ending: Ending) -> Lives:
+    """Without storages."""
     update = len(program.ops)
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-    keyed = _keyed_readers(program, rules)
     handing = places(program)
     views = frozenset(i for i, rule in enumerate(rules) if rule.view)
     taking = frozenset(i for t, i in handing.items() if made[t] not in views)
     views -= taking
+    spread = _expanded(program)
     order = sorted(range(len(program.tensors)), key=lambda t: made.get(t, -1), reverse=True)
     base: list[tuple[int, int]] = [(0, end)] * len(program.tensors)
     groups: dict[int, tuple[Group, ...]] = {}
@@ -158,20 +190,71 @@ def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False)
         found.sort()
         early = any(purpose == FORWARD for _, purpose, *_ in found)
         late = early and _is_forward(program, made, t) and any(purpose in LATER for _, purpose, *_ in found)
-        groups[t] = tuple(
+        known = [
             Group(tensor=t, purpose=purpose, family=family, readers=readers, start=start, stop=stop, late=late and purpose in LATER)
             for start, purpose, family, readers, stop in found
-        )
+        ]
+        for k, group in enumerate(known):
+            if (t, group.late) in ending and (k + 1 == len(known) or known[k + 1].late > group.late):  # the last of its kind
+                known[k] = replace(group, final=True, kept=ending[t, group.late])
+        groups[t] = tuple(known)
+        # what an expanded tensor views is small beside it, and there as long as anything reads it
+        begun = [(g.stop if t in spread and g.readers else g.start + (not g.final or (g.late and g.kept)), g.late) for g in groups[t]]
         if late:
-            held[t] = 1 + max(g.start for g in groups[t] if g.late)
+            held[t] = max(time for time, later in begun if later)
         if t in made:
             since = made[t] + (made[t] in taking)
-            first = 1 + max((g.start for g in groups[t]), default=since)
-            base[t] = (since, max(g.stop for g in groups[t] if not g.late) if late else first)
+            first = max((time for time, _ in begun), default=since + 1)
+            if late:
+                first = max(g.start if g.final else g.stop for g in groups[t] if not g.late)
+            base[t] = (since, first)
             if t in handing and handing[t] in views:
                 base[t] = (since, base[program.ops[handing[t]].results[0]][1])
-    known = Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views)
-    return replace(known, storages=_storages(program, rules, known))
+    return Lives(groups={t: g for t, g in groups.items() if g}, base=tuple(base), held=held, end=end, views=views, expanded=spread)
+
+
+def _ending(program: Program, known: Lives) -> Ending:
+    """The final groups: when one begins no other is left, and nothing else of the same storage is read."""
+    made, handing, spread = {t: i for i, op in enumerate(program.ops) for t in op.results}, places(program), _expanded(program)
+    together = {member.tensor for storage in _storages(program, known) for member in storage.members}
+    found: Ending = {}
+    for t, groups in sorted(known.groups.items(), key=lambda pair: made.get(pair[0], -1)):  # what is viewed before its views
+        if t not in made or t in spread or handing.get(t) in known.views:
+            continue
+        for late in {g.late for g in groups}:
+            *others, last = (g for g in groups if g.late == late)
+            if not last.readers or any(g.stop > last.start for g in others):
+                continue
+            if t in together and (not late or last.stop > last.start + 1):
+                continue
+            if t in known.held and not late and last.stop >= known.held[t]:
+                continue
+            if (
+                late
+                or made[t] not in known.views
+                or (_owned(program, known, found, made[t], last.start) and _alone(program, known, made, t, last.start))
+            ):
+                found[t, late] = t in known.held if not late else t in together
+    return found
+
+
+def _owned(program: Program, known: Lives, found: Ending, i: int, time: int) -> bool:
+    """Whether the reshard or the tail of what a view op reads has the bytes at a time, not what it reads itself."""
+    x = program.ops[i].operands[0]
+    return known.base[x][1] < time or ((x, False) in found and known.groups[x][-1].readers == ((i, 0),))
+
+
+def _alone(program: Program, known: Lives, made: dict[int, int], t: int, time: int) -> bool:
+    """Whether nothing that a view views is read after a time but through it."""
+    while t in made and made[t] in known.views:
+        op = program.ops[made[t]]
+        x = op.operands[0]
+        if len(op.operands) > 1 or x in known.held or program.tensors[x].numel != program.tensors[t].numel:
+            return False
+        if any(g.stop > time for g in known.groups[x] if g.readers != ((made[t], 0),)):
+            return False
+        t = x
+    return t in made
 
 
 def relayed_tensors(program: Program, rules: Sequence[Rule], *, everywhere: bool) -> tuple[int, ...]:
@@ -190,21 +273,19 @@ def relayed_tensors(program: Program, rules: Sequence[Rule], *, everywhere: bool
     return tuple(t for t in made if len(keyed.get(t, ())) > (not everywhere) and t not in final)
 
 
-def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[Storage, ...]:
+def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     made: set[int] = set()
-    spread: set[int] = set()
+    spread = _expanded(program)
     for i, op in enumerate(program.ops):
         made.update(op.results)
         if i not in known.views or len(op.operands) != 1:
             continue
         x = op.operands[0]
         grows = program.tensors[op.results[0]].numel > program.tensors[x].numel
-        if x in spread or (grows and op.name != EXPAND):
+        if (x in spread and op.name != IDENTITY) or (grows and op.name != EXPAND):
             continue  # an expanded tensor that is merged is written out
-        if grows:
-            spread.update(op.results)
         owner, before = path.get(x, (x, ()))
         group = next(k for k, g in enumerate(known.groups[x]) if (i, 0) in g.readers)
         path.update(dict.fromkeys(op.results, (owner, (*before, (x, group)))))
@@ -223,13 +304,26 @@ def _storages(program: Program, rules: Sequence[Rule], known: Lives) -> tuple[St
     return tuple(kept)
 
 
+def _expanded(program: Program) -> dict[int, tuple[int, ...]]:
+    """Tensors with dims that are repeated without being written out, and their shapes with 1 for those dims."""
+    found: dict[int, tuple[int, ...]] = {}
+    for op in program.ops:
+        x, t = op.operands[:1], op.results[0]
+        if op.name == EXPAND and program.tensors[t].numel > program.tensors[x[0]].numel:
+            before, shape = program.tensors[x[0]].shape, program.tensors[t].shape
+            found[t] = (*(1,) * (len(shape) - len(before)), *before)
+        elif op.name == IDENTITY and x[0] in found:
+            found[t] = found[x[0]]
+    return found
+
+
 def _is_forward(program: Program, made: dict[int, int], t: int) -> bool:
     return t not in made or program.ops[made[t]].phase is Phase.FORWARD
 
 
-def _keyed_readers(program: Program, rules: Sequence[Rule]) -> dict[int, dict[tuple[str, str], list[tuple[int, int]]]]:
+def _keyed_readers(program: Program, rules: Sequence[Rule]) -> Keyed:
     """Readers of every tensor by purpose and family."""
-    keyed: dict[int, dict[tuple[str, str], list[tuple[int, int]]]] = {}
+    keyed: Keyed = {}
     for t, uses in program.readers().items():
         for i, j in uses:
             op = program.ops[i]

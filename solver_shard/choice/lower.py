@@ -4,7 +4,8 @@ Nodes: a source (parameter, buffer, input) chooses its layout; an op chooses a s
 tied to it; each group of readers of a tensor has a reshard node that chooses a layout and whether it is an *alias* of
 the producer's (no cost, no bytes) or a *copy* (the transition's cost, its own bytes). Edges from producer to reshard
 carry transition costs, edges from reshard to reader allow equality and moves that need no communication. Where an alias
-outlives its producer's own interval, tail nodes carry those bytes, once for all aliases (:mod:`solver_shard.choice.tails`).
+outlives its producer's own interval, tail nodes carry those bytes, once for all aliases (:mod:`solver_shard.choice.tails`); an alias of
+a final group has them itself.
 
 A tensor that several groups read has a **relay** behind it, an identity that may bring it to another layout at once for all of them
 (:mod:`solver_shard.constraints`): its own groups then start from there. Pinned activations have the same places.
@@ -52,7 +53,7 @@ from solver_shard.choice.tables import (
     read_table,
     result_table,
 )
-from solver_shard.choice.tails import add_tails
+from solver_shard.choice.tails import add_kept, add_tails
 from solver_shard.constraints import places
 from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.layouts import is_even
@@ -157,6 +158,8 @@ class _Lowerer:
             add_tails(self, t)
         for storage in self.lives.storages:
             add_storage(self, storage)
+        for t in self.lives.held:
+            add_kept(self, t)
         self._read_edges(strategies)
         sizes = [len(c) for c in self.node_costs]
         graph = ChoiceGraph(
@@ -237,11 +240,13 @@ class _Lowerer:
             )
         return kept
 
-    def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None) -> Ints:
+    def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Ints:
+        """Of the fullest shard of a tensor, or of one of another dtype or shape."""
         tensor = self.program.tensors[t]
-        key = ("bytes", tensor.shape, dtype or tensor.dtype, layouts)
+        shape, dtype = shape or tensor.shape, dtype or tensor.dtype
+        key = ("bytes", shape, dtype, layouts)
         if key not in self.cache:
-            self.cache[key] = self.costs.local_bytes(tensor.shape, dtype or tensor.dtype, layouts)
+            self.cache[key] = self.costs.local_bytes(shape, dtype, layouts)
         found: Ints = self.cache[key]
         return found
 
@@ -322,7 +327,8 @@ class _Lowerer:
         tensor = self.program.tensors[t]
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
         key = (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope)
-        usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), self._bytes(t, need)])
+        usages = self._bytes(t, alias + need).copy()
+        usages[: 0 if group.final and not group.kept else len(alias)] = 0
         node = Node(kind=Kind.RESHARD, item=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, np.zeros(len(usages), dtype=np.int64), usages, (group.start, group.stop))
         self._edge(producer, v, ("transition", key), lambda: self._transition_table(t, group, held, alias, need))
@@ -365,7 +371,7 @@ class _Lowerer:
         """The hold node of a tensor, made with its keep nodes when the first late group asks for it."""
         if (Kind.HOLD, t, 0) in self.index:
             return self.index[Kind.HOLD, t, 0]
-        producer, until = self._producer(t), self.lives.held[t]
+        producer, until = self._producer(t), self.lives.until(t)
         held = self.nodes[producer].layouts
         early = [k for k, g in enumerate(self.lives.groups[t]) if g.purpose == FORWARD]
         copying = self.restriction is None or self.restriction.keeps_copies(t)
@@ -384,8 +390,9 @@ class _Lowerer:
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
         if t in self.made and t not in self.sharing:
             owners.append((-1, held, self.lives.base[t][1]))
+        ends = until + self.lives.groups[t][-1].final  # a final group's transition may be all that it is kept for
         for k, kept, start in owners:
-            if kept and start < until:
+            if kept and start < ends:
                 usages = np.concatenate([[0], self._bytes(t, kept)])
                 w = self._add(
                     Node(kind=Kind.KEEP, item=t, group=k + 1, layouts=(Layout(), *kept)), np.zeros_like(usages), usages, (start, until)

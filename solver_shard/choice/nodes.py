@@ -71,9 +71,9 @@ class Node:
     HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
     0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin; its last ``aliases`` strategies keep the tensor in
     the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.choice.storage``). Of a TAIL the ``aliases``
-    after strategy 0 are the group's own (see ``solver_shard.choice.tails``). A STEP has what the optimizer's step holds of a parameter, by
-    the layout of its STATE. The one CLIP belongs to no tensor, ``item`` is -1; its strategies are the ``axes`` over which the gradient norm
-    is summed.
+    after strategy 0 are the group's own, of a kept group's after strategy 1 (see ``solver_shard.choice.tails``). A STEP has what the
+    optimizer's step holds of a parameter, by the layout of its STATE. The one CLIP belongs to no tensor, ``item`` is -1; its strategies
+    are the ``axes`` over which the gradient norm is summed.
     """
 
     kind: Kind

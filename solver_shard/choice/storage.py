@@ -8,6 +8,8 @@ output with its heads merged; queries, keys and values, split off one product. S
               ├─────► k ──► held                                     the last of them that is held as produced is not needed
               └─────► v ──► held as the copy that attention gathered
 
+What is expanded has the bytes of what it repeats.
+
 A member is held *in the storage* if it is held as produced, nothing on the way from the owner to it was copied or sliced (then its bytes
 are its part of the owner's), and *alone* otherwise. A chain of nodes, one per member, the longest held first, owns the storage's
 bytes: each is needed from the end of the next shorter one to its own, if its member or a longer one lies in the storage. What is
@@ -40,7 +42,7 @@ class Builder(Protocol):
 
     def _add(self, node: Node, costs: Ints, usages: Ints, interval: tuple[int, int]) -> int: ...
     def _edge(self, u: int, v: int, key: Any, build: Callable[[], Ints]) -> None: ...
-    def _bytes(self, t: int, layouts: Layouts) -> Ints: ...
+    def _bytes(self, t: int, layouts: Layouts, *, shape: tuple[int, ...] | None = None) -> Ints: ...
     def _producer(self, t: int) -> int: ...
 
 
@@ -76,11 +78,11 @@ def _keep(graph: Builder, storage: Storage, member: Member, owner: int, sizes: I
     reasons, n = len(member.path) + 1, len(held)
     if not member.path:
         reasons = 0
-    nbytes, zeros = graph._bytes(t, held), np.zeros(n, dtype=np.int64)
+    nbytes, zeros = graph._bytes(t, held, shape=graph.lives.expanded.get(t)), np.zeros(n, dtype=np.int64)
     usages = np.concatenate([[0], *[nbytes] * reasons, zeros])
     node = Node(kind=Kind.KEEP, item=t, layouts=(Layout(), *held * (reasons + 1)), aliases=n)
-    start = graph.lives.base[t][1]
-    v = graph._add(node, np.zeros_like(usages), usages, (min(start, member.until), member.until))
+    start, until = graph.lives.base[t][1], graph.lives.until(t)
+    v = graph._add(node, np.zeros_like(usages), usages, (min(start, until), until))
     key = (graph.nodes[hold].layouts, graph.nodes[hold].origins, reasons)
     graph._edge(hold, v, ("keep alone", key), lambda: _held_table(graph.nodes[hold].origins, n, reasons))
     for k, (x, group) in enumerate(member.path):

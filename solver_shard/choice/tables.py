@@ -46,6 +46,23 @@ def tail_table(alias: int, copies: int, longer: int, stored: bool) -> Ints:
     return table
 
 
+def stays_table(stays: np.ndarray, aliases: int) -> Ints:
+    """Whether what a final group reads stays anyway, against its tail: strategy 0 where it does, else 1, without bytes, or its own."""
+    table = np.full((len(stays), 2 + aliases), FORBIDDEN, dtype=np.int64)
+    table[stays, 0] = 0
+    table[~stays, 1:] = 0
+    return table
+
+
+def kept_table(aliases: int, copies: int) -> Ints:
+    """A final group's reshard against that tail: an alias has its bytes where they do not stay, a copy none."""
+    table = np.full((aliases + copies, 2 + aliases), FORBIDDEN, dtype=np.int64)
+    table[:, 0] = 0
+    table[np.arange(aliases), 2 + np.arange(aliases)] = 0
+    table[aliases:, 1] = 0
+    return table
+
+
 def stored_table(held: Layouts, origins: tuple[int, ...], kept: Layouts) -> Ints:
     """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, in a layout of ``kept``, or (last strategy) nobody's."""
     table = np.full((len(held), 2 + len(kept)), FORBIDDEN, dtype=np.int64)

@@ -11,6 +11,8 @@ as an alias goes on until its own last reader, and the bytes are there until the
 So the tails of one tensor are a chain, the longest first: each has the bytes from the end of the next shorter one to its own, if its group
 reads the tensor as it is or a longer one does. After a hold the same is true of what is held. Where that is a stored tensor, as it is
 stored, the bytes are there anyway.
+
+A final group has the bytes itself, unless they may be kept for another reason: then its tail has them where they are not.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from solver_shard.choice.graph import FORBIDDEN, Ints
 from solver_shard.choice.groups import Group
 from solver_shard.choice.nodes import Kind, Node
-from solver_shard.choice.tables import Layouts, stored_table, tail_table
+from solver_shard.choice.tables import Layouts, kept_table, stays_table, stored_table, tail_table
 from solver_shard.layout import Layout
 
 if TYPE_CHECKING:
@@ -33,8 +35,27 @@ def add_tails(low: _Lowerer, t: int) -> None:
     """The tails of a tensor whose reshards are all there: those that start from what its producer made, and from what is held."""
     for late in (False, True):
         stop = low.lives.base[t][1] if not late else low.lives.held.get(t, 0)
-        groups = [(g, k) for k, g in enumerate(low.lives.groups[t]) if g.late == late and g.stop > stop and _aliases(low, t, k)]
+        groups = [(g, k) for k, g in enumerate(low.lives.groups[t]) if g.late == late and g.stop > stop and not g.final]
+        groups = [(g, k) for g, k in groups if _aliases(low, t, k)]
         _add_chain(low, t, sorted(groups, key=lambda pair: longest_first(pair[0])), stop)
+
+
+def add_kept(low: _Lowerer, t: int) -> None:
+    """The tails of a held tensor's final groups: without bytes where what they read as it is stays as held, or in a storage."""
+    for k, group in enumerate(low.lives.groups[t]):
+        alias = _aliases(low, t, k) if group.kept else ()
+        if not alias:
+            continue
+        other = low.index[Kind.KEEP if group.late else Kind.HOLD, t, 0]
+        node, reshard = low.nodes[other], low.index[Kind.RESHARD, t, k]
+        size = len(node.layouts)
+        stays = np.arange(size) >= size - node.aliases if group.late else np.array(node.origins) < 0
+        usages = np.concatenate([[0, 0], low._bytes(t, alias)])
+        aliases, copies = len(alias), len(low.nodes[reshard].layouts) - len(alias)
+        tail = Node(kind=Kind.TAIL, item=t, group=k, layouts=(Layout(), Layout(), *alias), aliases=aliases)
+        v = low._add(tail, np.zeros_like(usages), usages, (group.start, group.stop))
+        low._edge(other, v, ("stays", stays.tobytes(), aliases), lambda s=stays, n=aliases: stays_table(s, n))  # type: ignore[misc]
+        low._edge(reshard, v, ("kept", aliases, copies), lambda n=aliases, c=copies: kept_table(n, c))  # type: ignore[misc]
 
 
 def longest_first(group: Group) -> tuple[int, int, str, str]:

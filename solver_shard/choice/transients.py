@@ -11,6 +11,10 @@ the op's operands (``turns_of``). A gradient is reduced right after the op that 
 the op has made is live. The optimizer's step is like an op at the end, but it comes first: what it makes is gone when the parameters are
 brought their new values, one after the other.
 
+What a final group starts from (:mod:`solver_shard.choice.groups`) is not live at the op's time any more, but at the points before, the
+group's own the last of them. What the group has, the same bytes or a copy of them, is live from the next point on; the transient node
+owns the copy until then.
+
 **Lazily.** Few of these nodes ever matter, and all of them would double the graph. So a graph starts without any; where a solution
 needs more than the graph has counted, the nodes of those transitions are added and it is solved again (``solve.rounds``). Every such
 graph is a relaxation of the true problem: its bound holds, and when nothing is missed any more its optimum is the true one. In a tied
@@ -51,7 +55,7 @@ class Move:
 
     The first ``aliases`` strategies of ``stop`` move nothing. ``converted``: to ``dtype`` before the first step. ``operand``: of the
     op, whose turn it is; 0 where the op does not read it. ``update``: of a parameter, to a tensor beside the old values. ``turn``: bytes
-    per element of the state that the optimizer's step holds for this parameter alone.
+    per element of the state that the optimizer's step holds for this parameter alone. ``final``: what it starts from is gone afterwards.
     """
 
     start: int
@@ -67,11 +71,12 @@ class Move:
     converted: bool
     update: bool = False
     turn: int = 0
+    final: bool = False
 
     @property
     def prices(self) -> Hashable:
         """What its transition table and its intermediates depend on, but for the reductions."""
-        return self.shape, self.dtype, self.bucket, self.orders, self.converted, self.update, self.turn
+        return self.shape, self.dtype, self.bucket, self.orders, self.converted, self.update, self.turn, self.final
 
 
 def moves_of(lowering: Lowering) -> tuple[Move, ...]:
@@ -95,7 +100,8 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
-        readers = lowering.lives.groups[t][node.group].readers if node.kind is Kind.RESHARD else ()
+        read = lowering.lives.groups[t][node.group] if node.kind is Kind.RESHARD else None
+        readers = read.readers if read is not None else ()
         leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
         state = lowering.optimizer_state
         found.append(
@@ -113,6 +119,7 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
                 converted=(leaves and dtype != tensors[t].dtype) or (purpose == UPDATE and state.master_bytes(dtype) > 0),
                 update=purpose == UPDATE,
                 turn=state.turn_bytes(dtype) if purpose == UPDATE else 0,
+                final=read is not None and read.final,
             )
         )
     return tuple(found)
@@ -121,20 +128,49 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
 def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     """When in the first time of a node's life its bytes come to be, int64[nodes].
 
-    0: at once; a copy for an operand k: with the transitions for that operand; results of ops, what the optimizer's step makes, and copies
-    that are made of results right away: with the op, after all of these.
+    0: at once; a copy for an operand k: with the transitions for that operand; what a final group has: after its transition; results of
+    ops, what the optimizer's step makes, and copies that are made of results right away: with the op, after all of these.
     """
     turns = np.zeros(len(lowering.nodes), dtype=np.int64)
     for move in moves:
         if not move.after and lowering.nodes[move.stop].kind is Kind.RESHARD:
-            turns[move.stop] = move.operand
+            turns[move.stop] = move.operand + move.final
     with_op = turns.max(initial=0) + 1
     made = {t: i for i, op in enumerate(lowering.program.ops) for t in op.results}
     for v, node in enumerate(lowering.nodes):
         if node.kind is Kind.STEP or (node.kind is Kind.RESULT and lowering.lives.base[node.item][0] == made[node.item]):
             turns[v] = with_op  # a result that takes over is there before
     turns[[move.stop for move in moves if move.after]] = with_op
+    for move in (move for move in moves if move.final):  # what takes over from what it starts from
+        node = lowering.nodes[move.stop]
+        late = lowering.nodes[move.start].kind is Kind.HOLD
+        own = [lowering.index.get(key) for key in ((Kind.TAIL, node.item, node.group), *((Kind.KEEP, node.item, 0),) * (not late))]
+        turns[[v for v in own if v is not None]] = turns[move.stop]
     return turns
+
+
+def ends_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
+    """Until whose turn in the time at which a node's life ends its bytes are there after all, int64[nodes]; 0: not at that time.
+
+    What a final group for an operand k starts from is there until the turn of the next operand.
+    """
+    ends, index, lives = np.zeros(len(lowering.nodes), dtype=np.int64), lowering.index, lowering.lives
+    makers, stops = lowering.program.producers(), lowering.graph.intervals[lowering.graph.interval_offsets[1:] - 1, 1].tolist()
+    keeping: dict[int, list[int]] = {}
+    for v, node in enumerate(lowering.nodes):
+        if node.kind is Kind.KEEP:
+            keeping.setdefault(node.item, []).append(v)
+    for move in (move for move in moves if move.final):
+        t = lowering.nodes[move.stop].item
+        (i, _), owners = makers[t], [index[Kind.RESULT, t, 0]]
+        if lowering.nodes[move.start].kind is Kind.HOLD:
+            owners = keeping.get(t, [])
+        elif i in lives.views:  # what reads the viewed tensor for the view has its bytes
+            x = lowering.program.ops[i].operands[0]
+            k = next(k for k, g in enumerate(lives.groups[x]) if g.readers == ((i, 0),))
+            owners = [index[kind, x, k] for kind in (Kind.RESHARD, Kind.TAIL) if (kind, x, k) in index]
+        ends[[v for v in owners if stops[v] == move.time]] = move.operand + 1
+    return ends
 
 
 class Transients:
@@ -150,8 +186,8 @@ class Transients:
         self.moves = moves_of(lowering)
         self._aliases = np.array([move.aliases for move in self.moves], dtype=np.int64)
         self._stops = np.array([move.stop for move in self.moves], dtype=np.int64)
-        self._turns = turns_of(lowering, self.moves)
-        self._absent = self._not_there()
+        self._turns, self._ends = turns_of(lowering, self.moves), ends_of(lowering, self.moves)
+        self._absent, self._leaving = self._not_there(), self._still_there()
         self.added: set[int] = set()
         self._last: tuple[Ints, dict[int, int]] | None = None
         self._known: dict[Hashable, int] = {}
@@ -233,13 +269,27 @@ class Transients:
             found.append(nodes[self._turns[nodes] > move.operand])
         return tuple(found)
 
+    def _still_there(self) -> tuple[Ints, ...]:
+        """Per move, the nodes whose lives end at its time, but not before it."""
+        stops = self.lowering.graph.intervals[self.lowering.graph.interval_offsets[1:] - 1, 1]
+        leaving: dict[int, list[int]] = {}
+        for v in np.flatnonzero(self._ends > 0).tolist():
+            leaving.setdefault(int(stops[v]), []).append(v)
+        nodes = {time: np.array(found, dtype=np.int64) for time, found in leaving.items()}
+        found, nothing = [], np.zeros(0, dtype=np.int64)
+        for move in self.moves:
+            there = nothing if move.after else nodes.get(move.time, nothing)
+            found.append(there[self._ends[there] > move.operand] if len(there) else nothing)
+        return tuple(found)
+
     def _during(self, m: int, plain: Ints, profile: Ints) -> int:
-        """Bytes in use while a transition runs, without its intermediates."""
-        absent = self._absent[m]
-        return int(profile[self.moves[m].time]) - int(self.lowering.graph.usages[self.lowering.graph.offsets[absent] + plain[absent]].sum())
+        """Bytes in use while a transition runs, without what ``_held`` says."""
+        graph = self.lowering.graph
+        absent, leaving = (int(graph.usages[graph.offsets[x] + plain[x]].sum()) for x in (self._absent[m], self._leaving[m]))
+        return int(profile[self.moves[m].time]) - absent + leaving
 
     def _held(self, plain: Ints) -> dict[int, int]:
-        """Bytes of the intermediates of every transition of an assignment that has any."""
+        """Bytes of the intermediates of every transition of an assignment that has any, and of the copies of final groups."""
         if self._last is not None and np.array_equal(self._last[0], plain):
             return self._last[1]
         found = {}
@@ -252,7 +302,7 @@ class Transients:
         return found
 
     def _between(self, move: Move, source: Layout, target: Layout) -> int:
-        """Bytes of intermediates of one transition, from its path: few pairs are ever asked, whole tables take longer."""
+        """What ``_held`` says of one transition, from its path: few pairs are ever asked, whole tables take longer."""
         key = (move.prices, source, target)
         if key not in self._known:
             table = self._transitions(move, (source, target))
@@ -260,6 +310,8 @@ class Transients:
             first, path = size if move.converted else 0, table.path(source, target)
             turn = size // DTYPE_BYTES[move.dtype] * move.turn
             self._known[key] = update_held(path, first, turn) if move.update else intermediates(path, first)
+            if move.final:
+                self._known[key] += int(table.nbytes[table.index[target]])
         return self._known[key]
 
     def _transitions(self, move: Move, layouts: Iterable[Layout]) -> TransitionTable:
@@ -275,7 +327,7 @@ class Transients:
         return m if self.classes is None else (int(self.classes[move.start]), int(self.classes[move.stop]))
 
     def _table(self, m: int) -> Ints:
-        """Bytes of intermediates for every strategy of the one and the other node."""
+        """What ``_held`` says, for every strategy of the one and the other node."""
         move = self.moves[m]
         held, taken = self.lowering.nodes[move.start].layouts, self.lowering.nodes[move.stop].layouts
         key = (move.prices, held, taken, move.aliases)
@@ -283,6 +335,8 @@ class Transients:
             table = self._transitions(move, (*held, *taken))
             rows, columns = table.positions(held), table.positions(taken)
             numbers = table.intermediates(move.converted)[rows[:, None], columns]
+            if move.final:
+                numbers = numbers + table.nbytes[columns]
             numbers[:, : move.aliases] = 0
             if move.update:
                 sizes, same = table.nbytes[rows], rows[:, None] == columns
@@ -301,7 +355,7 @@ class Transients:
         added = sorted(self.added)
         graph = self.lowering.graph
         if added:
-            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._turns)
+            graph = with_cells(graph, [(self.moves[m], self._cells_of(m)) for m in added], self._turns, self._ends)
         if self.classes is None:
             return graph
         first = int(self.classes.max(initial=-1)) + 1
@@ -311,11 +365,11 @@ class Transients:
         return self.folded.graph
 
 
-def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: Ints) -> ChoiceGraph:
+def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: Ints, ends: Ints) -> ChoiceGraph:
     """The graph with a transient node for each of these transitions, at time points of their own.
 
     Times move: instead of time t there are the points of what runs before op t, by operand, the op's own, and those of what runs after it.
-    Lives go on through them; one that starts at t starts when it is the node's turn (``turns_of``).
+    Lives go on through them; one that starts or ends at t starts or ends when it is the node's turn (``turns_of``, ``ends_of``).
     """
     end = int(graph.intervals[:, 1].max(initial=0))
     wide = int(turns.max(initial=0)) + 1
@@ -330,9 +384,9 @@ def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: I
         """The first point at a time when it is this turn."""
         return np.asarray(first[time] + np.searchsorted(ahead, time * wide + turn) - np.searchsorted(ahead, time * wide))
 
-    of_node = np.repeat(turns, np.diff(graph.interval_offsets))
-    lives = np.stack([point(graph.intervals[:, 0], of_node), first[graph.intervals[:, 1]]], axis=1)
-    empty = graph.intervals[:, 0] >= graph.intervals[:, 1]
+    of_node, until = (np.repeat(x, np.diff(graph.interval_offsets)) for x in (turns, ends))
+    lives = np.stack([point(graph.intervals[:, 0], of_node), point(graph.intervals[:, 1], until)], axis=1)
+    empty = ((graph.intervals[:, 0] >= graph.intervals[:, 1]) & (until == 0)) | (lives[:, 0] >= lives[:, 1])
     lives[empty, 0] = lives[empty, 1]
     own = point(times, np.where(after, wide - 1, keys % wide)) + after
     order = np.argsort(own, kind="stable")  # those of one turn, one after the other

@@ -108,17 +108,21 @@ def update_held(path: Sequence[Staged], cast: int, turn: int) -> int:
     return max(turn, moved)
 
 
-def beyond(turns: Sequence[tuple[int, int, int]], results: int) -> list[int]:
+def beyond(turns: Sequence[tuple[int, int, int, int]], results: int) -> list[int]:
     """Bytes that each of the transitions before one op holds beyond what is counted at the op's time; 0 where it holds no more.
 
     Counted there are all copies, and what the op makes; while a transition runs, the copies of later ones and the results are not there.
+    What it and later ones start from is, though it may be gone when the op runs.
 
-    >>> beyond([(0, 100, 40), (1, 100, 30)], results=20)
-    [50, 80]
+    >>> beyond([(0, 100, 40, 0), (1, 100, 30, 10)], results=20)
+    [60, 90]
 
     Args:
-        turns: the operand of the op for which each runs, bytes of its intermediates, and of its copy.
+        turns: the operand of the op for which each runs, bytes of its intermediates, of its copy, and of what goes with it.
         results: bytes of what the op makes.
     """
-    later = [sum(copy for other, _, copy in turns if other > turn) for turn, _, _ in turns]
-    return [max(0, held - absent - results) for (_, held, _), absent in zip(turns, later, strict=True)]
+    found = []
+    for turn, held, _, goes in turns:
+        there = held + goes + sum(left - copy for other, _, copy, left in turns if other > turn)
+        found.append(max(0, there - results))
+    return found

@@ -213,16 +213,19 @@ class _Reader:
     def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:
         """What is kept of a tensor, and when it owns bytes."""
         t, (_, choice) = node.item, self.chosen(Kind.HOLD, node.item)
-        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.held[t]
+        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.until(t)
         if origin >= 0:
             group = self.lowering.lives.groups[t][origin]
             start, reshard = group.stop, position[t, group.purpose, group.family]
         else:
             start, reshard = self.lowering.lives.base[t][1], None
         owns = start < until and (origin >= 0 or t in self.made)
-        nbytes = _local_bytes(self.program.tensors[t], layout, self.mesh.shape) if owns else 0
+        tensor, repeated = self.program.tensors[t], self.lowering.lives.expanded.get(t)
+        if origin < 0 and repeated is not None:
+            tensor = replace(tensor, shape=repeated)
+        nbytes = _local_bytes(tensor, layout, self.mesh.shape) if owns else 0
         if (shared := self.in_storage(t)) is not None:
-            start, nbytes = shared
+            (start, nbytes), until = shared, self.lowering.lives.held[t]
             owns = start < until and nbytes > 0
         return Hold(
             tensor=t,
@@ -246,6 +249,10 @@ class _Reader:
                     return (storage.start, whole if owned else 0) if inside else None
                 longest = longest and not inside
         return None
+
+    def stays(self, t: int, group: Group) -> bool:
+        """Whether what a final group starts from is kept for another reason."""
+        return group.kept and (self.in_storage(t) is not None if group.late else not self.copied(t))
 
     def reads_on(self, t: int, k: int, group: Group) -> bool:
         """Whether a group reads the same bytes as another one that does so longer."""
@@ -297,6 +304,8 @@ class _Reader:
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
         if group.late and t not in self.made and not self.copied(t):
             base_stop = group.stop  # a stored tensor that is kept as it is
+        elif group.kept:
+            base_stop = group.stop if self.stays(t, group) else group.start
         if not copy:
             shorter = [g.stop for k, g in enumerate(self.lowering.lives.groups[t]) if self.reads_on(t, k, group)]
             base_stop = max([base_stop, *shorter])
@@ -406,8 +415,9 @@ class _Reader:
 
         Of those that run before an op, what is beyond the copies and results that come after them.
         """
-        before: dict[int, list[tuple[int, int, int]]] = {}
+        before: dict[int, list[tuple[int, int, int, int]]] = {}
         tensors: dict[int, list[int]] = {}
+        final = {(t, g.purpose, g.family): g for t, groups in self.lowering.lives.groups.items() for g in groups if g.final}
         found: dict[int, tuple[int, int]] = {}
         results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
         for v, node in enumerate(self.lowering.nodes):
@@ -426,12 +436,26 @@ class _Reader:
                 results[time] += reshard.nbytes
             else:
                 turn = min((j for i, j in reshard.readers if i == time), default=0)
-                before.setdefault(time, []).append((turn, held, reshard.nbytes))
+                left = self.left(reshard, final.get((t, purpose, reshard.family)))
+                before.setdefault(time, []).append((turn, held, reshard.nbytes, left))
                 tensors.setdefault(time, []).append(t)
         for time, moves in before.items():
             for t, nbytes in zip(tensors[time], beyond(moves, int(results[time])), strict=True):
                 found[time] = max(found.get(time, (0, 0)), (nbytes, -t))
         return {time: held for time, held in found.items() if held[0]}
+
+    def left(self, reshard: Reshard, final: Group | None) -> int:
+        """Bytes of what a final group starts from: a view's are those of what it was read from."""
+        t, layout = reshard.tensor, reshard.source
+        if final is None or self.stays(t, final):
+            return 0
+        if self.made[t] in self.lowering.lives.views and not final.late:
+            i = self.made[t]
+            t = self.program.ops[i].operands[0]
+            k = next(k for k, g in enumerate(self.lowering.lives.groups[t]) if g.readers == ((i, 0),))
+            node, choice = self.chosen(Kind.RESHARD, t, k)
+            layout = node.layouts[choice]
+        return _local_bytes(self.program.tensors[t], layout, self.mesh.shape)
 
     def update_held(self, reshard: Reshard, path: tuple[Transition, ...]) -> int:
         """Bytes that the update of a parameter holds for it alone."""
@@ -473,10 +497,12 @@ class _Reader:
             return "gradients"
         if node.kind is Kind.KEEP and node.group:
             return "copies"
-        if node.kind is Kind.TAIL and self.lowering.lives.groups[t][node.group].late and self.copied(t):
+        if node.kind in (Kind.TAIL, Kind.RESHARD) and self.lowering.lives.groups[t][node.group].late and self.copied(t):
             return "copies"
-        if node.kind is Kind.RESHARD:
-            return "gradients" if self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER else "copies"
+        if node.kind is Kind.RESHARD and self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER:
+            return "gradients"
+        if node.kind is Kind.RESHARD and self.chosen(node.kind, t, node.group)[1] >= node.aliases:
+            return "copies"
         return "gradients" if tensor.role is Role.GRADIENT else "activations"
 
 

@@ -31,9 +31,9 @@ from solver_shard.costs.staging import beyond, intermediates, update_held
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate_gradients import GradientCheck
 from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
-from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, find_lives
+from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, distinct_shape, find_lives
 from solver_shard.plan.plan import Plan, Reshard, runs_of
-from solver_shard.program import Program, Role
+from solver_shard.program import DTYPE_BYTES, Program, Role
 from solver_shard.rulebook.build import Rulebook
 
 _MIB = 2**20
@@ -113,7 +113,7 @@ class _Walk:
         self.gradients = GradientCheck(plan, program, costs, state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
-        self.before: dict[int, list[tuple[int, int, int]]] = {}
+        self.before: dict[int, list[tuple[int, int, int, int]]] = {}
         self.after: dict[int, int] = {}
         self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
@@ -254,7 +254,8 @@ class _Walk:
             self.after[time] = max(self.after.get(time, 0), held)
         else:
             turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
-            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype)))
+            goes = self._goes(key, source) if key in self.lives.taking and not self._stays(key) else 0
+            self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype), goes))
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
@@ -271,6 +272,15 @@ class _Walk:
         nanoseconds = sum(step.nanoseconds for step in path)
         hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
+
+    def _goes(self, key: Key, source: Layout) -> int:
+        """Bytes of what a group starts from that nothing else needs: a view's are those of what it was read from."""
+        t = key[0]
+        if self.made[t] not in self.lives.views or self.lives.later(key):
+            return self.ops.local_bytes(t, source)
+        x, mine = self.program.ops[self.made[t]].operands[0], ((self.made[t], 0),)
+        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and uses == mine)
+        return self.ops.local_bytes(x, self.plan.reshards[self.reshards[read]].layout)
 
     def _leaves(self, key: Key) -> bool:
         """Whether a reshard runs right after the op that makes its tensor: a gradient on its way to the update or its accumulator."""
@@ -391,10 +401,25 @@ class _Walk:
         if t in self.lent:
             owner, start, nbytes = self.lent[t]
             return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
+        stop = self._kept_until(t)
         if hold.reshard is None:
-            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, self.ops.local_bytes(t, hold.layout))
+            elements = math.prod(hold.layout.local_shape(distinct_shape(self.program, self.made, t), self.mesh_shape))
+            nbytes = elements * DTYPE_BYTES[self.program.tensors[t].dtype]
+            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, nbytes)
         kept = self.plan.reshards[hold.reshard]
         return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
+
+    def _kept_until(self, t: int) -> int:
+        """When what is held alone is no longer needed for any reshard."""
+        taken = [self.lives.first[key] for key in self.lives.taking if key[0] == t and self.lives.later(key)]
+        return taken[0] if taken else self.lives.held_stop[t]
+
+    def _stays(self, key: Key) -> bool:
+        """Whether what a group starts from is kept for another reason than its readers: it is held, or in a storage that others need."""
+        t = key[0]
+        if self.lives.later(key):
+            return t in self.lent
+        return t in self.kept and self.plan.holds[self.kept[t]].reshard is None
 
     def _owned(self, position: int, key: Key) -> Life:
         """Own the bytes of a group: of its copy, or of what it reads as it is beyond the life of that."""
@@ -414,6 +439,8 @@ class _Walk:
             copied = self.plan.holds[self.kept[t]].reshard is not None
             category = "copies" if copied else category
             start = lives.held_stop[t] if copied or t in self.made else lives.end
+        if key in lives.taking:
+            start = lives.end if self._stays(key) else lives.first[key]
         return self.profile.add(category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
 
     def _read_before(self, key: Key) -> list[int]:

@@ -12,6 +12,11 @@ Times are op positions; the update runs at T, the number of ops; the step ends a
 - An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
   past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
 - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+- If nothing but that last group (of a held tensor: the last of the forward and of the later ones) can have a use for them when it begins,
+  it takes them as they are, or they end with its reshard, before its first reader runs. So it is where all other groups have ended, and
+  a view's tensor has no other readers, nor is it held. What is held is kept all the same, from when the last forward reshard has run, and
+  so is a storage that several tensors share, until the later reader of each has run.
+- What an expanded tensor repeats stays until the last of its readers is done, however they get it.
 - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
   with the addition, and the update's group starts from the accumulator, after the last microbatch.
 """
@@ -23,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.constraints import places
+from solver_shard.constraints import IDENTITY, places
 from solver_shard.plan.plan import CATEGORIES
 from solver_shard.program import Phase, Program
 from solver_shard.rulebook.rule import Rule
@@ -51,7 +56,9 @@ class Lives:
         views: ops whose results have no bytes of their own.
         places: identities that alone read what an op has made.
         base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
-        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held.
+        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held. Where the last group
+            takes it, that is its first reader, but for what lies in a storage that is shared.
+        taking: groups that take what is left of a tensor, or leave nothing of it.
         storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
             are several, or one that is a part, or the owner is a source.
     """
@@ -65,6 +72,7 @@ class Lives:
     base_start: Mapping[int, int]
     base_stop: Mapping[int, int]
     held_stop: Mapping[int, int]
+    taking: frozenset[Key]
     storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
 
     def later(self, key: Key) -> bool:
@@ -74,6 +82,54 @@ class Lives:
 
 def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
     """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
+    found = _walk(program, rules, accumulates, frozenset(), frozenset())
+    shared = frozenset(t for members in found.storages.values() for t in members)
+    return _walk(program, rules, accumulates, _taking(program, found, shared), shared)
+
+
+def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset[Key]:
+    """The groups that nothing else outlives, by lives that have none yet."""
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    keys: dict[int, list[Key]] = {}
+    for key in lives.readers:
+        keys.setdefault(key[0], []).append(key)
+
+    def unused(t: int, time: int) -> bool:
+        """Whether nothing reads at a time or later what a view is of, but for the view."""
+        if t not in made or made[t] not in lives.views:
+            return t in made
+        (x, *others), mine = program.ops[made[t]].operands, ((made[t], 0),)
+        alike = program.tensors[x].numel == program.tensors[t].numel
+        over = all(lives.readers[key] == mine or lives.stop[key] <= time for key in keys[x])
+        return not others and alike and x not in lives.held_stop and over and unused(x, time)
+
+    def owned(t: int, time: int) -> bool:
+        """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
+        x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
+        return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
+
+    found: set[Key] = set()
+    for t in made:
+        if _expanded(program, made, t):
+            continue
+        held = t in lives.held_stop
+        for later in (False, True):
+            groups = [key for key in keys.get(t, ()) if lives.later(key) == later]
+            if not groups or (t in shared and not later):
+                continue
+            last = max(groups, key=lambda key: lives.first[key])
+            time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
+            over = all(lives.stop[key] <= time for key in groups if key != last)
+            if not lives.readers[last] or not over or before_view:
+                continue
+            if (t in shared and lives.stop[last] > time + 1) or (held and not later and lives.stop[last] >= lives.held_stop[t]):
+                continue
+            if later or made[t] not in lives.views or (owned(t, time) and unused(t, time)):
+                found.add(last)
+    return frozenset(found)
+
+
+def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: frozenset[Key], shared: frozenset[int]) -> Lives:
     update = len(program.ops)
     end = update + 1
     readers = _readers(program, rules)
@@ -109,16 +165,17 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         early = [key for key in keys if key[1] not in LATER]
         forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
         held = forward and later and any(key[1] == "forward" for key in early)
+        begun = {key: stop[key] if readers[key] and _expanded(program, made, t) else first[key] + (key not in taking) for key in keys}
         if held:
-            held_stop[t] = 1 + max(first[key] for key in later)
+            held_stop[t] = max(first[key] + 1 if t in shared and key in taking else begun[key] for key in later)
         if t not in made:
             base_stop[t] = end
         elif before.get(t) in views:
             base_stop[t] = base_stop[program.ops[before[t]].results[0]]
         elif held:
-            base_stop[t] = max(stop[key] for key in early)
+            base_stop[t] = max(first[key] if key in taking else stop[key] for key in early)
         else:
-            base_stop[t] = 1 + max((first[key] for key in keys), default=base_start[t])
+            base_stop[t] = max(begun.values(), default=base_start[t] + 1)
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
         owner, way = _viewed(program, views, made, readers, t)
@@ -139,6 +196,7 @@ def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = F
         base_start=base_start,
         base_stop=base_stop,
         held_stop=held_stop,
+        taking=taking,
         storages=storages,
     )
 
@@ -151,7 +209,8 @@ def _viewed(
     while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
         (x,) = program.ops[made[t]].operands
         grows = program.tensors[t].numel > program.tensors[x].numel
-        if _expanded(program, made, x) or (grows and not _expanded(program, made, t)):  # an expanded tensor that is merged is written out
+        merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
+        if merged or (grows and not _expanded(program, made, t)):
             break
         way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
         t = x
@@ -160,9 +219,18 @@ def _viewed(
 
 def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
     """Whether dims of a tensor are repeated without being written out."""
+    return distinct_shape(program, made, t) != program.tensors[t].shape
+
+
+def distinct_shape(program: Program, made: Mapping[int, int], t: int) -> tuple[int, ...]:
+    """A tensor's shape, with 1 for dims that are repeated without being written out."""
+    whole = program.tensors[t].shape
+    while t in made and program.ops[made[t]].name == IDENTITY:
+        (t,) = program.ops[made[t]].operands
     if t not in made or program.ops[made[t]].name != "aten.expand.default":
-        return False
-    return program.tensors[t].numel > program.tensors[program.ops[made[t]].operands[0]].numel
+        return whole
+    before = program.tensors[program.ops[made[t]].operands[0]].shape
+    return (1,) * (len(whole) - len(before)) + before
 
 
 class Profile:

@@ -49,12 +49,17 @@ def test_readers_of_one_family_share_one_reshard() -> None:
     assert [len(g.readers) for g in low.lowering.lives.groups[x]] == [3]
 
 
-def test_an_alias_costs_nothing_and_holds_no_bytes() -> None:
+def test_an_alias_costs_nothing_and_has_the_bytes_where_no_other_group_needs_them() -> None:
     low = lowered(mlp(16, 32, 64), "dp=2,tp=4")
+    final = 0
     for v, node in enumerate(low.lowering.nodes):
         if node.kind is Kind.RESHARD:
-            assert not low.graph.node_usages(v)[: node.aliases].any()
+            group, held = low.lowering.lives.groups[node.item][node.group], low.graph.node_usages(v)[: node.aliases]
+            assert (held > 0).all() if group.final else not held.any()
+            assert not group.final or low.lowering.lives.base[node.item][1] == group.start
+            final += group.final
             assert (low.graph.node_usages(v)[node.aliases :] > 0).all()
+    assert final == 2  # of what the first product and the relu make
 
 
 @pytest.mark.parametrize("mesh", ["2,2", "2,2,2", "a=2,b=2x2"])
@@ -83,7 +88,8 @@ def test_a_view_has_no_bytes_and_prolongs_what_it_views() -> None:
     view = low.lowering.index[Kind.RESULT, z, 0]
     assert not low.graph.node_usages(view).any()
     (group,) = low.lowering.lives.groups[y]
-    assert group.stop == low.lowering.lives.base[z][1] == 4
+    (reader,) = low.lowering.lives.groups[z]
+    assert group.stop == low.lowering.lives.base[z][1] == reader.start == 3  # where the view's reader takes the bytes
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -112,7 +112,7 @@ def test_plan_evaluator_and_graph_agree_on_intermediates(seed: int) -> None:
     graph.validate()
     chosen = random_assignment(graph, 0, dict(enumerate(assignment)))  # the rest follows
     assert graph.cost(chosen) == case.graph.cost(assignment)
-    assert graph.peak(chosen) == plan.memory.peak > case.graph.peak(assignment)
+    assert graph.peak(chosen) == plan.memory.peak >= case.graph.peak(assignment)
 
 
 def test_every_transient_has_a_time_of_its_own() -> None:

@@ -83,8 +83,7 @@ def test_random_plans_hold_what_they_say_though_they_gather_columns_at_the_peak(
     said, found = evaluate(plan, case.program, Rulebook(), costs), measure(plan, case.program, case.values)
     assert found.peak_time < len(found.totals) - 1
     rest = found.peak - sum(found.series[category][found.peak_time] for category in STATES)
-    assert said.peak >= found.peak - 0.05 * rest
-    assert said.peak <= found.peak + 0.06 * rest  # what a slice is of counts until the slice's reader is done; a run lets it go before
+    assert abs(said.peak - found.peak) <= 0.05 * rest
     beside = [total - between for total, between in zip(said.totals, said.profile["intermediates"], strict=True)]
     assert max(beside) < said.peak
 
