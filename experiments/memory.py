@@ -41,8 +41,6 @@ EXPERTS = {"4": ["expert-parallel"], "dp=2,tp=2": ["dp=zero3,tp=zero3+expert-par
 NOTES = """
 What the plan does not say exactly:
 
-- A reshard's source counts until the op that reads the new copy is done; in a run it is gone before that op's result is made. Where this
-  happens at the peak the plan says up to one tensor too much (of a forward-only Llama with `megatron` 13%, not in the table).
 - A reshape that cannot be a view (heads merged after a transposition, keys repeated for grouped queries) makes a copy in a run; its
   bytes count as those of what it reads, so one op or a few are told too low. One device's single key-value head is repeated as a view:
   there the plan says too much.

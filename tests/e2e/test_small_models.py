@@ -20,7 +20,7 @@ from solver_shard.export.measure import measure
 from solver_shard.export.points import plan_of, random_point
 from solver_shard.export.schedule import schedule
 from solver_shard.frontends.torch import trace
-from solver_shard.lowered import Lowered, lower_program
+from solver_shard.lowered import Lowered, Relays, lower_program
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program
@@ -50,7 +50,7 @@ def drawn(made: Lowered, seed: int, *, whole: bool = False) -> tuple[Plan, Progr
     return plan, without(made.program, relays, relays.difference(plan.relays)).program
 
 
-def lowered(name: str, mesh: str, *pins: str, relays: bool = True) -> Lowered:
+def lowered(name: str, mesh: str, *pins: str, relays: Relays = "everywhere") -> Lowered:
     options = dataclasses.replace(OPTIONS, pins=pins)
     return lower_program(traced(name)[0], mesh=Mesh.parse(mesh), cluster=near(), options=options, relays=relays)
 
@@ -59,7 +59,7 @@ def lowered(name: str, mesh: str, *pins: str, relays: bool = True) -> Lowered:
 def test_what_a_device_holds_is_within_five_percent_of_the_plan(name: str) -> None:
     values = traced(name)[1]
     for mesh, whole in (("2,2", True), ("2", False)):
-        made = lowered(name, mesh, relays=False)
+        made = lowered(name, mesh, relays="none")
         plan, program = drawn(made, 1, whole=whole)
         said, found = evaluate(plan, program, made.rulebook, made.costs), measure(plan, program, values)
         assert max(said.totals[:-1]) == pytest.approx(max(found.totals[:-1]), rel=0.05 if whole else APART.get(name, 0.05)), mesh
