@@ -379,11 +379,10 @@ def plan_program(
     from solver_shard.writing import Writer, certificate, provenance
 
     clock = clock or StageClock()
-    decided = propagation is not None or narrow is not None
     spaces: tuple[Relays, ...] = ("shared", "everywhere")
     if propagation is not None or (narrow is not None and not relays) or options.template or mesh.size == 1:
         spaces = ("none",)
-    elif decided or options.prices_memory:
+    elif options.prices_memory:
         spaces = ("everywhere",)
     given, left = program, options.work_limit
     before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
@@ -409,6 +408,7 @@ def plan_program(
             cluster=cluster,
             options=options,
             origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(made.mesh)!r}, ...)"),
+            relayed=made.relays,
         )
         spent = clock.seconds.get("solve", 0.0)
         with clock.stage("solve", f"solving {lowering.graph.size} choices"):

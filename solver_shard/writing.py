@@ -9,6 +9,7 @@ import datetime
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from solver_shard import __version__
 from solver_shard.choice.nodes import Lowering
@@ -36,6 +37,7 @@ class Writer:
     Attributes:
         program: that was lowered; ``lowering`` and ``costs`` are of it.
         origin: see ``provenance``.
+        relayed: behind which tensors the lowered graph has relays.
     """
 
     program: Program
@@ -44,6 +46,7 @@ class Writer:
     cluster: Cluster
     options: Options
     origin: Provenance
+    relayed: Literal["none", "shared", "everywhere"] = "shared"
 
     def parts(self, assignment: Sequence[int]) -> Decoded:
         """Layouts, prices and memory of an assignment of the lowered graph."""
@@ -98,6 +101,7 @@ class Writer:
             certificate=proof,
             provenance=self.origin,
             relays=parts.relays,
+            relayed=self.relayed,
         )
 
 

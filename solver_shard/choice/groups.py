@@ -223,6 +223,8 @@ def _ending(program: Program, known: Lives) -> Ending:
             continue
         for late in {g.late for g in groups}:
             *others, last = (g for g in groups if g.late == late)
+            if late:  # what is held may lie in what an update reads
+                others = [g for g in groups if g is not last]
             if not last.readers or any(g.stop > last.start for g in others):
                 continue
             if t in together and (not late or last.stop > last.start + 1):
@@ -232,16 +234,18 @@ def _ending(program: Program, known: Lives) -> Ending:
             if (
                 late
                 or made[t] not in known.views
-                or (_owned(program, known, found, made[t], last.start) and _alone(program, known, made, t, last.start))
+                or (_owned(program, known, found, made, t, last.start) and _alone(program, known, made, t, last.start))
             ):
                 found[t, late] = t in known.held if not late else t in together
     return found
 
 
-def _owned(program: Program, known: Lives, found: Ending, i: int, time: int) -> bool:
-    """Whether the reshard or the tail of what a view op reads has the bytes at a time, not what it reads itself."""
-    x = program.ops[i].operands[0]
-    return known.base[x][1] < time or ((x, False) in found and known.groups[x][-1].readers == ((i, 0),))
+def _owned(program: Program, known: Lives, found: Ending, made: Mapping[int, int], t: int, time: int) -> bool:
+    """Whether the reshard or the tail of what a view is of has the bytes at a time, not what is viewed itself; places are seen through."""
+    x = program.ops[made[t]].operands[0]
+    if program.ops[made[t]].name == IDENTITY and x in made and made[x] in known.views:
+        return _owned(program, known, found, made, x, time)
+    return known.base[x][1] < time or ((x, False) in found and known.groups[x][-1].readers == ((made[t], 0),))
 
 
 def _alone(program: Program, known: Lives, made: dict[int, int], t: int, time: int) -> bool:

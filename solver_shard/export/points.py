@@ -116,7 +116,15 @@ def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) ->
 def plan_of(lowering: Lowering, point: Sequence[int], costs: CostModel, options: Options, *, source: str = "") -> Plan:
     """The plan that a point of the free choice graph stands for, as the solver's solution becomes one; nothing of it is proven."""
     origin = Provenance(tool="solver-shard", versions={}, command="", date="", source=source)
-    writer = Writer(program=lowering.program, lowering=lowering, costs=costs, cluster=costs.cluster, options=options, origin=origin)
+    writer = Writer(
+        program=lowering.program,
+        lowering=lowering,
+        costs=costs,
+        cluster=costs.cluster,
+        options=options,
+        origin=origin,
+        relayed="everywhere" if options.prices_memory else "shared",
+    )
     parts = writer.parts(point)
     unproven = Certificate(objective=parts.costs.objective, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0)
     return writer.made(parts, unproven)

@@ -92,7 +92,8 @@ def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
     keys: dict[int, list[Key]] = {}
     for key in lives.readers:
-        keys.setdefault(key[0], []).append(key)
+        if key[1] != "optimizer" or (key[0], ACCUMULATE, ACCUMULATE) not in lives.readers:  # whose group starts from the accumulator
+            keys.setdefault(key[0], []).append(key)
 
     def unused(t: int, time: int) -> bool:
         """Whether nothing reads at a time or later what a view is of, but for the view."""
@@ -106,6 +107,8 @@ def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset
     def owned(t: int, time: int) -> bool:
         """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
         x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
+        if program.ops[made[t]].name == IDENTITY and x in made and made[x] in lives.views:
+            return owned(x, time)  # a place behind a view hands it on
         return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
 
     found: set[Key] = set()
@@ -119,7 +122,8 @@ def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset
                 continue
             last = max(groups, key=lambda key: lives.first[key])
             time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
-            over = all(lives.stop[key] <= time for key in groups if key != last)
+            # what is held may lie in what an update reads
+            over = all(lives.stop[key] <= time for key in (keys[t] if later else groups) if key != last)
             if not lives.readers[last] or not over or before_view:
                 continue
             if (t in shared and lives.stop[last] > time + 1) or (held and not later and lives.stop[last] >= lives.held_stop[t]):

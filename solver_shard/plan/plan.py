@@ -498,6 +498,7 @@ class Plan:
         outputs: positions of the tensors that the step returns.
         gradients: name of a trained parameter to the position of its gradient.
         clip: the all-reduce of the gradient norm; None where nothing is clipped, or no device needs another's part.
+        relayed: behind which tensors the choice graph that was solved had relays, see ``constraints``.
         relays: tensors, as their ops make them, that an identity of the plan's own brings to another layout for all of their readers
             (:mod:`solver_shard.constraints`); positions are those in the program as it was traced, too.
         ties: other names of tied parameters and buffers, to the name of the tensor that they are. Files of earlier releases have none.
@@ -520,6 +521,7 @@ class Plan:
     certificate: Certificate
     provenance: Provenance
     relays: tuple[int, ...] = field(default=(), metadata=MAY_LACK)
+    relayed: Literal["none", "shared", "everywhere"] = field(default="shared", metadata=MAY_LACK)
     ties: Mapping[str, str] = field(default_factory=dict, metadata=MAY_LACK)
 
     @property

@@ -22,11 +22,13 @@ import numpy as np
 from solver_shard.choice.graph import ChoiceGraph, Ints
 from solver_shard.choice.transients import Transients
 from solver_shard.export.points import Masks
+from solver_shard.lowered import Lowered
 from solver_shard.plan.plan import Plan
 from solver_shard.solve.conflict import narrowed
 from solver_shard.solve.engine import solve
 from solver_shard.solve.rounds import solve_in_rounds
 from solver_shard.solve.solution import Solution, Status, objective_value
+from solver_shard.solving import is_enough
 from solver_shard.stages import StageClock
 from solver_shard.study.question import Question
 from solver_shard.study.reopen import Reopened, decided, writer_of
@@ -70,12 +72,14 @@ class Answer:
         bound: no plan with the forced decision has a lower objective; never below the present plan's bound where the graph is the plan's.
         plan: the best that was found within the limit, or None.
         impossible: no plan runs so at all, whatever the memory.
+        lowered: the graph that ``solution`` is of.
     """
 
     solution: Solution
     bound: int
     plan: Plan | None
     impossible: bool
+    lowered: Lowered
 
 
 def solve_instead(
@@ -89,8 +93,11 @@ def solve_instead(
     workers: int = 2,
     start: Sequence[int] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Answer:
+) -> Answer | None:
     """The best plan with some nodes of the question's graph narrowed to ``masks``.
+
+    None where the graph has relays only where they save time, and the best plan without the memory limit does not keep it: then bytes
+    count, and the answer is to be looked for in the graph that has them everywhere (``with_all_relays``).
 
     Args:
         limits: of the whole search. Where only work is limited, the same limit and seed give the same answer.
@@ -107,6 +114,7 @@ def solve_instead(
     if near is not None:
         starts = [problem.complete(near, "the present plan, but for what is near")]
     left = limits.less(time.monotonic() - began, work)
+    limited = lowered.relays != "shared"
     found = solve_in_rounds(
         problem,
         time_limit=left.seconds,
@@ -115,8 +123,11 @@ def solve_instead(
         warm_starts=tuple(starts),
         workers=workers,
         stop=stop,
+        limited=limited,
         **asked,  # type: ignore[arg-type]  # one value each of the types it asks for
     )
+    if not (limited or is_enough(found)):
+        return None
     bound = found.bound or 0
     if question.own and reopened.bounded:
         bound = max(bound, reopened.plan.certificate.bound)
@@ -124,9 +135,9 @@ def solve_instead(
         assert found.objective is not None, "a feasible solution has an objective"
         bound = min(bound, found.objective)
         writer = dataclasses.replace(writer_of(reopened.plan, lowered), lowering=lowering)
-        return Answer(solution=found, bound=bound, plan=writer.plan(found, problem, StageClock()), impossible=False)
+        return Answer(solution=found, bound=bound, plan=writer.plan(found, problem, StageClock()), impossible=False, lowered=lowered)
     impossible = found.status is Status.INFEASIBLE and found.assignment is None and found.peak_bound <= options.usable_memory
-    return Answer(solution=found, bound=bound, plan=None, impossible=impossible)
+    return Answer(solution=found, bound=bound, plan=None, impossible=impossible, lowered=lowered)
 
 
 def _near(

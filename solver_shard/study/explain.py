@@ -17,6 +17,7 @@ no place for. So such a price may be below zero: a pin can make a plan faster.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from solver_shard.study.changes import Changes, changes
 from solver_shard.study.counterfactual import Answer, Limits, solve_instead
 from solver_shard.study.explanation import Static, different, explanation
 from solver_shard.study.question import Label, Of, Question, allowed, ask, label_text
-from solver_shard.study.reopen import Reopened, reopen
+from solver_shard.study.reopen import Reopened, reopen, with_all_relays
 from solver_shard.study.retrace import retrace
 
 if TYPE_CHECKING:
@@ -228,14 +229,15 @@ class Asking:
         self.reopened, self.static, self.clock, self.stop = reopened, static, clock, stop
         self.limits, self.gap, self.seed, self.workers = limits, gap, seed, workers
         self.question: Question = ask(reopened, pattern, of, clock)
+        self.pattern, self.of = pattern, of
         certificate = reopened.plan.certificate
         self.now = Value(bound=certificate.bound, objective=certificate.objective)
 
     def instead(self, text: str) -> Explanation:
         """The price of one alternative; what cannot be read or is not legal is an InputError."""
-        masks = self.question.masks(allowed(self.question, text))
+        allows = allowed(self.question, text)
         self.clock.say(f"solving with {text} instead")
-        answer = self._solve(masks, self.limits)
+        answer = self._solve(allows, self.limits)
         return dataclasses.replace(self._bare(), instead=self._price(text, answer), plan=answer.plan)
 
     def alternatives(self, best: int) -> Explanation:
@@ -256,7 +258,7 @@ class Asking:
             label, answer = answers[k]
             if not self._closed(answer) and not (self.stop is not None and self.stop()):
                 self.clock.say(f"proving the price of {label_text(label)}")
-                again = self._solve(self._only(label), self.limits, answer.solution.assignment)
+                again = self._solve(self._only(label), self.limits, answer)
                 answers[k] = label, _better(answer, again)
         prices = [self._price(label_text(label), answer) for label, answer in answers]
         chosen = sorted(first, key=lambda k: (_rank(answers[k][1]), k))
@@ -267,21 +269,36 @@ class Asking:
             untried=len(labels) - len(answers),
         )
 
-    def _only(self, label: Label) -> dict[int, Any]:
-        return self.question.masks(lambda other: other == label)
+    @functools.cached_property
+    def _everywhere(self) -> tuple[Reopened, Question]:
+        """The question in the graph that has relays everywhere."""
+        reopened = with_all_relays(self.reopened, self.clock)
+        return reopened, ask(reopened, self.pattern, self.of, self.clock)
 
-    def _solve(self, masks: dict[int, Any], limits: Limits, start: tuple[int, ...] | None = None) -> Answer:
-        return solve_instead(
-            self.reopened,
-            self.question,
-            masks,
-            limits=limits,
-            gap=self.gap,
-            seed=self.seed,
-            workers=self.workers,
-            start=start,
-            stop=self.stop,
-        )
+    def _only(self, label: Label) -> Callable[[Label], bool]:
+        return lambda other: other == label
+
+    def _solve(self, allows: Callable[[Label], bool], limits: Limits, before: Answer | None = None) -> Answer:
+        """The answer with what is left of the labels; ``before``: of an earlier search, to start from."""
+
+        def solved(reopened: Reopened, question: Question) -> Answer | None:
+            return solve_instead(
+                reopened,
+                question,
+                question.masks(allows),
+                limits=limits,
+                gap=self.gap,
+                seed=self.seed,
+                workers=self.workers,
+                start=None if before is None or before.lowered is not question.lowered else before.solution.assignment,
+                stop=self.stop,
+            )
+
+        answer = solved(self.reopened, self.question) if before is None or before.lowered is self.question.lowered else None
+        if answer is None:
+            answer = solved(*self._everywhere)
+        assert answer is not None, "a graph with relays everywhere has an answer"
+        return answer
 
     def _closed(self, answer: Answer) -> bool:
         gap, value = self.reopened.plan.options.gap if self.gap is None else self.gap, answer.solution.objective

@@ -22,9 +22,10 @@ from solver_shard.errors import InputError
 from solver_shard.export.loading import fitting
 from solver_shard.export.points import Masks, Narrowing
 from solver_shard.export.transfer import ORDER, Decisions
-from solver_shard.lowered import Lowered, lower_program
+from solver_shard.lowered import Lowered, Relays, lower_program
 from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import Plan
+from solver_shard.program import Program
 from solver_shard.solve.solution import objective_value
 from solver_shard.stages import StageClock
 from solver_shard.study.retrace import Retraced
@@ -51,8 +52,8 @@ class Reopened:
 
     @property
     def bounded(self) -> bool:
-        """Whether the plan's bound is of the whole graph: not where it keeps what a pass or a baseline decided."""
-        return self.plan.options.propagation is None
+        """Whether the plan's bound is of the whole graph: not where it keeps what a pass or a baseline decided, or with other relays."""
+        return self.plan.options.propagation is None and self.lowered.relays == self.plan.relayed
 
     def writer(self, lowered: Lowered | None = None) -> Writer:
         """Writes solutions of this graph, or of another one of the same plan, as plans."""
@@ -68,11 +69,7 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
         InputError: the graph does not have the plan: it was made by another version, or for other prices, or changed.
     """
     clock = clock or StageClock()
-    lowered = lower_program(retraced.program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock)
-    if lowered.relays == "shared" and not _has_relays(plan, lowered):  # its memory limit counted
-        lowered = lower_program(
-            retraced.program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock, relays="everywhere"
-        )
+    lowered = _lowered(plan, retraced.program, clock, plan.relayed)
     if lowered.mesh != plan.mesh:
         raise _stale(plan, f"its mesh would be {lowered.mesh}")
     clock.say("finding the plan in its choice graph")
@@ -89,10 +86,20 @@ def reopen(plan: Plan, retraced: Retraced, clock: StageClock | None = None) -> R
     return Reopened(plan=plan, lowered=lowered, problem=problem, assignment=tuple(assignment.tolist()))
 
 
-def _has_relays(plan: Plan, lowered: Lowered) -> bool:
-    """Whether the graph has all relays of the plan."""
-    there = {lowered.program.tensors[t].name for t in lowered.lowering.relays}
-    return there.issuperset(plan.tensors[t].name for t in plan.relays)
+def with_all_relays(reopened: Reopened, clock: StageClock | None = None) -> Reopened:
+    """The plan in the graph that has relays everywhere: for plans that meet the memory limit, where this one does not.
+
+    What repeats may be other copies there, so the plan's bound is not of it, and copies may decide otherwise than each other.
+    """
+    lowered = _lowered(reopened.plan, reopened.lowered.given, clock, "everywhere")
+    problem = Transients(lowered.lowering, lowered.costs, None if reopened.problem.folded is None else node_classes(lowered.lowering))
+    return Reopened(
+        plan=reopened.plan, lowered=lowered, problem=problem, assignment=tuple(point_of(reopened.plan, lowered.lowering).tolist())
+    )
+
+
+def _lowered(plan: Plan, program: Program, clock: StageClock | None, relays: Relays) -> Lowered:
+    return lower_program(program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock, relays=relays)
 
 
 def writer_of(plan: Plan, lowered: Lowered) -> Writer:
@@ -104,6 +111,7 @@ def writer_of(plan: Plan, lowered: Lowered) -> Writer:
         cluster=plan.cluster,
         options=lowered.options,
         origin=plan.provenance,
+        relayed=lowered.relays,
     )
 
 

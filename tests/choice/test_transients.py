@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from enumeration import Ints, enumerate_allowed, totals
-from lowered import Lowered, agrees, lowered, random_assignment
+from lowered import Lowered, agrees, lowered, random_assignment, with_relays
 from programs import Builder, trained_mlp
 
 from solver_shard import Layout
@@ -175,7 +175,7 @@ def test_a_plan_states_the_true_peak_and_keeps_it_within_the_limit(objective: Li
     plan = plan_program(program, mesh=case.costs.mesh, cluster=case.costs.cluster, options=options)
     assert max(plan.memory.series["intermediates"]) > 0
     constrained, _ = constrain(program, resolve_pins([parse_pin(text, plan.mesh) for text in texts], program, plan.mesh))
-    found = evaluate(plan, constrained, case.rulebook, case.costs)
+    found = evaluate(plan, with_relays(constrained, plan), case.rulebook, case.costs)
     assert found.peak == plan.memory.peak <= 2600
     assert found.objective == plan.costs.objective == plan.certificate.objective == plan.certificate.bound
 
