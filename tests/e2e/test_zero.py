@@ -15,13 +15,14 @@ import torch
 from lowered import lowered
 from programs import trained_mlp
 
+from solver_shard.choice.transients import Transients
 from solver_shard.export.interpret import run
 from solver_shard.export.simulate import simulate
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
 from solver_shard.plan.report import purpose_of
 from solver_shard.program import Program
-from solver_shard.solve.engine import solve
+from solver_shard.solve.rounds import solve_in_rounds
 
 KIB = 1024
 WEIGHTS = trained_mlp(64, 64, 256, 2)
@@ -41,7 +42,7 @@ def solved(program: Program, weights: str, gradients: str = "", *, limit: int = 
     wanted |= dict.fromkeys(program.gradients.values(), gradients) if gradients else {}
     pins = {t: functools.partial(operator.eq, Layout.parse(text)) for t, text in wanted.items()}
     case = lowered(program, "4", limit=limit, pins=pins, optimizer="adamw-fused")  # whose step has no temporaries, as in these papers
-    solution = solve(case.graph, gap=gap, time_limit=30)
+    solution = solve_in_rounds(Transients(case.lowering, case.costs), gap=gap, time_limit=30)
     assert solution.assignment is not None
     plan = case.plan(solution.assignment)
     found = case.evaluate(plan)
