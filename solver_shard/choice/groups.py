@@ -141,6 +141,16 @@ class Lives:
         return last.start if last.final else self.held[t]
 
 
+def read_for(program: Program, lives: Lives, made: Mapping[int, int], t: int) -> tuple[int, int]:
+    """What a view is of, and the group that reads it for the view and so has its bytes; a place behind a view is seen through."""
+    i = made[t]
+    (x, *_) = program.ops[i].operands
+    while program.ops[i].name == IDENTITY and x in made and made[x] in lives.views:
+        i = made[x]
+        (x, *_) = program.ops[i].operands
+    return x, next(k for k, g in enumerate(lives.groups[x]) if (i, 0) in g.readers)
+
+
 def either_order(program: Program) -> frozenset[int]:
     """Tensors that several axes may cut on one dim in either order: what is stored or reduced, not what ops make for each other."""
     parameters = {t for t, tensor in enumerate(program.tensors) if tensor.role is Role.PARAMETER}

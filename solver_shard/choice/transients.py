@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from solver_shard.choice.fold import Folded, fold
 from solver_shard.choice.graph import ChoiceGraph, Ints
-from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_order
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, UPDATE, either_order, read_for
 from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.choice.pairs import Cells, cells_of
 from solver_shard.costs.model import CostModel
@@ -155,19 +155,19 @@ def ends_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     What a final group for an operand k starts from is there until the turn of the next operand.
     """
     ends, index, lives = np.zeros(len(lowering.nodes), dtype=np.int64), lowering.index, lowering.lives
-    makers, stops = lowering.program.producers(), lowering.graph.intervals[lowering.graph.interval_offsets[1:] - 1, 1].tolist()
+    makers = {t: i for i, op in enumerate(lowering.program.ops) for t in op.results}
+    stops = lowering.graph.intervals[lowering.graph.interval_offsets[1:] - 1, 1].tolist()
     keeping: dict[int, list[int]] = {}
     for v, node in enumerate(lowering.nodes):
         if node.kind is Kind.KEEP:
             keeping.setdefault(node.item, []).append(v)
     for move in (move for move in moves if move.final):
         t = lowering.nodes[move.stop].item
-        (i, _), owners = makers[t], [index[Kind.RESULT, t, 0]]
+        owners = [index[Kind.RESULT, t, 0]]
         if lowering.nodes[move.start].kind is Kind.HOLD:
             owners = keeping.get(t, [])
-        elif i in lives.views:  # what reads the viewed tensor for the view has its bytes
-            x = lowering.program.ops[i].operands[0]
-            k = next(k for k, g in enumerate(lives.groups[x]) if g.readers == ((i, 0),))
+        elif makers[t] in lives.views:
+            x, k = read_for(lowering.program, lives, makers, t)
             owners = [index[kind, x, k] for kind in (Kind.RESHARD, Kind.TAIL) if (kind, x, k) in index]
         ends[[v for v in owners if stops[v] == move.time]] = move.operand + 1
     return ends

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.choice.accumulate import NORM_BYTES, addition_ns, conversion_ns
-from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order
+from solver_shard.choice.groups import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, read_for
 from solver_shard.choice.nodes import Kind, Lowering, Node
 from solver_shard.choice.prices import spill_nanoseconds
 from solver_shard.choice.tails import longest_first
@@ -450,9 +450,7 @@ class _Reader:
         if final is None or self.stays(t, final):
             return 0
         if self.made[t] in self.lowering.lives.views and not final.late:
-            i = self.made[t]
-            t = self.program.ops[i].operands[0]
-            k = next(k for k, g in enumerate(self.lowering.lives.groups[t]) if g.readers == ((i, 0),))
+            t, k = read_for(self.program, self.lowering.lives, self.made, t)
             node, choice = self.chosen(Kind.RESHARD, t, k)
             layout = node.layouts[choice]
         return _local_bytes(self.program.tensors[t], layout, self.mesh.shape)

@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from solver_shard.constraints import IDENTITY
 from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import OptimizerState
@@ -278,8 +279,10 @@ class _Walk:
         t = key[0]
         if self.made[t] not in self.lives.views or self.lives.later(key):
             return self.ops.local_bytes(t, source)
-        x, mine = self.program.ops[self.made[t]].operands[0], ((self.made[t], 0),)
-        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and uses == mine)
+        i, x = self.made[t], self.program.ops[self.made[t]].operands[0]
+        while self.program.ops[i].name == IDENTITY and x in self.made and self.made[x] in self.lives.views:
+            i, x = self.made[x], self.program.ops[self.made[x]].operands[0]  # a place behind a view hands it on
+        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and (i, 0) in uses)
         return self.ops.local_bytes(x, self.plan.reshards[self.reshards[read]].layout)
 
     def _leaves(self, key: Key) -> bool:
