@@ -144,7 +144,7 @@ def test_a_slice_is_a_copy_that_lets_the_whole_tensor_go() -> None:
     assert any(r.copy and all(step.kind == "slice" for step in r.steps) for r in plan.reshards)
 
 
-@pytest.mark.parametrize("seed", range(7, 320, 20))
+@pytest.mark.parametrize("seed", [*range(7, 320, 20), 112, 484, 498])  # the last three once told several peaks of one plan
 def test_no_pin_and_no_template_is_below_the_bound_without_it(seed: int) -> None:
     assert pin_cases.draw(seed).check() not in ("below", "outside")
 
