@@ -133,7 +133,7 @@ class _Solving:
     def first(self, problem: Transients) -> tuple[WarmStart, ...]:
         """A plan within the memory limit of a graph so large that the search may take long to one; none where no template has one."""
         options, graph = self.options, problem.graph
-        if graph.limit is None or not self.limited or graph.offsets[-1] < MANY or options.template or options.propagation:
+        if graph.limit is None or graph.offsets[-1] < MANY or options.template or options.propagation:
             return ()
         plans = candidates(
             problem,
