@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from solver_shard.baselines.propagated import Propagation
     from solver_shard.choice.nodes import Lowering
     from solver_shard.choice.transients import Transients
+    from solver_shard.constraints import Relays
     from solver_shard.costs.cluster import Cluster
     from solver_shard.costs.model import CostModel
     from solver_shard.frontends.clean import Traced
-    from solver_shard.lowered import Lowered, Relays
+    from solver_shard.lowered import Lowered
     from solver_shard.plan.plan import Options, Plan
     from solver_shard.rulebook.build import Rulebook
     from solver_shard.solve.solution import Solution

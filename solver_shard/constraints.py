@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from solver_shard.program import Op, Program, Ref
+
+Relays = Literal["none", "shared", "everywhere"]
+"""Where a graph has relays: nowhere; behind what several groups read, all that can matter for time; behind all that could be pinned."""
 
 Pin = TypeVar("Pin")
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from solver_shard.baselines.restrict import parse_template, restriction, tensor_axes
 from solver_shard.choice.groups import relayed_tensors
 from solver_shard.choice.lower import lower
 from solver_shard.choice.nodes import Lowering, Restriction
 from solver_shard.choice.subaxes import split_where_needed
-from solver_shard.constraints import constrain
+from solver_shard.constraints import Relays, constrain
 from solver_shard.costs.model import CostModel
 from solver_shard.mesh import Mesh
 from solver_shard.pins import Allowed, Pin, parse_pin, pins_apart, resolve_pins
@@ -30,10 +30,6 @@ from solver_shard.stages import StageClock
 if TYPE_CHECKING:
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Options
-
-
-Relays = Literal["none", "shared", "everywhere"]
-"""Where a graph has relays: nowhere; behind what several groups read, all that can matter for time; behind all that could be pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,8 +84,7 @@ def lower_program(
     pins, given = tuple(parse_pin(text, mesh) for text in options.pins), program
     resolved = resolve_pins(pins, given, mesh)
     templates = parse_template(options.template, mesh) if options.template else None
-    if relays is None:
-        relays = "everywhere" if options.prices_memory else "shared"
+    relays = options.relays if relays is None else relays
     behind: tuple[int, ...] = ()
     if relays != "none" and not templates and not options.propagation and mesh.size > 1:
         rules = [rulebook.rule(given, i) for i in range(len(given.ops))]

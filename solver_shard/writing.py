@@ -9,12 +9,11 @@ import datetime
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from solver_shard import __version__
 from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.transients import Transients
-from solver_shard.constraints import without
+from solver_shard.constraints import Relays, without
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
@@ -46,7 +45,7 @@ class Writer:
     cluster: Cluster
     options: Options
     origin: Provenance
-    relayed: Literal["none", "shared", "everywhere"] = "shared"
+    relayed: Relays = "shared"
 
     def parts(self, assignment: Sequence[int]) -> Decoded:
         """Layouts, prices and memory of an assignment of the lowered graph."""

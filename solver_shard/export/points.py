@@ -123,7 +123,7 @@ def plan_of(lowering: Lowering, point: Sequence[int], costs: CostModel, options:
         cluster=costs.cluster,
         options=options,
         origin=origin,
-        relayed="everywhere" if options.prices_memory else "shared",
+        relayed=options.relays,
     )
     parts = writer.parts(point)
     unproven = Certificate(objective=parts.costs.objective, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0)

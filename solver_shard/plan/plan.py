@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from solver_shard.constraints import Relays
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.layout import Layout
@@ -112,6 +113,11 @@ class Options:
     def prices_memory(self) -> bool:
         """Whether bytes are part of what is minimised."""
         return self.objective == "memory" or self.memory_weight > 0
+
+    @property
+    def relays(self) -> Relays:
+        """Where a graph for these options has relays if nothing else is said: everywhere where bytes count."""
+        return "everywhere" if self.prices_memory else "shared"
 
     def rulebook(self) -> Rulebook:
         """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
@@ -521,7 +527,7 @@ class Plan:
     certificate: Certificate
     provenance: Provenance
     relays: tuple[int, ...] = field(default=(), metadata=MAY_LACK)
-    relayed: Literal["none", "shared", "everywhere"] = field(default="shared", metadata=MAY_LACK)
+    relayed: Relays = field(default="shared", metadata=MAY_LACK)
     ties: Mapping[str, str] = field(default_factory=dict, metadata=MAY_LACK)
 
     @property

@@ -81,8 +81,7 @@ def solve_in_rounds(
     """
     clock = clock_of(time_limit, work_limit)
     clock.halt = stop
-    rounds = _Rounds(relaxed, objective, memory_weight, gap, clock, seed, workers, progress, saver)
-    rounds.limited = limited
+    rounds = _Rounds(relaxed, objective, memory_weight, gap, clock, seed, workers, progress, saver, limited)
     return rounds.run(tuple(warm_starts))
 
 
@@ -98,12 +97,13 @@ class _Rounds:
         workers: int,
         progress: Progress | None,
         saver: Saver[Solution] | None,
+        limited: bool,
     ) -> None:
         self.relaxed, self.objective, self.memory_weight = relaxed, objective, memory_weight
         self.gap, self.clock, self.seed, self.workers, self.progress, self.saver = gap, clock, seed, workers, progress, saver
         self.priced = objective == "memory" or memory_weight > 0
         self.limit = relaxed.graph.limit
-        self.limited = True
+        self.limited = limited
         self.bound: int | None = None
         self.peak_bound = 0
         self.best: _Plan | None = None

@@ -18,11 +18,12 @@ import numpy as np
 from solver_shard.choice.nodes import Lowering
 from solver_shard.choice.structure import node_classes
 from solver_shard.choice.transients import Transients
+from solver_shard.constraints import Relays
 from solver_shard.errors import InputError
 from solver_shard.export.loading import fitting
 from solver_shard.export.points import Masks, Narrowing
 from solver_shard.export.transfer import ORDER, Decisions
-from solver_shard.lowered import Lowered, Relays, lower_program
+from solver_shard.lowered import Lowered, lower_program
 from solver_shard.plan.legal import evaluated
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program

@@ -15,12 +15,12 @@ from small_models import MODELS, make
 from solver_shard import Mesh
 from solver_shard.choice.nodes import Kind
 from solver_shard.choice.transients import Transients
-from solver_shard.constraints import without
+from solver_shard.constraints import Relays, without
 from solver_shard.export.measure import measure
 from solver_shard.export.points import plan_of, random_point
 from solver_shard.export.schedule import schedule
 from solver_shard.frontends.torch import trace
-from solver_shard.lowered import Lowered, Relays, lower_program
+from solver_shard.lowered import Lowered, lower_program
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Options, Plan
 from solver_shard.program import Program
