@@ -17,7 +17,7 @@ STARTED = time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from solver_shard.choice.iopddl import read  # noqa: E402
+from solver_shard.graph.iopddl import read  # noqa: E402
 from solver_shard.solve.engine import solve  # noqa: E402
 from solver_shard.solve.solution import Event  # noqa: E402
 

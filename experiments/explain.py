@@ -15,15 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-from solver_shard import Plan, load_plan, optimize
-from solver_shard.api import plan_program
-from solver_shard.stages import StageClock
-from solver_shard.study.counterfactual import Limits
-from solver_shard.study.explain import Asking, Explanation, Value
-from solver_shard.study.explanation import explanation
-from solver_shard.study.reopen import Reopened, reopen
-from solver_shard.study.retrace import Retraced, retrace
-from solver_shard.units import format_bytes, format_ns
+from solver_shard.analysis.counterfactual import Limits
+from solver_shard.analysis.explain import Asking, Explanation, Value
+from solver_shard.analysis.explanation import explanation
+from solver_shard.analysis.reopen import Reopened, Retraced, reopen, retrace
+from solver_shard.api import optimize
+from solver_shard.clock import StageClock
+from solver_shard.pipeline import plan_program
+from solver_shard.plan.io import load_plan
+from solver_shard.plan.plan import Plan
+from solver_shard.text import format_bytes, format_ns
 
 QUESTIONS = (
     ("model.layers.*.self_attn.k_proj.weight", "S(0),R"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import solver_shard
 from solver_shard.errors import InputError
 from solver_shard.plan.plan import Plan
-from solver_shard.source import program_of
+from solver_shard.tracing.load import program_of
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64,
@@ -35,7 +35,7 @@ PLANS = (
     ("ZeRO-1", "dp=4", "zero1", False),
     ("the solver's", "dp=2,tp=2", None, False),
 )
-FORMS = {"parallelize": "parallelize", "hf": "huggingface", "torchtitan": "torchtitan", "jax": "jax", "sdy": "sdy"}
+FORMS = {"parallelize": "parallelize", "hf": "huggingface", "torchtitan": "torchtitan", "jax": "jax", "sdy": "shardy"}
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 def said(plan: Plan, form: str) -> str:
     """Exact, or how many tensors and modules the form leaves something of out."""
-    exporter = importlib.import_module(f"solver_shard.export.{form}")
+    exporter = importlib.import_module(f"solver_shard.exporters.{form}")
     try:
         exporter.export(plan)
     except InputError:
@@ -67,7 +67,7 @@ def check_torchtitan(plan: Plan, folder: Path) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from torchtitan.protocols.sharding import resolve_placements
 
-    from solver_shard.export import torchtitan
+    from solver_shard.exporters import torchtitan
 
     (folder / "sharding.py").write_text(torchtitan.export(plan, lossy=True).text)
     made = runpy.run_path(str(folder / "sharding.py"))

@@ -19,8 +19,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from solver_shard import apply, optimize
-from solver_shard.export.runtime import Compiled
+from solver_shard.api import optimize
+from solver_shard.runtime.apply import apply
+from solver_shard.runtime.step import Compiled
 
 
 class Block(nn.Module):

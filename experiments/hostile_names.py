@@ -22,8 +22,8 @@ sys.path[0] = str(Path(__file__).parent.parent / "tests")
 
 from hostile_plans import COMMANDS, TRACED, hostile_plan, let_through, loads, said
 
-import solver_shard.plan.io as plan_io
 from solver_shard.errors import SolverShardError
+from solver_shard.plan import io
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--traced", type=int, default=20, help="every so many plans the commands that trace a model run, too")
     arguments = parser.parse_args()
     start, valid, outputs, wrong = time.process_time(), 0, 0, 0
-    plan_io.load_plan = once(plan_io.load_plan)
+    io.load_plan = once(io.load_plan)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(arguments.first, arguments.first + arguments.plans):
             text = hostile_plan(seed)

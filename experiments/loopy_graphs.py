@@ -28,7 +28,7 @@ from measure import Rows, evaluate, load_problem, machine, number, python, run_c
 from random_graphs import FAMILIES, loopy_graph  # noqa: E402
 from rivals import incumbents  # noqa: E402
 
-from solver_shard.choice.iopddl import write  # noqa: E402
+from solver_shard.graph.iopddl import write  # noqa: E402
 
 MARKS = (10.0, 60.0, 300.0)
 SOLVERS = ("engine", "cp-sat", "highs")

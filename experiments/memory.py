@@ -3,9 +3,9 @@
     python experiments/memory.py [MODEL ...] [--markdown experiments/memory.md]
 
 Small models with random weights take one training step with AdamW, all devices of the mesh in one process; the bytes of the fullest
-device are those of the storages that exist (see solver_shard.export.measure). States are parameters, gradients, optimizer states, master
-weights and inputs; the rest is activations, copies and what transitions hold in between. Every row is taken at the peak, the plan's
-and the measured one; "at other times" is the largest difference at any op, in parts of the measured peak.
+device are those of the storages that exist (see solver_shard.verification.simulate). States are parameters, gradients, optimizer
+states, master weights and inputs; the rest is activations, copies and what transitions hold in between. Every row is taken at the peak,
+the plan's and the measured one; "at other times" is the largest difference at any op, in parts of the measured peak.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from solver_shard import Mesh, load_cluster
-from solver_shard.api import plan_program
-from solver_shard.costs.cluster import Cluster
+from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
-from solver_shard.export.measure import STATES, measure
-from solver_shard.frontends.torch import trace
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.plan.plan import Options
 from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.torch import trace
+from solver_shard.verification.simulate import STATES, measure
 
 MODELS = ("gpt2", "llama", "llama bf16", "mixtral")
 ONE = ["replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel"]

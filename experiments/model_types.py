@@ -225,7 +225,7 @@ def _result(reason: str) -> str:
 
 def _leaves_out(model: Any, inputs: Any) -> bool:
     """Whether a model that reads pictures or sound with its text is given text alone."""
-    from solver_shard.frontends.example_inputs import MODALITIES, Asked
+    from solver_shard.tracing.example_inputs import MODALITIES, Asked
 
     asked = Asked(model=model, name="", batch=1, seq=1, dtype=None, labels=False)
     read = [name for name, part in MODALITIES.items() if name in asked.arguments and asked.has(part)]
@@ -235,8 +235,8 @@ def _leaves_out(model: Any, inputs: Any) -> bool:
 def _loaded(kind: str, layers: int | None, labels: bool) -> Any:
     """Model, inputs and name where a step of it runs, or why it does not."""
     from solver_shard.errors import SolverShardError
-    from solver_shard.frontends.huggingface import load
-    from solver_shard.frontends.torch import check
+    from solver_shard.tracing.huggingface import load
+    from solver_shard.tracing.torch import check
 
     try:
         raw = config_of(kind, layers)
@@ -261,9 +261,9 @@ def _loaded(kind: str, layers: int | None, labels: bool) -> Any:
 
 def _planned(row: dict[str, Any], model: Any, inputs: Any, name: str, stage: str, labels: bool) -> str | None:
     """Why there is no plan, or None."""
-    from solver_shard import optimize
+    from solver_shard.api import optimize
     from solver_shard.errors import SolverShardError
-    from solver_shard.frontends.torch import trace
+    from solver_shard.tracing.torch import trace
 
     try:
         if stage == "run":
@@ -340,9 +340,9 @@ def preload() -> None:
     import transformers.modeling_utils
     import transformers.models.auto.modeling_auto  # noqa: F401
 
-    from solver_shard import optimize
-    from solver_shard.frontends.huggingface import load
-    from solver_shard.frontends.torch import trace
+    from solver_shard.api import optimize
+    from solver_shard.tracing.huggingface import load
+    from solver_shard.tracing.torch import trace
 
     model, inputs, name = load(config_of("llama", 1), batch=BATCH, seq=SEQ)
     optimize(trace(model, inputs, name=name), mesh=MESH, workers=1)

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from solver_shard.errors import SolverShardError
-from solver_shard.frontends.torch import trace
-from solver_shard.rulebook import Rulebook
-from solver_shard.rulebook.usage import usage
+from solver_shard.rules.rulebook import Rulebook, usage
+from solver_shard.tracing.torch import trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the models are those of the tests
 import model_zoo

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.choice.iopddl import read, write
-from solver_shard.solve.ledger import table
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints
+from solver_shard.graph.iopddl import read, write
 from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.postsolve import table
 from solver_shard.solve.problem import from_graph
 
 POOL = 40

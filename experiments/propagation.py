@@ -23,15 +23,15 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent / "tests")  # instead of this folder, whose name for this file is a package there
 
-from propagation.all_ops import all_ops_module
-from propagation.compare import Outcome, compare, draw
-from propagation.layers import layers_module
-from propagation.random_modules import random_module
+from shardy.all_ops import all_ops_module
+from shardy.compare import Outcome, compare, draw
+from shardy.layers import layers_module
+from shardy.random_modules import random_module
 from shardy_oracle import Oracle
 
-from solver_shard.frontends.stablehlo import StablehloModule
-from solver_shard.frontends.stablehlo_rules import StablehloRules
-from solver_shard.propagation.passes import propagate
+from solver_shard.shardy.passes import propagate
+from solver_shard.shardy.stablehlo import StablehloModule
+from solver_shard.shardy.stablehlo.rules import StablehloRules
 
 
 def main() -> None:

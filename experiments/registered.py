@@ -26,14 +26,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.program import Op, Ref
-from solver_shard.rulebook.derive import overload_of
-from solver_shard.rulebook.instances import _DROPPED, _NAMES, tensor_of
-from solver_shard.rulebook.lists import is_list_op
-from solver_shard.rulebook.registered import dtensor_rule, ranks_of
-from solver_shard.rulebook.standins import run_local, run_whole
-from solver_shard.rulebook.table import load_table
-from solver_shard.rulebook.truth import FAULTS
-from solver_shard.rulebook.verify import close, legal_strategies, verify
+from solver_shard.rules.check.instances import _DROPPED, _NAMES, tensor_of
+from solver_shard.rules.check.shards import close, legal_strategies, run_local, run_whole, verify
+from solver_shard.rules.check.truth import FAULTS
+from solver_shard.rules.registered import dtensor_rule, ranks_of
+from solver_shard.rules.table import load_table
+from solver_shard.rules.variants import is_list_op, overload_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import op_cases
@@ -101,7 +99,7 @@ class Recorder(TorchDispatchMode):
 
 def calls() -> dict[str, dict[str, Call]]:
     """Calls of the ops by name, of torch's op tests and of the texts below."""
-    from solver_shard.rulebook.instances import parse_instance
+    from solver_shard.rules.check.instances import parse_instance
 
     ops, found = wanted(), {}
     for name, texts in MORE.items():

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from rivals import RIVALS, solve_with  # noqa: E402
 
-from solver_shard.choice.iopddl import read  # noqa: E402
+from solver_shard.graph.iopddl import read  # noqa: E402
 
 
 def main() -> None:

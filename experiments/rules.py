@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from solver_shard.rulebook.check import CheckReport, check_rules
-from solver_shard.rulebook.dtensor import Comparison, compare
-from solver_shard.rulebook.table import load_table
+from solver_shard.rules.check import CheckReport, check_rules
+from solver_shard.rules.check.dtensor import Comparison, compare
+from solver_shard.rules.table import load_table
 
 
 def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: float) -> str:

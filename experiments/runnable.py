@@ -32,16 +32,18 @@ import torch  # noqa: E402
 from lowered import lowered  # noqa: E402
 from runnable_models import CASES, build  # noqa: E402
 
-from solver_shard import Mesh, load_cluster  # noqa: E402
-from solver_shard.api import plan_program  # noqa: E402
+from solver_shard.costs.cluster import load_cluster  # noqa: E402
 from solver_shard.errors import InfeasibleError, InputError  # noqa: E402
-from solver_shard.export.loading import fitting  # noqa: E402
-from solver_shard.export.points import random_point  # noqa: E402
-from solver_shard.export.subject import Subject, subject_of, widened  # noqa: E402
-from solver_shard.export.verdict import Verdict  # noqa: E402
-from solver_shard.export.verify import check  # noqa: E402
-from solver_shard.plan.plan import Options, Plan  # noqa: E402
+from solver_shard.graph.narrowing import random_point  # noqa: E402
+from solver_shard.mesh import Mesh  # noqa: E402
+from solver_shard.options import Options  # noqa: E402
+from solver_shard.pipeline import plan_program  # noqa: E402
+from solver_shard.plan.plan import Plan  # noqa: E402
 from solver_shard.program import Role  # noqa: E402
+from solver_shard.runtime.apply import fitting  # noqa: E402
+from solver_shard.verification import check  # noqa: E402
+from solver_shard.verification.subject import Subject, subject_of, widened  # noqa: E402
+from solver_shard.verification.verdict import Verdict  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 MESHES = ("2", "3", "2,2")

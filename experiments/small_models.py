@@ -3,8 +3,8 @@
     python experiments/small_models.py [MODEL ...] [--markdown experiments/small_models.md]
 
 Every model of ``tests/small_models.py`` takes one training step with AdamW as random plans on two and on four devices say, and with every
-op replicated. A row has the peak of forward and backward, planned and measured (see solver_shard.export.measure), how much of the measured
-one the plan says more (+) or less (-), the same of the update, and the op at which planned and measured bytes differ most.
+op replicated. A row has the peak of forward and backward, planned and measured (see solver_shard.verification.simulate), how much of the
+measured one the plan says more (+) or less (-), the same of the update, and the op at which planned and measured bytes differ most.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from memory import near
 from small_models import MODELS, make
 
-from solver_shard import Mesh
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Kind
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
-from solver_shard.export.measure import measure
-from solver_shard.export.points import plan_of, random_point
-from solver_shard.export.schedule import schedule
-from solver_shard.frontends.torch import trace
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import random_point
+from solver_shard.graph.nodes import Kind
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.plan.plan import Options
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.runtime.schedule import schedule
+from solver_shard.tracing.torch import trace
+from solver_shard.verification.simulate import measure
 
 PLANS = (("2,2", None), ("2", 1))
 """Mesh and seed; None with every op replicated."""

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 if TYPE_CHECKING:
-    from solver_shard.choice.graph import ChoiceGraph
+    from solver_shard.graph.choice_graph import ChoiceGraph
 
 TINY_GPT2 = {"n_layer": 2, "n_embd": 256, "n_head": 8, "vocab_size": 1024, "n_positions": 256, "n_ctx": 256}
 TIGHT = 0.3
@@ -88,7 +88,7 @@ def config(model: str, layers: int | None) -> Iterator[str]:
         yield model
         return
     preset = "gpt2" if model.startswith("gpt2") else model
-    raw = json.loads(importlib.resources.files("solver_shard.frontends").joinpath("presets", f"{preset}.json").read_text())
+    raw = json.loads(importlib.resources.files("solver_shard.tracing").joinpath("presets", f"{preset}.json").read_text())
     if model == "gpt2-tiny":
         raw |= TINY_GPT2
     if layers is not None:
@@ -102,16 +102,16 @@ def config(model: str, layers: int | None) -> Iterator[str]:
 @functools.cache
 def graphs(model: str, layers: int | None, mesh: str, batch: int, seq: int, dtype: str) -> tuple[ChoiceGraph, ChoiceGraph]:
     """The free and the tied graph of a traced model, with the limit of an H100 of which 70 GiB may be used."""
-    from solver_shard.choice.lower import lower
-    from solver_shard.choice.structure import node_classes
-    from solver_shard.choice.subaxes import split_where_needed
-    from solver_shard.choice.transients import Transients
     from solver_shard.costs.cluster import load_cluster
     from solver_shard.costs.memory import optimizer_state
     from solver_shard.costs.model import CostModel
+    from solver_shard.graph.lowering import lower
+    from solver_shard.graph.sub_axes import split_where_needed
+    from solver_shard.graph.symmetry import node_classes
+    from solver_shard.graph.transient_memory import Transients
     from solver_shard.mesh import Mesh
-    from solver_shard.rulebook.build import Rulebook
-    from solver_shard.source import program_of
+    from solver_shard.rules.rulebook import Rulebook
+    from solver_shard.tracing.load import program_of
 
     with config(model, layers) as source:
         program, _ = program_of(source, batch=batch, seq=seq, dtype=dtype)
@@ -136,7 +136,7 @@ def tightened(graph: ChoiceGraph) -> ChoiceGraph:
 
 def made(case: Case, folder: Path) -> Path:
     """The file of a case, traced and written where it is not there yet."""
-    from solver_shard.choice.iopddl import write
+    from solver_shard.graph.iopddl import write
 
     path = folder / f"{case.name}.json.gz"
     if not path.exists():

@@ -24,27 +24,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from solver_shard import Mesh, load_cluster
-from solver_shard.api import plan_program
-from solver_shard.baselines.carry import dtensor_greedy_plan
-from solver_shard.baselines.propagated import NO_LIMIT, Propagation
-from solver_shard.baselines.templates import row_cut
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Lowering
-from solver_shard.costs.cluster import Cluster
+from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan
+from solver_shard.baselines.propagated import Propagation
+from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
-from solver_shard.export.points import plan_of, random_point
-from solver_shard.export.subject import Subject, subject_of, widened
-from solver_shard.export.transfer import transfer
-from solver_shard.export.verdict import Verdict
-from solver_shard.export.verify import check
-from solver_shard.frontends.clean import clean_with_values
-from solver_shard.frontends.huggingface import load
-from solver_shard.frontends.torch import trace_raw
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import random_point
+from solver_shard.graph.nodes import Lowering
+from solver_shard.graph.templates import row_cut
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import Options, Plan
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
+from solver_shard.plan.decode import plan_of
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Role
+from solver_shard.tracing.clean import clean_with_values
+from solver_shard.tracing.huggingface import load
+from solver_shard.tracing.torch import trace_raw
+from solver_shard.verification import check
+from solver_shard.verification.subject import Subject, subject_of, widened
+from solver_shard.verification.twin import transfer
+from solver_shard.verification.verdict import Verdict
 
 MESHES = ("2,2", "4", "2,4", "2,2,2")
 PASSES = ("basic", "aggressive", "op-priority", "user-priority")

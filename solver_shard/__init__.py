@@ -8,22 +8,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from solver_shard.api import optimize
-    from solver_shard.costs.cluster import Cluster, load_cluster
-    from solver_shard.errors import InfeasibleError, SolverShardError
-    from solver_shard.export.dtensor import apply
-    from solver_shard.export.verify import verify
-    from solver_shard.frontends.torch import trace
-    from solver_shard.layout import Layout
-    from solver_shard.mesh import Mesh
-    from solver_shard.plan.io import load_plan
-    from solver_shard.plan.plan import Plan
-    from solver_shard.program import Program
 
 __all__ = [
     "Cluster",
@@ -49,12 +36,12 @@ _HOMES = {
     "Plan": "plan.plan",
     "Program": "program",
     "SolverShardError": "errors",
-    "apply": "export.dtensor",
+    "apply": "runtime.apply",
     "load_cluster": "costs.cluster",
     "load_plan": "plan.io",
     "optimize": "api",
-    "trace": "frontends.torch",
-    "verify": "export.verify",
+    "trace": "tracing.torch",
+    "verify": "verification",
 }
 """Where each public name lives; imported on first use, so that ``import solver_shard`` loads neither torch nor numpy."""
 

@@ -13,37 +13,32 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from solver_shard.arguments import (
+from solver_shard.clock import Progress, StageClock
+from solver_shard.errors import InputError
+from solver_shard.graph.pins import check_pins
+from solver_shard.mesh import Mesh, parse_split
+from solver_shard.options import (
     check_called,
     check_microbatches,
     check_numbers,
     check_optimizer,
-    check_pins,
     check_reserve,
     part_of,
     yes_or_no,
 )
-from solver_shard.errors import InputError
-from solver_shard.mesh import Mesh, parse_split
+from solver_shard.pipeline import plan_program
 from solver_shard.program import Program
-from solver_shard.source import DEFAULT_DTYPE, is_entry_point, traced_of
-from solver_shard.stages import Progress, StageClock
-from solver_shard.units import parse_bytes
+from solver_shard.text import parse_bytes
+from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, traced_of
 
 if TYPE_CHECKING:
     import torch
 
     from solver_shard.baselines.propagated import Propagation
-    from solver_shard.choice.nodes import Lowering
-    from solver_shard.choice.transients import Transients
-    from solver_shard.constraints import Relays
     from solver_shard.costs.cluster import Cluster
-    from solver_shard.costs.model import CostModel
-    from solver_shard.frontends.clean import Traced
-    from solver_shard.lowered import Lowered
-    from solver_shard.plan.plan import Options, Plan
-    from solver_shard.rulebook.build import Rulebook
-    from solver_shard.solve.solution import Solution
+    from solver_shard.options import Options
+    from solver_shard.plan.plan import Plan
+
 
 DEFAULT_MEMORY_FRACTION = 0.9
 """Of the device's memory, where no limit is given; the rest is for what no tensor may have."""
@@ -111,7 +106,7 @@ def optimize(
         checkpoint: of presets and configs: checkpoint every layer, whose activations are then computed again in the backward pass.
             In a module of your own, ``torch.utils.checkpoint`` regions are followed as they are.
         microbatches: parts of the batch that run forward and backward one after the other; their gradients are accumulated, then
-            the parameters updated once (see :mod:`solver_shard.choice.accumulate`). A preset or config is traced with ``batch`` /
+            the parameters updated once (see :mod:`solver_shard.graph.lowering`). A preset or config is traced with ``batch`` /
             ``microbatches`` sequences; the inputs of a module or an entry point, and a Program, are those of one microbatch.
         optimizer: adamw (as torch steps it on accelerators by default), adamw-fused, adamw-forloop, sgd or none.
         master_weights: parameters of 16 bits or less have an f32 copy that the optimizer steps.
@@ -119,15 +114,15 @@ def optimize(
         reduce_dtype: f32, bf16 or f16, in which gradients are reduced, accumulated and held until the update; default their own.
         clip: whether gradients are clipped to a norm before the update, as ``torch.nn.utils.clip_grad_norm_`` does; the norm itself
             does not matter to the plan.
-        pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.pins`).
+        pins: layouts to fix, ``"PATTERN=S(0),R"`` (see :mod:`solver_shard.graph.pins`).
         split: mesh axes to split into sub-axes, outermost first, as ``"tp=8x2"`` or ``{"tp": (8, 2)}``; by default at most one axis,
-            where the model has fewer heads than it has devices (see :mod:`solver_shard.choice.subaxes`); False for none.
-        template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.baselines.restrict`).
+            where the model has fewer heads than it has devices (see :mod:`solver_shard.graph.sub_axes`); False for none.
+        template: plan only what experts write, as ``"dp=zero3,tp=megatron"`` (see :mod:`solver_shard.graph.templates`).
         rules: rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's
-            (see :mod:`solver_shard.rulebook.table`).
+            (see :mod:`solver_shard.rules.table`).
         conservative: allow only equal shards, and no cut inside a dim that a view merges or splits.
         trust_dtensor: of ops without a row, take every strategy that torch registers with DTensor; by default only those that are
-            proven on numbers (see :mod:`solver_shard.rulebook.registered`).
+            proven on numbers (see :mod:`solver_shard.rules.registered`).
         propagation: plan what a greedy pass makes of the pins (see :mod:`solver_shard.baselines.propagated`).
         overlap: part of parameter gathers and gradient reductions hidden behind compute, 0 to 1.
         fusion: price chains of pointwise ops as a compiler runs them: what one hands to the next is neither written nor read.
@@ -274,8 +269,8 @@ def asked(
     Raises:
         InputError, RuleError: as :func:`optimize`.
     """
-    from solver_shard.plan.plan import Options
-    from solver_shard.rulebook.table import load_table, read_rules
+    from solver_shard.options import Options
+    from solver_shard.rules.table import load_table, read_rules
 
     axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh))
     axes, splitting = _split(axes, split)
@@ -298,7 +293,7 @@ def asked(
     check_reserve(limit, kept, where)
     check_pins(pins, axes)
     if template is not None:
-        from solver_shard.baselines.restrict import parse_template
+        from solver_shard.graph.templates import parse_template
 
         if not isinstance(template, str):
             raise InputError(f"template {template!r} is not legal; write it as text, as in 'dp=zero3,tp=megatron'")
@@ -344,122 +339,6 @@ def asked(
     )
     check_optimizer(options)
     return Asked(mesh=axes, cluster=where, options=options)
-
-
-def plan_program(
-    program: Program,
-    *,
-    mesh: Mesh,
-    cluster: Cluster,
-    options: Options,
-    source: str = "",
-    command: str | None = None,
-    clock: StageClock | None = None,
-    propagation: Propagation | None = None,
-    narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
-    relays: bool = False,
-    workers: int = 2,
-    stop: Callable[[], bool] | None = None,
-    incumbent: Callable[[Plan], None] | None = None,
-    traced: Traced | None = None,
-) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
-
-    A graph whose plans the memory limit does not touch needs relays only where they save time (see ``constraints``). So that one is solved
-    first where time alone is the objective, and the one with relays everywhere only where the limit, or the objective, counts bytes.
-
-    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records; with ``relays``
-    where what it decides may use them.
-    ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
-    it there is no hint of what DTensor would do.
-    """
-    from solver_shard.baselines.fallback import or_baseline
-    from solver_shard.infeasible import Unsolved, infeasible
-    from solver_shard.lowered import lower_program
-    from solver_shard.solving import LEAST_SHARE, after, is_enough, solve_lowered
-    from solver_shard.writing import Writer, certificate, provenance
-
-    clock = clock or StageClock()
-    spaces: tuple[Relays, ...] = ("shared", "everywhere")
-    if propagation is not None or (narrow is not None and not relays) or options.template or mesh.size == 1:
-        spaces = ("none",)
-    elif options.prices_memory:
-        spaces = ("everywhere",)
-    given, left = program, options.work_limit
-    before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
-    for space in spaces:
-        made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
-        program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
-        if propagation is not None:
-            from solver_shard.baselines.propagated import narrow_to
-            from solver_shard.propagation.program import propagate_program
-
-            with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
-                spread = propagate_program(program, made.mesh, pinned, propagation.name, rulebook, propagation.options)
-                lowering = narrow_to(lowering, spread.layouts)
-                options = dataclasses.replace(options, propagation=propagation.record(program, spread.lost))
-        if narrow is not None:
-            with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
-                lowering, said = narrow(lowering, costs, rulebook)
-                options = dataclasses.replace(options, propagation=said)
-        writer = Writer(
-            program=program,
-            lowering=lowering,
-            costs=costs,
-            cluster=cluster,
-            options=options,
-            origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(made.mesh)!r}, ...)"),
-            relayed=made.relays,
-        )
-        spent = clock.seconds.get("solve", 0.0)
-        with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-            clock.bound_solver(max(options.time_limit - spent, LEAST_SHARE * options.time_limit))
-            watch = None if incumbent is None else lambda found, problem, w=writer: incumbent(w.plan(found, problem, clock))
-            solution, problem = solve_lowered(
-                lowering,
-                costs,
-                dataclasses.replace(options, work_limit=left),
-                clock,
-                workers=workers,
-                stop=stop,
-                watch=watch,
-                limited=space == spaces[-1],
-            )
-        if before is not None:
-            first = before[0]
-            solution = after(first, solution, spent)
-            if first.feasible and (not solution.feasible or (solution.objective or 0) > (first.objective or 0)):
-                _, made, lowering, writer, problem = before  # the larger graph had too little time
-                solution = dataclasses.replace(first, history=solution.history, stages=solution.stages, work=solution.work)
-        if is_enough(solution) or (solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
-            break
-        before = solution, made, lowering, writer, problem
-        left = None if left is None else max(left - solution.work, LEAST_SHARE * left)
-    program, mesh, rulebook, costs, pinned = made.program, made.mesh, made.rulebook, made.costs, made.pinned
-    baseline = None
-    if propagation is None and narrow is None and not options.template and not solution.interrupted:
-        solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
-    if not solution.feasible:
-        raise infeasible(
-            Unsolved(
-                program=program,
-                options=options,
-                costs=costs,
-                rulebook=rulebook,
-                pins=made.pins_apart(),
-                restriction=made.restriction,
-                lowering=lowering,
-                problem=problem,
-                solution=solution,
-                memory=None if solution.assignment is None else writer.parts(solution.assignment).memory,
-                clock=clock,
-                stop=stop,
-            )
-        )
-    with clock.stage("plan", "writing down the plan"):
-        plan = writer.plan(solution, problem, clock)
-        writer.check(plan, rulebook)
-    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
 
 
 def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple[Mesh, str]:

@@ -1,6 +1,6 @@
 """What to tell where there is no plan: how small the peak can get, which pins and memory times conflict, and what dropping a pin gives.
 
-The graph is lowered once more without pins; each pin is then a constraint of its own (``choice.masks``), and ``solve.conflict`` finds
+The graph is lowered once more without pins; each pin is then a constraint of its own (``graph/pins.py``), and ``solve.conflict`` finds
 a minimal set of pins and memory times that conflict. Where memory has no part in it, the ops at which the pins meet are found in the
 same way, or those through which a template does not carry. Dropping a pin is priced by solving without it, in rounds, with
 the intermediates of transitions counted.
@@ -17,27 +17,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.choice.graph import ChoiceGraph, Ints
-from solver_shard.choice.lower import lower
-from solver_shard.choice.masks import folded_constraint, op_constraints, pin_constraints, pinned_classes
-from solver_shard.choice.nodes import Lowering, Restriction
-from solver_shard.choice.transients import Transients
+from solver_shard.clock import StageClock
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import Conflict, Dropped, InfeasibleError, SolverShardError
-from solver_shard.names import fold_names
-from solver_shard.pins import Allowed
-from solver_shard.plan.plan import MemoryTimeline, Options
-from solver_shard.plan.report import largest_holders
+from solver_shard.graph.choice_graph import ChoiceGraph, Constraint, Ints
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.nodes import Lowering, Restriction
+from solver_shard.graph.pins import Allowed, folded_constraint, op_constraints, pin_constraints, pinned_classes
+from solver_shard.graph.transient_memory import Transients
+from solver_shard.options import Options
+from solver_shard.plan.plan import MemoryTimeline
+from solver_shard.plan.summary import largest_holders
 from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
-from solver_shard.solve.arcs import Constraint
-from solver_shard.solve.clock import Clock
+from solver_shard.rules.rulebook import Rulebook
 from solver_shard.solve.conflict import Conflict as Found
 from solver_shard.solve.conflict import find_conflict, least_bytes, masks, narrowed
-from solver_shard.solve.rounds import solve_in_rounds
+from solver_shard.solve.engine import solve_in_rounds
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Solution, Status
-from solver_shard.stages import StageClock
-from solver_shard.units import format_bytes, format_ns
+from solver_shard.text import fold_names, format_bytes, format_ns
 
 SHARE = 0.5
 """Of the limits on time and work: the most that looking for a conflict takes, where solving has left so much."""

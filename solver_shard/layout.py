@@ -31,6 +31,7 @@ from solver_shard.errors import InputError
 if TYPE_CHECKING:
     from solver_shard.mesh import Mesh
 
+
 REDUCTIONS = ("sum", "avg", "max", "min")
 _MAX_DIM = 63
 STRIDED = _MAX_DIM + 1

@@ -13,7 +13,7 @@ from traced_models import squares
 import solver_shard
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
-from solver_shard.source import program_of
+from solver_shard.tracing.load import program_of
 
 WIDTH, HIDDEN, ROWS = 4096, 8192, 4096
 MESH = "dp=2,tp=2"

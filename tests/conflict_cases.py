@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 from enumeration import enumerate_allowed
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.solve.conflict import Conflict, Constraint
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Constraint
+from solver_shard.solve.conflict import Conflict
 
 
 def random_pins(rng: np.random.Generator, graph: ChoiceGraph, most: int = 5) -> list[Constraint]:

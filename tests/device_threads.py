@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from solver_shard.export.exchange import Exchange, Move, all_reduce_over, in_turn
-from solver_shard.export.implementations import FREE, free
-from solver_shard.export.runtime import Compiled, compile_step
-from solver_shard.export.shards import group_of, groups, reduce
 from solver_shard.mesh import Mesh
+from solver_shard.ops.implementations import FREE, free
+from solver_shard.ops.shards import group_of, groups, reduce
 from solver_shard.plan.plan import Inside, Plan
 from solver_shard.program import Program
+from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
+from solver_shard.runtime.step import Compiled, compile_step
 
 Buffers = dict[int, torch.Tensor]
 

@@ -18,9 +18,9 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.baselines.dtensor_greedy import Collective
-from solver_shard.frontends.raw import RawGraph
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.tracing.joint_graph import RawGraph
 
 BATCH, LENGTH, WIDTH, HEADS, HIDDEN, VOCABULARY = 8, 8, 32, 4, 64, 48
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from solver_shard.export.rebuild import Built, rebuild
+from solver_shard.exporters.script import Built, rebuild
 
 
 def main(folder: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph
 
 MOST = 1_000_000
 Ints = NDArray[np.int64]

@@ -19,14 +19,14 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
     _SingleDimStrategyInfo,
 )
 
-from solver_shard.expand.aten import call_of, dtensor_strategies, overload
-from solver_shard.expand.call import Call, Kinds, Operand, Pending, kinds_of
-from solver_shard.expand.single_axis import Cut, Prepared, SingleAxis, mixed, of_rule, prepare
+from solver_shard.expander.call import Call, Kinds, Operand, Pending, kinds_of
+from solver_shard.expander.expander import call_of, dtensor_strategies, overload
+from solver_shard.expander.single_axis import Cut, Prepared, SingleAxis, mixed, of_rule, prepare
 from solver_shard.layout import Layout, P, R, S
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Ref, Tensor
-from solver_shard.rulebook.build import build_rule
-from solver_shard.rulebook.table import RuleTable
+from solver_shard.rules.rulebook import build_rule
+from solver_shard.rules.table import RuleTable
 
 MESHES = ("4", "2,2", "2,3", "2,2,2")
 FAMILIES = ("matmul", "pointwise", "reduction", "view", "embedding", "concat")
@@ -121,7 +121,7 @@ def their_schema(case: Case, mesh: DeviceMesh) -> tuple[OpSchema, _SingleDimStra
 
 
 def _meta(meta: Any) -> TensorMeta:
-    from solver_shard.frontends.export import DTYPES
+    from solver_shard.tracing.joint_graph import DTYPES
 
     dtype = next(d for d, name in DTYPES.items() if name == meta.dtype)
     made = torch.empty(meta.sizes, dtype=dtype, device="meta")

@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve.problem import Carrier, Edge, Problem
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]

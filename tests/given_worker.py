@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 
-from solver_shard.export.rebuild import Built, rebuild
+from solver_shard.exporters.script import Built, rebuild
 
 STYLES = (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, Replicate, Shard)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from enumeration import enumerate_allowed, totals
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import MIB, ChoiceGraph
 from solver_shard.solve.engine import solve
-from solver_shard.solve.solution import MIB, Event, Status
+from solver_shard.solve.solution import Event, Status
 
 BYTES = (2**20, 2**29, 2**30, 2**31, 2**31, 2**32, 2**33, 2**36, 2**40, 2**45, 2**54, 2**57)
 """Usages are drawn below one of these: sums below and beyond 2**31, 2**32, 2**40 and 2**53."""

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.choice.graph import ChoiceGraph
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Kind, Lowering, Pins
-from solver_shard.choice.transients import Transients
-from solver_shard.constraints import constrain
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
-from solver_shard.export.points import Narrowing, plan_of, random_point
+from solver_shard.graph.choice_graph import ChoiceGraph
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import Narrowing, random_point
+from solver_shard.graph.nodes import Kind, Lowering, Pins
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import Evaluation, evaluate
-from solver_shard.plan.plan import Options, Plan
-from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
-from solver_shard.rulebook.table import load_table
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program, constrain
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.rules.table import load_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,16 +21,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from solver_shard.choice.lower import lower
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError, SolverShardError
-from solver_shard.export.points import plan_of, random_point
-from solver_shard.export.subject import Subject, subject_of
-from solver_shard.export.verify import check
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import random_point
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Options
+from solver_shard.options import Options
+from solver_shard.plan.decode import plan_of
 from solver_shard.program import Role
+from solver_shard.verification import check
+from solver_shard.verification.subject import Subject, subject_of
 
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool)
 """Of the samples: the first that an op takes."""

@@ -22,22 +22,22 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from solver_shard.choice.nodes import Kind
-from solver_shard.choice.transients import Transients
-from solver_shard.constraints import AS_MADE, BEFORE, IDENTITY
+from solver_shard.analysis.reopen import point_of
+from solver_shard.clock import StageClock
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.errors import InfeasibleError, InputError, InternalError
-from solver_shard.export.points import plan_of, random_point
+from solver_shard.graph.build import Lowered, lower_program
+from solver_shard.graph.narrowing import random_point
+from solver_shard.graph.nodes import Kind
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
-from solver_shard.lowered import Lowered, lower_program
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Options, Plan
-from solver_shard.program import Program
-from solver_shard.solving import solve_lowered
-from solver_shard.source import traced_of
-from solver_shard.stages import StageClock
-from solver_shard.study.reopen import point_of
-from solver_shard.writing import Writer, provenance
+from solver_shard.options import Options
+from solver_shard.pipeline import solve_lowered
+from solver_shard.plan.decode import Writer, plan_of, provenance
+from solver_shard.plan.plan import Plan
+from solver_shard.program import AS_MADE, BEFORE, IDENTITY, Program
+from solver_shard.tracing.load import traced_of
 
 MESHES = ("2", "3", "4", "8", "dp=2,tp=2", "dp=2,tp=4")
 CLUSTERS = ("h100", str(Path(__file__).parent / "toy.toml"))

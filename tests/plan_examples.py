@@ -7,6 +7,7 @@ import dataclasses
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.options import Options
 from solver_shard.plan.plan import (
     Certificate,
     Costs,
@@ -14,7 +15,6 @@ from solver_shard.plan.plan import (
     Holder,
     MemoryTimeline,
     Moment,
-    Options,
     Plan,
     PlannedOp,
     PlannedTensor,

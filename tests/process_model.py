@@ -67,10 +67,10 @@ def run_process(rank: int, size: int, folder: str) -> None:
 
 def train(folder: Path) -> None:
     """Half of the steps under one plan, a checkpoint, the other half under another plan; beside the unsharded model."""
-    from solver_shard import apply, load_plan
-    from solver_shard.export.dtensor import recorded_collectives, reseed
-    from solver_shard.export.optimizer import ShardedOptimizer, clip_grad_norm_
-    from solver_shard.export.random import Unsharded
+    from solver_shard.ops.random import Unsharded
+    from solver_shard.plan.io import load_plan
+    from solver_shard.runtime.apply import apply, recorded_collectives, reseed
+    from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
 
     model, inputs = built()
     reference = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -136,7 +136,7 @@ def check_collectives(found: list[Any], plan: Any, steps: int) -> None:
 
 def check_memory(sharded: nn.Module, optimizer: Any, plan: Any) -> None:
     """On the device with the fullest shards: what is stored has the planned bytes."""
-    from solver_shard.export.dtensor import runtime_of
+    from solver_shard.runtime.apply import runtime_of
 
     if dist.get_rank():
         return

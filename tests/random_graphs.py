@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph
 from solver_shard.solve.solution import objective_value
 
 

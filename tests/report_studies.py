@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from solver_shard.study.sweep_result import Row, Sweep
+from solver_shard.analysis.sweep.results import Row, Sweep
 
 
 def compared(**changed: Any) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph
 
 Ints = NDArray[np.int64]
 Report = Callable[[float, float | None, float | None], None]

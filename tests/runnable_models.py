@@ -4,7 +4,7 @@ complex numbers, asserted values.
 >>> model, inputs, options = build("batch norm first, 1d", torch.float32)
 >>> subject_of(model, inputs, name="norm", **options)
 
-``experiments/runnable.py`` runs plans of all of them; a slice of it is in ``tests/export/test_runnable.py``.
+``experiments/runnable.py`` runs plans of all of them; a slice of it is in ``tests/runtime/test_runnable.py``.
 """
 
 from __future__ import annotations

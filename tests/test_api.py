@@ -13,12 +13,12 @@ import torch
 
 import solver_shard
 import solver_shard.infeasible
-import solver_shard.solve.rounds
+import solver_shard.solve.engine
 from solver_shard.errors import InfeasibleError, InputError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_schema, plan_to_json
 from solver_shard.plan.plan import Plan
 from solver_shard.solve.solution import Solution, Status
-from solver_shard.source import program_of
+from solver_shard.tracing.load import program_of
 
 
 def mlp() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
@@ -124,9 +124,9 @@ def test_where_nothing_repeats_the_proof_is_for_every_plan(plan: Plan) -> None:
 
 def test_a_time_too_short_is_not_called_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Solution(status=Status.UNKNOWN)
-    monkeypatch.setattr(solver_shard.solve.rounds, "solve", lambda graph, **options: nothing)
-    monkeypatch.setattr("solver_shard.baselines.fallback.candidates", lambda *arguments, **options: iter(()))  # nor is there a template
-    monkeypatch.setattr("solver_shard.baselines.fallback._completed", lambda *arguments: None)  # nor any other baseline
+    monkeypatch.setattr(solver_shard.solve.engine, "solve", lambda graph, **options: nothing)
+    monkeypatch.setattr("solver_shard.baselines.hints.candidates", lambda *arguments, **options: iter(()))  # nor is there a template
+    monkeypatch.setattr("solver_shard.baselines.hints._completed", lambda *arguments: None)  # nor any other baseline
     with pytest.raises(SolverShardError, match=r"found within 1e-09 s, .*; give more --time-limit") as caught:
         plan_of(time_limit=1e-9)
     assert not isinstance(caught.value, InfeasibleError)

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from solver_shard.errors import InputError, RuleError
-from solver_shard.export.literal import MAX_FORMATTED, MAX_TOKENS, read_assignments, read_value
+from solver_shard.exporters.literal import MAX_FORMATTED, MAX_TOKENS, read_assignments, read_value
 from solver_shard.files import MAX_VALUES, read_json, read_toml
-from solver_shard.rulebook.families import FAMILIES
-from solver_shard.rulebook.table import parse_rows
+from solver_shard.rules.families import FAMILIES
+from solver_shard.rules.table import parse_rows
 
 BOMBS = {
     "lists": "S = [" + "[]," * 4_000_000 + "]",
@@ -44,7 +44,7 @@ def test_a_file_as_export_writes_them_is_far_from_the_bounds() -> None:
 
 def test_reading_the_worst_that_is_read_takes_less_than_two_gigabytes() -> None:
     code = (
-        "import resource; from solver_shard.export.literal import read_assignments, MAX_TOKENS\n"
+        "import resource; from solver_shard.exporters.literal import read_assignments, MAX_TOKENS\n"
         "read_assignments('a\\n' * (MAX_TOKENS // 2))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

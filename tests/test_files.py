@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from plan_examples import example
 
+from solver_shard.analysis.sweep.results import load_sweep
 from solver_shard.cli import MOST_SAID, main
 from solver_shard.errors import InputError
 from solver_shard.files import read_text
 from solver_shard.plan.io import load_plan, plan_to_json
-from solver_shard.report.prices import read_prices
-from solver_shard.report.studies import read_comparison
-from solver_shard.study.sweep_result import load_sweep
+from solver_shard.reports.studies import read_comparison, read_prices
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -29,9 +28,9 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     ("module", "limit", "read"),
     [
         ("solver_shard.plan.io", "MAX_PLAN_BYTES", load_plan),
-        ("solver_shard.report.studies", "MAX_BYTES", read_comparison),
-        ("solver_shard.report.prices", "MAX_BYTES", read_prices),
-        ("solver_shard.study.sweep_result", "MAX_BYTES", load_sweep),
+        ("solver_shard.reports.studies", "MAX_STUDY_BYTES", read_comparison),
+        ("solver_shard.reports.studies", "MAX_PRICES_BYTES", read_prices),
+        ("solver_shard.analysis.sweep.results", "MAX_BYTES", load_sweep),
     ],
 )
 def test_what_has_no_size_and_no_end_is_refused(

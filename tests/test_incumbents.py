@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import solver_shard
-import solver_shard.solve.rounds
-import solver_shard.solving
+import solver_shard.pipeline
+import solver_shard.solve.engine
+from solver_shard.clock import StageClock
 from solver_shard.errors import InfeasibleError, SolverShardError
 from solver_shard.plan.io import check_plan, plan_from_json, plan_to_json
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.solve.solution import Event, Solution, Status
-from solver_shard.source import program_of
-from solver_shard.stages import StageClock
+from solver_shard.tracing.load import program_of
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def plan_of(program: Program, **options: Any) -> Plan:
 
 
 def test_every_better_plan_is_complete_and_within_the_limit(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_shard.solving, "FIRST_INCUMBENT", 0.0)
-    monkeypatch.setattr(solver_shard.solving, "INCUMBENTS", 0.0)
-    monkeypatch.setattr("solver_shard.solve.anytime.SHARE", float("inf"))
+    monkeypatch.setattr(solver_shard.pipeline, "FIRST_INCUMBENT", 0.0)
+    monkeypatch.setattr(solver_shard.pipeline, "INCUMBENTS", 0.0)
+    monkeypatch.setattr("solver_shard.solve.limits.SHARE", float("inf"))
     found: list[Plan] = []
     least = plan_of(program, objective="memory").memory.peak
     final = plan_of(program, memory=least + 100_000, reserve=0, incumbent=found.append)
@@ -67,7 +67,7 @@ def test_a_caller_who_stops_gets_the_plan_and_what_is_proven(program: Program) -
 
 
 def test_a_caller_who_stops_before_there_is_a_plan_gets_an_error(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_shard.solve.rounds, "solve", lambda _graph, **_options: Solution(status=Status.UNKNOWN))
+    monkeypatch.setattr(solver_shard.solve.engine, "solve", lambda _graph, **_options: Solution(status=Status.UNKNOWN))
     with pytest.raises(SolverShardError, match=r"was found within the [\d.]+ s until it was interrupted.*; give more time") as caught:
         plan_of(program, stop=lambda: True)
     assert not isinstance(caught.value, InfeasibleError)

@@ -7,7 +7,7 @@ import fnmatch
 import pytest
 
 from solver_shard.errors import InputError
-from solver_shard.names import MAX_NAME, Paths, check_patterns, fold_items, fold_members, fold_names, matching, suggestion
+from solver_shard.text import MAX_NAME, Paths, check_patterns, fold_items, fold_members, fold_names, matching, suggestion
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_paths_match_part_by_part(pattern: str) -> None:
 
 
 def test_patterns_that_overlap_too_much_are_refused_and_plain_ones_never_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solver_shard.names.MAX_VISITS", 10)
+    monkeypatch.setattr("solver_shard.text.MAX_VISITS", 10)
     paths = Paths(NAMES)
     for _ in range(100):
         assert paths.matching("layers.1.up") == [2]
@@ -84,7 +84,7 @@ def test_more_or_longer_patterns_than_are_read_are_refused(monkeypatch: pytest.M
     check_patterns(["w" * MAX_NAME], "f")
     with pytest.raises(InputError, match=r"f: a pattern has 1,001 characters, 'w{60}'\.\.\.; at most 1,000 are read"):
         check_patterns(["w" * (MAX_NAME + 1)], "f")
-    monkeypatch.setattr("solver_shard.names.MAX_RULES", 2)
+    monkeypatch.setattr("solver_shard.text.MAX_RULES", 2)
     with pytest.raises(InputError, match="f: 3 rules were given; at most 2 are read"):
         check_patterns(["a", "b", "c"], "f")
 

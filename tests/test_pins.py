@@ -9,9 +9,9 @@ import pytest
 
 from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
+from solver_shard.graph.pins import Pin, parse_pin, resolve_pins
 from solver_shard.layout import Layout, P, R, S, strided
 from solver_shard.mesh import Mesh
-from solver_shard.pins import Pin, parse_pin, resolve_pins
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
 
 MESH = Mesh.parse("dp=4,tp=2")
@@ -201,7 +201,7 @@ def test_pins_that_cannot_hold_say_why(texts: tuple[str, ...], message: str) -> 
 
 
 def test_globs_that_are_held_against_too_many_names_are_refused_and_names_never_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solver_shard.names.MAX_VISITS", len(program().tensors))
+    monkeypatch.setattr("solver_shard.text.MAX_VISITS", len(program().tensors))
     assert pinned(*["x=R,*"] * 100)
     with pytest.raises(InputError, match="the patterns have been held against more than"):
         pinned("h*=*,*", "h*=*,*")

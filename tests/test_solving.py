@@ -10,20 +10,21 @@ import pytest
 import torch
 
 import solver_shard
-import solver_shard.solving
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Lowering
-from solver_shard.choice.structure import node_classes
-from solver_shard.choice.transients import Transients
+import solver_shard.pipeline
+from solver_shard.clock import StageClock
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.nodes import Lowering
+from solver_shard.graph.symmetry import node_classes
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Options, Plan
+from solver_shard.options import Options
+from solver_shard.pipeline import solve_lowered
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.solve.solution import Event, Solution, Status
-from solver_shard.solving import solve_lowered
-from solver_shard.source import program_of
-from solver_shard.stages import StageClock
+from solver_shard.tracing.load import program_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,8 +84,8 @@ def test_a_free_search_never_ends_above_the_tied_one() -> None:
 
 
 def test_work_that_only_suffices_for_the_tied_stage_gives_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    tied, _ = solved(tied=True, gap=solver_shard.solving.TIED_GAP)
-    monkeypatch.setattr(solver_shard.solving, "TIED_SHARE", 1.0)
+    tied, _ = solved(tied=True, gap=solver_shard.pipeline.TIED_GAP)
+    monkeypatch.setattr(solver_shard.pipeline, "TIED_SHARE", 1.0)
     free, problem = solved(work_limit=tied.work * (1 + 1e-9))
     assert problem.folded is None
     assert free.feasible
@@ -96,13 +97,13 @@ def test_work_that_only_suffices_for_the_tied_stage_gives_its_plan(monkeypatch: 
 
 
 def test_tied_plans_that_do_not_fit_do_not_end_a_free_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, seen = solver_shard.solving.solve_in_rounds, list[Transients]()
+    solve, seen = solver_shard.pipeline.solve_in_rounds, list[Transients]()
 
     def tied_fails(problem: Transients, **options: Any) -> Solution:
         seen.append(problem)
         return Solution(status=Status.INFEASIBLE, peak_bound=10**15) if problem.folded is not None else solve(problem, **options)
 
-    monkeypatch.setattr(solver_shard.solving, "solve_in_rounds", tied_fails)
+    monkeypatch.setattr(solver_shard.pipeline, "solve_in_rounds", tied_fails)
     free, problem = solved()
     assert [one.folded is None for one in seen] == [False, True]
     assert problem is seen[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from solver_shard.errors import InputError
-from solver_shard.units import format_bytes, format_ns, parse_bytes
+from solver_shard.text import format_bytes, format_ns, parse_bytes
 
 
 @pytest.mark.parametrize(

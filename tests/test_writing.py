@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import solver_shard
+from solver_shard.plan.decode import MAX_MOMENTS, history
 from solver_shard.plan.plan import Certificate, Moment, Plan
 from solver_shard.solve.solution import Event, Solution, Status
-from solver_shard.writing import MAX_MOMENTS, history
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,7 @@ from typing import Any
 import solver_shard
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
-from solver_shard.source import program_of
+from solver_shard.tracing.load import program_of
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,

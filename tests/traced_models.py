@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from solver_shard.export.interpret import run
-from solver_shard.frontends.clean import clean
-from solver_shard.frontends.torch import trace_raw
+from solver_shard.ops.run import run
 from solver_shard.program import Program
+from solver_shard.tracing.clean import clean
+from solver_shard.tracing.torch import trace_raw
 
 
 class MLP(nn.Module):

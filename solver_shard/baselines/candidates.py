@@ -1,8 +1,8 @@
 """The plans that experts write, as points of a choice graph that was lowered without them: all that can be had, each at its least cost.
 
-A template (:mod:`solver_shard.baselines.restrict`) forbids layouts of what is stored, and transitions. In a graph that was lowered
+A template (:mod:`solver_shard.graph.templates`) forbids layouts of what is stored, and transitions. In a graph that was lowered
 without it these are strategies and pairs of strategies; without them it is the graph that the template is lowered to, so its best plan has
-the same price. Nothing is lowered again, and what is left of the graph is small (:mod:`solver_shard.choice.shrink`).
+the same price. Nothing is lowered again, and what is left of the graph is small (:mod:`solver_shard.graph.narrowing`).
 
     for name, plan in candidates(problem, costs.mesh, ...):
         ...                                     # the all-replicated plan first
@@ -18,16 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver_shard.baselines.restrict import TemplateRestriction, restrictions
-from solver_shard.choice.graph import ChoiceGraph, Ints
-from solver_shard.choice.groups import ACCUMULATE, UPDATE
-from solver_shard.choice.nodes import Kind
-from solver_shard.choice.shrink import Shrunk, shrink
-from solver_shard.choice.transients import Transients
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints
+from solver_shard.graph.liveness import ACCUMULATE, UPDATE
+from solver_shard.graph.narrowing import Shrunk, shrink
+from solver_shard.graph.nodes import Kind
+from solver_shard.graph.templates import TemplateRestriction, restrictions
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import Solution, objective_value
-from solver_shard.solve.spans import Bools
 
 WORK, NODES = 1.0, 4e-3
 """Work units for one plan, and for each of its nodes: nearly all is decided, and what is left falls apart when it was presolved."""

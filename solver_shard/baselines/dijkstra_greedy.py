@@ -11,32 +11,25 @@ pays. Ops whose strategy the choice graph does not have are left to the solver a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.baselines.masks import Masks, deciding, left_over, narrowed
-from solver_shard.choice.nodes import Kind, Lowering
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expand.call import Call, Kinds, Meta, Operand
-from solver_shard.expand.dijkstra import search
-from solver_shard.expand.exhaustive import Expansion, expand_exhaustively
-from solver_shard.expand.pricing import ClusterPricing
-from solver_shard.expand.single_axis import of_rule, prepare
+from solver_shard.expander.call import Call, Kinds, Meta, Operand
+from solver_shard.expander.pricing import ClusterPricing
+from solver_shard.expander.search import Expansion, expand_exhaustively, search
+from solver_shard.expander.single_axis import of_rule, prepare
+from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.templates import Masks, deciding, left_over, narrowed
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program
-from solver_shard.rulebook.build import Rulebook
-from solver_shard.rulebook.rule import Rule
-
-if TYPE_CHECKING:
-    from solver_shard.costs.cluster import Cluster
-    from solver_shard.plan.plan import Options, Plan
+from solver_shard.rules.rule import Rule
+from solver_shard.rules.rulebook import Rulebook
 
 NAME = "dijkstra-greedy"
 
@@ -113,19 +106,3 @@ def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lo
     walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
     masks, missing = walk_masks(lowering, walk)
     return narrowed(lowering, masks), NAME + left_over(program, missing)
-
-
-def dijkstra_greedy_plan(
-    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, source: str = "", command: str | None = None
-) -> Plan:
-    """The plan of the walk, priced as all plans are; ``Plan.options.propagation`` names what was left to the solver.
-
-    ``source`` and ``command`` are for ``Plan.provenance``.
-
-    Raises:
-        InfeasibleError: it does not fit the memory limit of the options.
-    """
-    from solver_shard.api import plan_program
-
-    asked = dataclasses.replace(options, tied=False)
-    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)

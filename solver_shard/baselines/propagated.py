@@ -12,23 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.baselines.masks import Masks, narrowed
-from solver_shard.choice.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.templates import Masks, narrowed
 from solver_shard.layout import Layout
-from solver_shard.names import fold_items
 from solver_shard.program import Program
-from solver_shard.propagation.passes import Options as PassOptions
-from solver_shard.propagation.passes import PassName
-
-if TYPE_CHECKING:
-    from solver_shard.plan.plan import Plan
-
-NO_LIMIT = 2**50
+from solver_shard.shardy.passes import Options as PassOptions
+from solver_shard.shardy.passes import PassName
+from solver_shard.text import fold_items
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,65 +79,3 @@ def _closest(lowering: Lowering, op: int, layouts: Sequence[Layout]) -> NDArray[
         score += np.array(alike, dtype=np.int64)[held.chosen]
     found: NDArray[np.bool_] = score == score.max()
     return found
-
-
-def propagated_plan(
-    model: Any,
-    *,
-    mesh: str,
-    name: PassName,
-    pins: Sequence[str] = (),
-    options: PassOptions | None = None,
-    cluster: str = "h100",
-    batch: int | None = None,
-    seq: int | None = None,
-    dtype: str | None = None,
-    forward_only: bool = False,
-    optimizer: str = "adamw",
-    split: str | bool = True,
-    command: str | None = None,
-    progress: Any = None,
-) -> Plan:
-    """Trace a model, propagate its pins, and price the plan that follows, whether it fits into a device or not.
-
-    Args:
-        model, mesh, pins, cluster, batch, seq, dtype, forward_only, optimizer, split: as in ``solver_shard.optimize``.
-        name: basic, aggressive, op-priority or user-priority.
-        options: strategy and levels of the pass.
-
-    Raises:
-        InputError: an argument is not usable; the message says what is legal.
-        TraceError: the model cannot be traced.
-    """
-    from solver_shard.api import optimize
-
-    propagation = Propagation(name=name, options=options or PassOptions())
-    plan = optimize(
-        model,
-        mesh=mesh,
-        pins=pins,
-        cluster=cluster,
-        memory=NO_LIMIT,
-        reserve=0,
-        batch=batch,
-        seq=seq,
-        dtype=dtype,
-        forward_only=forward_only,
-        optimizer=optimizer,
-        split=split,
-        tied=False,
-        propagation=propagation,
-        command=command,
-        progress=progress,
-    )
-    return limited_to_itself(plan)
-
-
-def limited_to_itself(plan: Plan) -> Plan:
-    """A plan that was made without a limit, as one whose limit is the device's memory, or its own peak where that is more."""
-    limit = max(plan.cluster.device.memory, plan.memory.peak)
-    return dataclasses.replace(
-        plan,
-        options=dataclasses.replace(plan.options, memory_limit=limit),
-        memory=dataclasses.replace(plan.memory, limit=limit),
-    )

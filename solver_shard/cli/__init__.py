@@ -8,10 +8,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from solver_shard.cli.terminal import ERROR, INFEASIBLE, INTERRUPTED, OK
+
 MOST_SAID = 4000
 """Characters of an error: a name in a file can have millions."""
-
-OK, ERROR, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _shown(what: object) -> str:
 def run() -> None:
     """The console script: run the command line and exit, without waiting for a solver that would not stop."""
     code = main()
-    waiting = sys.modules.get("solver_shard.solve.waiting")  # not loaded, so nothing waits, where nothing was solved
+    waiting = sys.modules.get("solver_shard.solve.limits")  # not loaded, so nothing waits, where nothing was solved
     if waiting is not None and waiting.left_behind():
         with contextlib.suppress(OSError, ValueError):  # closed, by us or by their reader
             sys.stdout.flush()

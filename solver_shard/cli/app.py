@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from solver_shard import __version__
-from solver_shard.cli import compare, expand, explain, export, propagate, report, show, solve, solve_graph, sweep, trace, verify
+from solver_shard.cli import compare, expand, explain, export, propagate, solve, solve_graph, sweep, verify
 from solver_shard.cli.rules import rules
 from solver_shard.errors import printable
 
@@ -66,14 +66,14 @@ def _common(
 app.command("solve")(solve.solve)
 app.command("solve-graph")(solve_graph.solve_graph)
 app.command("sweep")(sweep.sweep)
-app.command("show")(show.show)
+app.command("show")(explain.show)
 app.command("compare")(compare.compare)
 app.command("expand")(expand.expand)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
-app.command("report")(report.report)
-app.command("trace")(trace.trace)
+app.command("report")(export.report)
+app.command("trace")(export.trace)
 app.command("verify")(verify.verify)
 app.add_typer(rules, name="rules")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanModel, plan_model
-from solver_shard.cli.output import check_output
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.options import PlanConfig, PlanModel, check_output, plan_model
+from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from solver_shard.study.compare import Comparison
-    from solver_shard.study.styles import Given
+    from solver_shard.analysis.compare import Comparison
+    from solver_shard.analysis.other_tools import Given
+
 
 _SUFFIXES = (".md", ".json", ".csv", ".txt")
 MAX_PINS = 1000
@@ -94,12 +94,12 @@ def compare(
 
     Exit codes: 0 done, 1 bad input, also where a row that was asked for cannot be had, 2 usage.
     """
+    from solver_shard.analysis.compare import compare as compare_plans
+    from solver_shard.analysis.difference import difference
+    from solver_shard.analysis.other_tools import read_parallelize, read_tp_plan
     from solver_shard.errors import printable
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan
-    from solver_shard.study.compare import compare as compare_plans
-    from solver_shard.study.compare_diff import difference
-    from solver_shard.study.given import read_parallelize, read_tp_plan
 
     check_output(output, *plans, *(tp_plan or ()), *(parallelize or ()), *(pins or ()), config)
     if output is not None and output.suffix not in _SUFFIXES:
@@ -156,7 +156,7 @@ def _written(found: Comparison, suffix: str) -> str:
 def _text(path: Path) -> str:
     """A small file's text; InputError where it is none."""
     from solver_shard.errors import InputError
-    from solver_shard.export.literal import MAX_BYTES
+    from solver_shard.exporters.literal import MAX_BYTES
     from solver_shard.files import read_text
 
     try:

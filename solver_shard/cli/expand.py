@@ -12,8 +12,8 @@ import typer
 from solver_shard.files import read_json
 
 if TYPE_CHECKING:
-    from solver_shard.expand.call import Call
-    from solver_shard.expand.exhaustive import Expansion
+    from solver_shard.expander.call import Call
+    from solver_shard.expander.search import Expansion
 
 
 class Prices(enum.StrEnum):
@@ -56,12 +56,11 @@ def expand(
     from solver_shard.costs.cluster import load_cluster
     from solver_shard.costs.collectives import Collectives
     from solver_shard.costs.dtensor import DTensorCosts
-    from solver_shard.expand.aten import call_of
-    from solver_shard.expand.call import Operand
-    from solver_shard.expand.expander import Expander
-    from solver_shard.expand.pricing import ClusterPricing, DTensorPricing, Pricing
+    from solver_shard.expander.call import Operand
+    from solver_shard.expander.expander import Expander, call_of
+    from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, Pricing
     from solver_shard.mesh import Mesh
-    from solver_shard.names import text_of
+    from solver_shard.text import text_of
 
     if more and len(inputs) > 1:
         raise typer.BadParameter("give all inputs after one --inputs, or each after its own", param_hint="--inputs")
@@ -101,7 +100,7 @@ def _arguments(given: list[str]) -> dict[str, Any]:
 
 
 def _report(call: Call, best: Expansion) -> list[str]:
-    from solver_shard.expand.call import show
+    from solver_shard.expander.call import show
 
     lines = []
     for i, operand in enumerate(call.operands):
@@ -120,19 +119,19 @@ def _report(call: Call, best: Expansion) -> list[str]:
 
 
 def _layouts(layouts: tuple[Any, ...]) -> str:
-    from solver_shard.expand.call import show
+    from solver_shard.expander.call import show
 
     return ", ".join("-" if layout is None else show(layout) for layout in layouts)
 
 
 def _cost(cost: float, unit: str) -> str:
-    from solver_shard.units import format_ns
+    from solver_shard.text import format_ns
 
     return format_ns(round(cost)) if unit == "ns" else f"{cost:.2f} {unit}"
 
 
 def _data(found: Expansion) -> dict[str, Any]:
-    from solver_shard.expand.call import show
+    from solver_shard.expander.call import show
 
     return {
         "inputs": [show(layout) for layout in found.inputs],

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from solver_shard.cli.interrupt import catch_interrupts
 from solver_shard.cli.options import PlanConfig, PlanModel, plan_model
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.terminal import catch_interrupts, progress_lines
 
 
 class Decision(enum.StrEnum):
@@ -82,8 +81,8 @@ def explain(
     Exit codes: 0 ok, 1 error, 2 usage, 3 no plan with the layout asked for fits the memory limit or runs at all.
     """
     source = plan_model(model, config)
+    from solver_shard.analysis.explanation import different, explanation
     from solver_shard.plan.io import load_plan
-    from solver_shard.study.explanation import different, explanation
 
     loaded = load_plan(plan)
     several = different(loaded, subject) if instead is None else 1
@@ -92,7 +91,7 @@ def explain(
         hint = f"\n\n{several} different tensors or ops; name one of them to price its alternatives" if alternatives else ""
         sys.stdout.write(f"{static.to_json() if as_json else f'{static}{hint}'}\n")
         return
-    from solver_shard.study.explain import explain as run
+    from solver_shard.analysis.explain import explain as run
 
     with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt:
         found = run(
@@ -113,3 +112,26 @@ def explain(
     sys.stdout.write(f"{found.to_json() if as_json else found}\n")
     if found.instead is not None and found.instead.outcome in ("too large", "impossible"):
         raise typer.Exit(3)
+
+
+# ``solver-shard show``: read a saved plan.
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="TENSOR-PATTERN", help="A tensor name, module path or glob: '*q_proj.weight'.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Print the report of a plan, or the layouts of the tensors that a pattern matches and the reshards around them."""
+    from solver_shard.plan.io import load_plan, plan_to_json
+    from solver_shard.plan.summary import lookup, lookup_json
+
+    loaded = load_plan(plan)
+    if pattern is None:
+        sys.stdout.write(plan_to_json(loaded) if as_json else f"{loaded}\n")
+    else:
+        sys.stdout.write((lookup_json if as_json else lookup)(loaded, pattern) + "\n")

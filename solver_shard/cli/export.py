@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from solver_shard.cli.output import check_output
+from solver_shard.cli.options import check_output
 
 
 class Target(enum.StrEnum):
@@ -43,26 +43,113 @@ def export(
     A form that cannot express a part of the plan refuses, and names the tensors; with --lossy it lists what it leaves out.
     """
     check_output(output, plan)
-    from solver_shard.export.exported import Exported
+    from solver_shard.exporters import Exported
     from solver_shard.files import write_whole
-    from solver_shard.names import text_of
     from solver_shard.plan.io import load_plan
+    from solver_shard.text import text_of
 
     loaded = load_plan(plan)
     made: Exported
     if to is Target.DTENSOR_SCRIPT:
-        from solver_shard.export import script
+        from solver_shard.exporters import script
 
         made = script.export(loaded, plan_path=os.path.relpath(plan.resolve(), output.resolve().parent))
     else:
         import importlib
 
-        name = "huggingface" if to is Target.HF else to.value
-        made = importlib.import_module(f"solver_shard.export.{name}").export(loaded, lossy=lossy)
+        name = {Target.HF: "huggingface", Target.SDY: "shardy"}.get(to, to.value)
+        made = importlib.import_module(f"solver_shard.exporters.{name}").export(loaded, lossy=lossy)
     write_whole(output, made.text)
     lines = [f"wrote {output}"]
     if made.dropped:
         lines += ["left out:", *(f"  - {item}" for item in made.dropped)]
     if made.notes:
         lines += ["in another way than in the plan:", *(f"  - {note}" for note in made.notes)]
+    sys.stdout.write(text_of(lines) + "\n")
+
+
+# ``solver-shard report``: a plan as one HTML file.
+
+
+def report(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")] = ...,  # type: ignore[assignment]  # typer's mark for a required option
+    compared: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare", metavar="FILE", help="Show the plans that compare -o FILE.json wrote beside this one.", show_default=False
+        ),
+    ] = None,
+    swept: Annotated[
+        Path | None,
+        typer.Option("--sweep", metavar="FOLDER", help="Show this sweep's plot of step time against peak memory.", show_default=False),
+    ] = None,
+    explained: Annotated[
+        list[Path] | None,
+        typer.Option("--explain", metavar="FILE", help="Show prices that explain wrote with --json; repeatable.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what was written.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Write a plan as one HTML file, which opens from disk without a network and prints.
+
+    It shows time and memory by module, the dataflow of a layer, how tensors are cut, and what moves them and why.
+    """
+    check_output(output, plan, compared, swept, *(explained or ()))
+    from solver_shard.errors import printable
+    from solver_shard.files import write_whole
+    from solver_shard.plan.io import load_plan
+    from solver_shard.reports.html import html
+    from solver_shard.reports.studies import read_comparison, read_prices
+    from solver_shard.text import format_bytes
+
+    loaded = load_plan(plan)
+    comparison = None if compared is None else read_comparison(compared)
+    sweep = None
+    if swept is not None:
+        from solver_shard.analysis.sweep.results import load_sweep
+
+        sweep = load_sweep(swept)
+    page = html(loaded, comparison=comparison, sweep=sweep, asked=[read_prices(path) for path in explained or ()])
+    write_whole(output, page)
+    if not quiet:
+        size = format_bytes(len(page.encode()))
+        sys.stdout.write(printable(f"wrote {output} ({size}): {loaded.name} on {loaded.mesh.whole}; open it in a browser") + "\n")
+
+
+# ``solver-shard trace``: the predicted timeline of a plan's step, for a trace viewer.
+
+
+def trace(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Write the trace to this file; compressed if its name ends in .gz.")
+    ] = ...,  # type: ignore[assignment]  # typer's mark for a required option
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not sum up the step.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Write one predicted step as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+
+    It shows ops by module, the collectives of each group of mesh axes, and memory by category. The last event ends at the plan's step time.
+    """
+    check_output(output, plan)
+    from solver_shard.plan.io import load_plan
+    from solver_shard.reports.timeline import chrome_trace, timeline, write_trace
+    from solver_shard.text import format_bytes, format_ns, text_of
+
+    loaded = load_plan(plan)
+    line = timeline(loaded)
+    size = write_trace(chrome_trace(line, loaded), output)
+    if quiet:
+        return
+    costs, axes = loaded.costs, ", ".join(f"{name} {format_ns(ns)}" for name, ns in line.exposed.items())
+    step = f"one step of {loaded.name} on {loaded.mesh.whole}, {format_ns(line.stop)}"
+    lines = [
+        f"wrote {output} ({format_bytes(size)}): {step}; open it in ui.perfetto.dev",
+        f"  compute {format_ns(costs.compute_ns)}, update {format_ns(costs.update_ns)}, exposed collectives "
+        f"{format_ns(costs.communication_ns)}{f' ({axes})' if axes else ''}; peak memory {format_bytes(loaded.memory.peak)}",
+    ]
+    if costs.hidden_ns:
+        without = f", {format_ns(line.unplaced_ns)} of them without any compute to lie under" if line.unplaced_ns else ""
+        lines.append(f"  {format_ns(costs.hidden_ns)} of collectives are hidden behind compute by the overlap asked for{without}")
     sys.stdout.write(text_of(lines) + "\n")

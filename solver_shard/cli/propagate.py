@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solver_shard.cli.output import check_output
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.options import check_output
+from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from solver_shard.propagation.graph import Graph
-    from solver_shard.propagation.passes import Options, PassName
+    from solver_shard.shardy.graph import Graph
+    from solver_shard.shardy.passes import Options, PassName
+
 
 PASSES, LEVELS = "Passes", "Levels of op-priority"
 OF_MODULE, OF_MODEL, OUTPUT = "Of a StableHLO module", "Of a model", "Output"
@@ -150,7 +151,7 @@ def propagate(
     Exit codes: 0 done, 1 bad input, 2 usage.
     """
     from solver_shard.files import write_whole
-    from solver_shard.propagation.passes import Options
+    from solver_shard.shardy.passes import Options
 
     check_output(output)
     if dump is not None and not dump.is_dir():
@@ -163,7 +164,7 @@ def propagate(
         if is_module:
             text, shown = _module(Path(model), which, options, dump)
         elif which in _GREEDY:
-            from solver_shard.baselines.greedy import greedy_plan, walk_report
+            from solver_shard.analysis.greedy_plans import greedy_plan, walk_report
             from solver_shard.plan.io import plan_to_json
 
             assert mesh is not None, "checked above"
@@ -183,7 +184,7 @@ def propagate(
             text = shown = plan_to_json(plan)
             own = "" if walk is None else f"\n{walk_report(walk, plan.cluster)}\n"
         else:
-            from solver_shard.baselines.propagated import propagated_plan
+            from solver_shard.analysis.greedy_plans import propagated_plan
             from solver_shard.plan.io import plan_to_json
 
             assert mesh is not None, "checked above"
@@ -242,11 +243,11 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
 
     from solver_shard.errors import printable
     from solver_shard.files import write_whole
-    from solver_shard.frontends.stablehlo import StablehloModule
-    from solver_shard.frontends.stablehlo_rules import StablehloRules
-    from solver_shard.propagation.edges import add_edges, sink_edges
-    from solver_shard.propagation.graph import Kind
-    from solver_shard.propagation.passes import populate_rules, propagate
+    from solver_shard.shardy.data_flow import add_edges, sink_edges
+    from solver_shard.shardy.graph import Kind
+    from solver_shard.shardy.passes import populate_rules, propagate
+    from solver_shard.shardy.stablehlo import StablehloModule
+    from solver_shard.shardy.stablehlo.rules import StablehloRules
 
     module = StablehloModule.load(path)
     rules = StablehloRules()
@@ -276,7 +277,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
 
 def _shardings(graph: Graph) -> dict[str, Any]:
     """Every value's sharding, function after function."""
-    from solver_shard.annotations import format_sharding
+    from solver_shard.shardy.sharding import format_sharding
 
     def entry(value: int, **more: Any) -> dict[str, Any]:
         found = graph.values[value]
@@ -312,6 +313,6 @@ _OF_PASSES = {"conservative": "--conservative-propagation", "strategy": "--propa
 def _pass_name(which: Pass) -> PassName:
     from typing import get_args
 
-    from solver_shard.propagation.passes import PassName
+    from solver_shard.shardy.passes import PassName
 
     return next(name for name in get_args(PassName) if name == which.value)

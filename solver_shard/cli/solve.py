@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from solver_shard.cli import options
-from solver_shard.cli.interrupt import catch_interrupts, time_out
-from solver_shard.cli.output import check_output, written_if_possible
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.options import check_output, written_if_possible
+from solver_shard.cli.terminal import catch_interrupts, progress_lines, time_out
 
 
 def solve(
@@ -126,7 +125,7 @@ def solve(
     from solver_shard.api import optimize
     from solver_shard.errors import printable
     from solver_shard.plan.io import plan_to_json, save_plan
-    from solver_shard.plan.report import baked_in
+    from solver_shard.plan.summary import baked_in
 
     with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt, time_out(total_time_limit, interrupt):
         plan = optimize(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from solver_shard.cli import options
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from solver_shard.study.sweep_result import Sweep
+    from solver_shard.analysis.sweep.results import Sweep
 
 
 def sweep(
@@ -116,8 +116,8 @@ def sweep(
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
     if (devices is None) == (not mesh):
         raise typer.BadParameter("give one of --devices 64 (all shapes of that many) and --mesh dp=8,tp=8", param_hint="--devices")
+    from solver_shard.analysis import sweep as study
     from solver_shard.errors import printable
-    from solver_shard.study import sweep as study
 
     so_far: list[Sweep] = []
     try:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.terminal import progress_lines
 
 
 def verify(
@@ -54,7 +54,7 @@ def verify(
     """
     if (model is None) == (config is None):
         raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
-    from solver_shard.export.verify import verify as run
+    from solver_shard.verification import verify as run
 
     with progress_lines(quiet) as progress:
         verdict = run(

@@ -49,12 +49,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from solver_shard.costs.kernels import Kernel
 from solver_shard.errors import InputError
 from solver_shard.files import read_toml
 from solver_shard.program import DTYPE_BYTES
+
+Kernel = Literal["matmul", "attention", "streaming", "reduction"]
+
 
 PRESETS = ("a100", "ethernet", "gb200", "h100", "tpu-v5p")
 TOPOLOGIES = ("switch", "torus")

@@ -12,14 +12,13 @@ array([33554432,  4194304])
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from solver_shard.costs.cluster import Cluster
-from solver_shard.costs.collectives import Collectives
-from solver_shard.costs.compute import roofline_ns
-from solver_shard.costs.kernels import Kernel
+from solver_shard.costs.cluster import Cluster, Device, Kernel
+from solver_shard.costs.collectives import MAX_NANOSECONDS, Collectives
 from solver_shard.costs.layouts import legal_layouts, local_numels
 from solver_shard.costs.transitions import TransitionTable, build_table
 from solver_shard.errors import InputError
@@ -55,7 +54,7 @@ class CostModel:
         return self.collectives.nanoseconds(kind, axes, nbytes)
 
     def compute_ns(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str, kernel: Kernel = "streaming") -> Ints:
-        """Roofline time on one device, elementwise over the broadcast arrays, rounded up: int64. ``kernel``: see ``kernels``."""
+        """Roofline time on one device, elementwise over the broadcast arrays, rounded up: int64. ``kernel``: ``Rule.kernel``."""
         return roofline_ns(self.cluster.device, flops, nbytes, dtype, kernel)
 
     def layouts(self, shape: Sequence[int], reductions: Sequence[str] = ("sum",), orders: bool = False) -> tuple[Layout, ...]:
@@ -81,3 +80,44 @@ class CostModel:
     def local_bytes(self, shape: Sequence[int], dtype: str, layouts: Sequence[Layout]) -> Ints:
         """Bytes that the fullest device holds, per layout: int64[len(layouts)]."""
         return local_numels(shape, self.mesh.shape, layouts) * DTYPE_BYTES[dtype]
+
+
+# How long an op computes: the roofline, the slower of the arithmetic units and the memory.
+#
+# >>> from solver_shard.costs.cluster import load_cluster
+# >>> device = load_cluster("h100").device
+# >>> roofline_ns(device, 2 * 8192**3, 3 * 2 * 8192**2, "bf16", "matmul")  # a large matrix product: arithmetic
+# array(1587560)
+# >>> roofline_ns(device, 2**26, 3 * 2 * 2**26, "bf16", "streaming")  # an addition: memory
+# array(133550)
+#
+# Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009), with the peaks
+# scaled by the cluster's efficiencies for the op's kind of kernel (``Rule.kernel``): matrix products and attention by what
+# their kernels reach of the matrix units, reductions (sums, norms, softmax, losses) by what theirs reach of the memory
+# bandwidth, all else by what streaming kernels reach. Kernel launches are taken as hidden.
+
+
+def roofline_ns(device: Device, flops: ArrayLike, nbytes: ArrayLike, dtype: str, kernel: Kernel) -> NDArray[np.int64]:
+    """Nanoseconds, rounded up, of ``flops`` operations on ``dtype`` operands that move ``nbytes`` bytes of device memory.
+
+    Arguments broadcast; the result is int64 of the common shape, at most ``MAX_NANOSECONDS`` (13 days).
+    """
+    arithmetic = np.asarray(flops, dtype=np.float64) * (1e9 / device.flops(dtype, kernel))
+    memory = np.asarray(nbytes, dtype=np.float64) * (1e9 / device.bandwidth(kernel))
+    return np.asarray(np.minimum(np.ceil(np.maximum(arithmetic, memory)), MAX_NANOSECONDS), dtype=np.int64)
+
+
+# How much of a collective's time stays exposed when part of it runs beside compute.
+
+Time = TypeVar("Time", int, NDArray[np.int64])
+_PARTS = 1_000_000
+
+
+def exposed(nanoseconds: Time, overlap: float) -> Time:
+    """Nanoseconds that are left when ``overlap`` (0 to 1) of them is hidden; rounded up, so never less than the exact value.
+
+    >>> exposed(1000, 0.25), exposed(7, 0.5), exposed(7, 1.0)
+    (750, 4, 0)
+    """
+    left = _PARTS - round(overlap * _PARTS)
+    return -(-nanoseconds * left // _PARTS)

@@ -3,7 +3,7 @@
 The evaluator shares the rules and the cost model with the solver, and nothing else: it sees no choice graph. Of the plan
 it believes only decisions: the strategy of every op, the layouts of sources and of optimizer states, the reshard of every
 group of readers, and what is kept of a tensor between forward and backward readers. Prices, times, lives and bytes are
-computed again (:mod:`solver_shard.plan.lives`), and every decision is checked to be legal:
+computed again (:mod:`solver_shard.plan.evaluate`), and every decision is checked to be legal:
 
 >>> evaluation = evaluate(plan, program, rulebook, costs)
 >>> evaluation.objective == plan.certificate.objective, evaluation.peak == plan.memory.peak
@@ -13,29 +13,29 @@ The optimizer's update works where its state is: it reads its slice of the reduc
 the state's layout to the parameter's, by a reshard of their own with purpose "update". What its step makes is there while it runs (see
 :mod:`solver_shard.costs.memory`), and gone when the new values are brought.
 
-A step of several microbatches pays for each of them, and for what its update does once (:mod:`solver_shard.plan.evaluate_gradients`).
+A step of several microbatches pays for each of them, and for what its update does once (:mod:`solver_shard.plan.evaluate`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
-from solver_shard.constraints import IDENTITY
+import numpy as np
+
 from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
-from solver_shard.costs.layouts import free_move
+from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
-from solver_shard.costs.model import CostModel
-from solver_shard.costs.overlap import exposed
-from solver_shard.costs.staging import beyond, intermediates, update_held
-from solver_shard.layout import Layout
-from solver_shard.plan.evaluate_gradients import GradientCheck
-from solver_shard.plan.evaluate_ops import OpCheck, check_question, check_rules, illegal
-from solver_shard.plan.lives import ACCUMULATE, Key, Life, Profile, distinct_shape, find_lives
-from solver_shard.plan.plan import Plan, Reshard, runs_of
-from solver_shard.program import DTYPE_BYTES, Program, Role
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.costs.model import CostModel, exposed
+from solver_shard.costs.transitions import beyond, intermediates, update_held
+from solver_shard.errors import InputError, InternalError
+from solver_shard.layout import Layout, R
+from solver_shard.plan.plan import CATEGORIES, Plan, Reshard, runs_of
+from solver_shard.program import DTYPE_BYTES, IDENTITY, Phase, Program, Role, places
+from solver_shard.rules.rule import AxisStrategy, Rule
+from solver_shard.rules.rulebook import Rulebook
 
 _MIB = 2**20
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
@@ -467,3 +467,546 @@ class _Walk:
     def _category(self, t: int) -> str:
         role = self.program.tensors[t].role
         return _STORED.get(role, "gradients" if role is Role.GRADIENT else "activations")
+
+
+# Whether the ops of a plan run as it says, and what they cost: from the program, the rules and the cost model alone.
+
+
+class OpCheck:
+    """The ops of a plan: each is checked against its rule and priced anew; ``rules`` has one rule per op."""
+
+    def __init__(self, plan: Plan, program: Program, rules: list[Rule], costs: CostModel) -> None:
+        self.plan, self.program, self.rules, self.costs = plan, program, rules, costs
+        self.mesh_shape = costs.mesh.shape
+        self.fused = self._fused() if plan.options.fusion else set()
+        self._named: dict[int, tuple[dict[str, AxisStrategy], dict[str, AxisStrategy]]] = {}
+
+    def nanoseconds(self, i: int) -> int:
+        """Check the layouts of an op against its strategies; its nanoseconds."""
+        op, planned, rule = self.program.ops[i], self.plan.ops[i], self.rules[i]
+        where = f"op {i} ({op.name})"
+        axes = self._strategies(where, rule, planned.strategy)
+        for j, t in enumerate((*op.operands, *op.results)):
+            k = j - len(op.operands)
+            layout = Layout(axis.operands[j] if k < 0 else axis.results[k] for axis in axes)
+            found = planned.operand_layouts[j] if k < 0 else planned.result_layouts[k]
+            what = f"{where}, operand {j}" if k < 0 else f"{where}, result {k}"
+            if layout != found:
+                illegal(f"{what} has layout {found}, but its strategies {', '.join(planned.strategy)} give {layout}")
+            self.executable(t, layout, what)
+        share = self._share(where, rule, axes)
+        if rule.view:
+            return 0
+        read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
+        written = list(zip(op.results, planned.result_layouts, strict=True))
+        moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
+        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel))
+
+    def inside_nanoseconds(self, i: int) -> int:
+        """Nanoseconds of the collectives inside an op: those of the implementation that its axes share."""
+        planned, rule = self.plan.ops[i], self.rules[i]
+        where = f"op {i} ({self.program.ops[i].name})"
+        axes = self._strategies(where, rule, planned.strategy)
+        ways = {axis.implementation.name: axis.implementation for axis in axes if axis.implementation is not None}
+        if len(ways) > 1:
+            illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
+        if planned.implementation != "".join(ways):
+            illegal(f"{where} says it runs implementation {planned.implementation!r}, its strategies are {', '.join(planned.strategy)}")
+        total = 0
+        for way in ways.values():
+            group = tuple(a for a, axis in enumerate(axes) if axis.implementation is not None)
+            for collective in way.collectives:
+                rows = math.prod(math.ceil(rule.factors[f].size / self._shards(axes, f)) for f in collective.rows)
+                nbytes = rows * collective.width * DTYPE_BYTES[collective.dtype]
+                total += self.costs.collective_ns(collective.kind, group, nbytes)
+        return total
+
+    def executable(self, t: int, layout: Layout, where: str, *, orders: bool = False) -> None:
+        """Check that a tensor can have a layout; ``orders``: whether it may be a strided one."""
+        shape = self.program.tensors[t].shape
+        if not is_legal(layout, shape, self.mesh_shape, self.plan.mesh.wholes if orders else None):
+            illegal(f"{where}: {list(shape)} cannot have layout {layout} on mesh {self.plan.mesh}")
+
+    def local_bytes(self, t: int, layout: Layout, dtype: str | None = None) -> int:
+        """Bytes of a tensor on the device that holds most, in its own dtype or another."""
+        tensor = self.program.tensors[t]
+        return math.prod(layout.local_shape(tensor.shape, self.mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]
+
+    def _strategies(self, where: str, rule: Rule, names: tuple[str, ...]) -> list[AxisStrategy]:
+        if id(rule) not in self._named:  # ``rules`` keeps its rules, one for all ops alike
+            everywhere = {strategy.name: strategy for strategy in rule.strategies()}
+            self._named[id(rule)] = everywhere, everywhere | {strategy.name: strategy for strategy in rule.minor_strategies()}
+        everywhere, on_parts = self._named[id(rule)]
+        chosen = []
+        for a, (axis, name) in enumerate(zip(self.plan.mesh.axes, names, strict=True)):
+            known = on_parts if a in self.plan.mesh.inner else everywhere
+            if name not in known:
+                illegal(f"{where} has strategy {name!r} on axis {axis.name!r}; its rule knows {', '.join(known)}")
+            if axis.size == 1 and name != "R":
+                illegal(f"{where} has strategy {name!r} on axis {axis.name!r} of size 1, which can only replicate")
+            chosen.append(known[name])
+        if not rule.complete(chosen, self.mesh_shape):
+            illegal(f"{where} has strategies {', '.join(names)}, of which one cuts below a factor that axes to the left leave in one piece")
+        return chosen
+
+    def _share(self, where: str, rule: Rule, axes: list[AxisStrategy]) -> float:
+        """The part of the op's work that the busiest device does."""
+        share = 1.0
+        for index, factor in enumerate(rule.factors):
+            shards = self._shards(axes, index)
+            if not factor.legal(shards):
+                illegal(f"{where} cuts its factor {factor.name!r} of size {factor.size} into {shards}")
+            share *= rule.share(index, shards)
+        return share
+
+    def _shards(self, axes: list[AxisStrategy], factor: int) -> int:
+        return math.prod(size for axis, size in zip(axes, self.mesh_shape, strict=True) if axis.factor == factor)
+
+    def _dtype(self, i: int) -> str:
+        op = self.program.ops[i]
+        dtypes = [self.program.tensors[t].dtype for t in (*op.operands, *op.results)]
+        floating = [dtype for dtype in dtypes if dtype.startswith(("f", "bf"))]
+        return (floating or dtypes)[0]
+
+    def _fused(self) -> set[int]:
+        """Results that a pointwise chain hands on without memory: op by op, each asks who reads what it made."""
+        chained = {i for i, rule in enumerate(self.rules) if rule.family in ("pointwise", "cast")}
+        readers, made = self.program.readers(), {t: i for i, op in enumerate(self.program.ops) for t in op.results}
+        kept = {*self.program.outputs, *self.program.gradients.values()}
+        found = set()
+        handing = places(self.program)
+        for t in (t for i in sorted(chained) for t in self.program.ops[i].results):
+            last, handed = t, {t}
+            while last in handing:  # what it is called after the place of a pin or a relay
+                (last,) = self.program.ops[handing[last]].results
+                handed.add(last)
+            reading = [i for i, j in readers.get(last, ()) if self.rules[i].needs(j)]
+            if handed & kept or len(reading) != 1:
+                continue
+            i, op = reading[0], self.program.ops[reading[0]]
+            alike = self.program.tensors[op.results[0]].shape == self.program.tensors[t].shape
+            if i in chained and alike and op.phase is self.program.ops[made[t]].phase:
+                found |= handed
+        return found
+
+
+def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
+    """Check that the plan is for this program, mesh, cluster and overlap."""
+    if plan.mesh != costs.mesh:
+        raise InputError(f"the plan is for mesh {plan.mesh}, the cost model for {costs.mesh}; give the plan's own mesh")
+    if plan.cluster != costs.cluster:
+        raise InputError(
+            f"the plan is for cluster {plan.cluster.name!r}, the cost model for {costs.cluster.name!r} or another version of it"
+        )
+    if plan.options.overlap != costs.overlap:
+        raise InputError(f"the plan is for overlap {plan.options.overlap:g}, the cost model for {costs.overlap:g}; give the plan's own")
+    other = f"the plan is not for this program ({program.name!r}): "
+    if (len(plan.tensors), len(plan.ops)) != (len(program.tensors), len(program.ops)):
+        raise InputError(
+            f"{other}it has {len(plan.tensors)} tensors and {len(plan.ops)} ops, "
+            f"the program {len(program.tensors)} and {len(program.ops)}; trace the model as when the plan was made"
+        )
+    for planned, tensor in zip(plan.tensors, program.tensors, strict=True):
+        if (planned.name, planned.shape, planned.dtype, planned.role) != (tensor.name, tensor.shape, tensor.dtype, tensor.role.value):
+            raise InputError(f"{other}tensor {tensor.name!r} {tensor.dtype}{list(tensor.shape)} is {planned} in the plan")
+    for i, (step, op) in enumerate(zip(plan.ops, program.ops, strict=True)):
+        found = (step.name, step.operands, step.results, step.phase, step.recompute)
+        if found != (op.name, op.operands, op.results, op.phase.value, op.recompute):
+            raise InputError(f"{other}op {i} is {op.name}, in the plan {step.name}, or reads and makes other tensors there")
+    gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
+    if plan.outputs != program.outputs or dict(plan.gradients) != gradients:
+        raise InputError(f"{other}its outputs or gradients are others")
+
+
+def check_rules(plan: Plan, rules: list[Rule]) -> None:
+    """Check that every op's rule comes from where it came from when the plan was made."""
+    files = ", ".join(file.name for file in plan.options.rules)
+    for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
+        if op.source == rule.source:
+            continue
+        what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
+        if op.source in ("dtensor", "unproven"):
+            raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
+        raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
+
+
+_SOURCES = {
+    "table": "its shipped row",
+    "user": "a row of the user's",
+    "family": "the row of the op that it follows",
+    "dtensor": "a strategy registered with DTensor",
+    "unproven": "a strategy registered with DTensor that is not proven",
+    "fallback": "no rule",
+}
+
+
+def illegal(problem: str) -> NoReturn:
+    """Say what is not legal about a plan."""
+    raise InternalError(f"the plan is not legal: {problem}")
+
+
+# Who reads a tensor together, and when bytes live, from the program and its rules alone: the time axis of the evaluator.
+#
+# Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
+#
+# - The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
+#   just before the first of them. An op that needs only the shape of an operand is none of its readers. A use by a view op lasts as
+#   long as the bytes that the view's result borrows.
+# - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
+#   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
+# - What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
+#   the end of its owner's own bytes (of the first member's, where the owner is not held) until none of them is needed.
+# - An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
+#   past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
+# - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+# - If nothing but that last group (of a held tensor: the last of the forward and of the later ones) can have a use for them when it begins,
+#   it takes them as they are, or they end with its reshard, before its first reader runs. So it is where all other groups have ended, and
+#   a view's tensor has no other readers, nor is it held. What is held is kept all the same, from when the last forward reshard has run, and
+#   so is a storage that several tensors share, until the later reader of each has run.
+# - What an expanded tensor repeats stays until the last of its readers is done, however they get it.
+# - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
+#   with the addition, and the update's group starts from the accumulator, after the last microbatch.
+
+Key = tuple[int, str, str]
+"""A group of readers: tensor, purpose, and how they read it."""
+
+Life = tuple[int, int, int]
+"""From when until when how many bytes are owned: start, stop, bytes per device; the same start and stop for none."""
+
+ACCUMULATE = "accumulate"
+
+LATER = ("backward", "output")
+"""Purposes whose readers start from what is held of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """Groups of readers and the ends of lives.
+
+    Attributes:
+        end: of the step.
+        readers: (op position, operand index) of every group; none for optimizer and output.
+        first, stop: when the reshard of a group runs; one past the group's last use.
+        views: ops whose results have no bytes of their own.
+        places: identities that alone read what an op has made.
+        base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
+        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held. Where the last group
+            takes it, that is its first reader, but for what lies in a storage that is shared.
+        taking: groups that take what is left of a tensor, or leave nothing of it.
+        storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
+            are several, or one that is a part, or the owner is a source.
+    """
+
+    end: int
+    readers: Mapping[Key, tuple[tuple[int, int], ...]]
+    first: Mapping[Key, int]
+    stop: Mapping[Key, int]
+    views: frozenset[int]
+    places: frozenset[int]
+    base_start: Mapping[int, int]
+    base_stop: Mapping[int, int]
+    held_stop: Mapping[int, int]
+    taking: frozenset[Key]
+    storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
+
+    def later(self, key: Key) -> bool:
+        """Whether a group starts from what is held."""
+        return key[0] in self.held_stop and key[1] in LATER
+
+
+def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
+    """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
+    found = _walk(program, rules, accumulates, frozenset(), frozenset())
+    shared = frozenset(t for members in found.storages.values() for t in members)
+    return _walk(program, rules, accumulates, _taking(program, found, shared), shared)
+
+
+def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset[Key]:
+    """The groups that nothing else outlives, by lives that have none yet."""
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    keys: dict[int, list[Key]] = {}
+    for key in lives.readers:
+        if key[1] != "optimizer" or (key[0], ACCUMULATE, ACCUMULATE) not in lives.readers:  # whose group starts from the accumulator
+            keys.setdefault(key[0], []).append(key)
+
+    def unused(t: int, time: int) -> bool:
+        """Whether nothing reads at a time or later what a view is of, but for the view."""
+        if t not in made or made[t] not in lives.views:
+            return t in made
+        (x, *others), mine = program.ops[made[t]].operands, ((made[t], 0),)
+        alike = program.tensors[x].numel == program.tensors[t].numel
+        over = all(lives.readers[key] == mine or lives.stop[key] <= time for key in keys[x])
+        return not others and alike and x not in lives.held_stop and over and unused(x, time)
+
+    def owned(t: int, time: int) -> bool:
+        """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
+        x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
+        if program.ops[made[t]].name == IDENTITY and x in made and made[x] in lives.views:
+            return owned(x, time)  # a place behind a view hands it on
+        return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
+
+    found: set[Key] = set()
+    for t in made:
+        if _expanded(program, made, t):
+            continue
+        held = t in lives.held_stop
+        for later in (False, True):
+            groups = [key for key in keys.get(t, ()) if lives.later(key) == later]
+            if not groups or (t in shared and not later):
+                continue
+            last = max(groups, key=lambda key: lives.first[key])
+            time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
+            # what is held may lie in what an update reads
+            over = all(lives.stop[key] <= time for key in (keys[t] if later else groups) if key != last)
+            if not lives.readers[last] or not over or before_view:
+                continue
+            if (t in shared and lives.stop[last] > time + 1) or (held and not later and lives.stop[last] >= lives.held_stop[t]):
+                continue
+            if later or made[t] not in lives.views or (owned(t, time) and unused(t, time)):
+                found.add(last)
+    return frozenset(found)
+
+
+def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: frozenset[Key], shared: frozenset[int]) -> Lives:
+    update = len(program.ops)
+    end = update + 1
+    readers = _readers(program, rules)
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    before = places(program)
+    views = {i for i, rule in enumerate(rules) if rule.view}
+    takers = {i for t, i in before.items() if made[t] not in views}
+    views -= takers
+    base_start = {t: i + (i in takers) for t, i in made.items()}
+    leaving = "optimizer"
+    if accumulates:  # what the producer has made is added up; only the sum goes to the update
+        leaving = ACCUMULATE
+        readers |= dict.fromkeys(((t, ACCUMULATE, ACCUMULATE) for t in program.gradients.values()), ())
+    summed = [key for key in readers if accumulates and key[1] == "optimizer"]
+    of_tensor: dict[int, list[Key]] = {}
+    for key in readers:
+        if key not in summed:
+            of_tensor.setdefault(key[0], []).append(key)
+    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == leaving else update for key, uses in readers.items()}
+    stop: dict[Key, int] = dict.fromkeys(summed, end)
+    base_stop: dict[int, int] = {}
+    held_stop: dict[int, int] = {}
+    for t in (*reversed(made), *program.sources()):  # what is viewed after its views
+        keys = of_tensor.get(t, [])
+        for key in keys:
+            stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
+            for i, _ in readers[key]:
+                stops.append(i + 1)
+                if i in views:
+                    stops += [base_stop[r] for r in program.ops[i].results]
+            stop[key] = max(stops)
+        later = [key for key in keys if key[1] in LATER]
+        early = [key for key in keys if key[1] not in LATER]
+        forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
+        held = forward and later and any(key[1] == "forward" for key in early)
+        begun = {key: stop[key] if readers[key] and _expanded(program, made, t) else first[key] + (key not in taking) for key in keys}
+        if held:
+            held_stop[t] = max(first[key] + 1 if t in shared and key in taking else begun[key] for key in later)
+        if t not in made:
+            base_stop[t] = end
+        elif before.get(t) in views:
+            base_stop[t] = base_stop[program.ops[before[t]].results[0]]
+        elif held:
+            base_stop[t] = max(first[key] if key in taking else stop[key] for key in early)
+        else:
+            base_stop[t] = max(begun.values(), default=base_start[t] + 1)
+    together: dict[int, dict[int, tuple[Key, ...]]] = {}
+    for t in held_stop:
+        owner, way = _viewed(program, views, made, readers, t)
+        if owner != t or t in made:
+            together.setdefault(owner, {})[t] = way
+    storages = {
+        owner: members
+        for owner, members in together.items()
+        if owner not in made or len(members) > 1 or any(program.tensors[t].numel != program.tensors[owner].numel for t in members)
+    }
+    return Lives(
+        end=end,
+        readers=readers,
+        first=first,
+        stop=stop,
+        views=frozenset(views),
+        places=frozenset(before.values()),
+        base_start=base_start,
+        base_stop=base_stop,
+        held_stop=held_stop,
+        taking=taking,
+        storages=storages,
+    )
+
+
+def _viewed(
+    program: Program, views: Collection[int], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
+) -> tuple[int, tuple[Key, ...]]:
+    """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
+    way: list[Key] = []
+    while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
+        (x,) = program.ops[made[t]].operands
+        grows = program.tensors[t].numel > program.tensors[x].numel
+        merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
+        if merged or (grows and not _expanded(program, made, t)):
+            break
+        way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
+        t = x
+    return t, tuple(way)
+
+
+def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
+    """Whether dims of a tensor are repeated without being written out."""
+    return distinct_shape(program, made, t) != program.tensors[t].shape
+
+
+def distinct_shape(program: Program, made: Mapping[int, int], t: int) -> tuple[int, ...]:
+    """A tensor's shape, with 1 for dims that are repeated without being written out."""
+    whole = program.tensors[t].shape
+    while t in made and program.ops[made[t]].name == IDENTITY:
+        (t,) = program.ops[made[t]].operands
+    if t not in made or program.ops[made[t]].name != "aten.expand.default":
+        return whole
+    before = program.tensors[program.ops[made[t]].operands[0]].shape
+    return (1,) * (len(whole) - len(before)) + before
+
+
+class Profile:
+    """Bytes per device over time, by category, filled life after life."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.change = {category: np.zeros(end + 1, dtype=np.int64) for category in CATEGORIES}
+
+    def add(self, category: str, start: int, stop: int, nbytes: int) -> Life:
+        """Own bytes from start to stop; nothing if that is not later. The life as plans state it."""
+        if start >= stop:
+            return stop, stop, 0
+        self.change[category][start] += nbytes
+        self.change[category][stop] -= nbytes
+        return start, stop, nbytes
+
+    def series(self) -> dict[str, tuple[int, ...]]:
+        """Bytes at each time from 0 to the end."""
+        return {category: tuple(np.cumsum(change)[: self.end].tolist()) for category, change in self.change.items()}
+
+
+def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[int, int], ...]]:
+    """Readers of one tensor, in one phase, that read it in the same way."""
+    found: dict[Key, list[tuple[int, int]]] = {}
+    for i, op in enumerate(program.ops):
+        matmul = rules[i].matmul and op.name == "aten.einsum.default"
+        for j, t in enumerate(op.operands):
+            if not rules[i].needs(j):
+                continue
+            found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
+    for t in program.gradients.values():
+        found[t, "optimizer", "update"] = []
+    for t in program.outputs:
+        found[t, "output", "output"] = []
+    return {key: tuple(uses) for key, uses in found.items()}
+
+
+# The evaluator's view of gradients between the backward pass and the update: accumulators, reduce dtype, clipping.
+#
+# It recomputes from the program, the options and the cost model what lowering priced on nodes and edges of its own:
+#
+# - In a step of several microbatches a gradient is added to its accumulator where it is made: what arrives and the accumulator are
+#   read, the accumulator is written. What arrives is the gradient as made, or in the accumulator's layout and dtype if it had to be
+#   communicated first. The accumulator's own bytes stay for the whole step, and the reduction after the last microbatch works in
+#   them unless a device gets more than its part of them.
+# - A gradient that is communicated in another dtype than its own is read once and written once before; with a single microbatch
+#   it is held in that dtype until the update, so that it is converted even where nothing is communicated.
+# - The norm of all gradients is one f32, all-reduced over at least every axis that cuts an optimizer state.
+
+_GRADIENT = (ACCUMULATE, "optimizer")
+
+
+class GradientCheck:
+    """What happens to the gradients of one plan.
+
+    Attributes:
+        accumulates: a step has several microbatches.
+    """
+
+    def __init__(self, plan: Plan, program: Program, costs: CostModel, state: OptimizerState, ops: OpCheck) -> None:
+        self.plan, self.program, self.costs, self.state, self.ops = plan, program, costs, state, ops
+        self.accumulates = plan.options.microbatches > 1
+
+    def dtype(self, t: int, purpose: str) -> str:
+        """In which a tensor is communicated, and held afterwards."""
+        own = self.program.tensors[t].dtype
+        return (self.state.reduce_dtype or own) if purpose in _GRADIENT else own
+
+    def converts(self, t: int, purpose: str) -> bool:
+        """Whether what a reshard starts from is in another dtype than what it communicates."""
+        fresh = purpose == (ACCUMULATE if self.accumulates else "optimizer")
+        return fresh and self.dtype(t, purpose) != self.program.tensors[t].dtype
+
+    def held_bytes(self, t: int, layout: Layout) -> int:
+        """Bytes per device of an accumulator."""
+        return self.ops.local_bytes(t, layout, self.dtype(t, ACCUMULATE))
+
+    def in_place(self, reshard: Reshard) -> bool:
+        """Whether every device cuts its part of the reduced gradient from its own part of the accumulator."""
+        whole = Layout(R if placement.is_partial else placement for placement in reshard.source)
+        return free_move(whole, reshard.layout)
+
+    def traffic_nanoseconds(self, reshard: Reshard) -> int:
+        """Time of converting and adding, each time that the reshard runs."""
+        t, own = reshard.tensor, self.program.tensors[reshard.tensor].dtype
+        other = self.dtype(t, reshard.purpose)
+        total = 0
+        if reshard.copy and self.converts(t, reshard.purpose):
+            moved = self.ops.local_bytes(t, reshard.source, own) + self.ops.local_bytes(t, reshard.source, other)
+            total += int(self.costs.compute_ns(0, moved, own))
+        if reshard.purpose == ACCUMULATE:
+            arriving = self.ops.local_bytes(t, reshard.layout, other if reshard.copy else own)
+            total += int(self.costs.compute_ns(0, arriving + 2 * self.held_bytes(t, reshard.layout), own))
+        return total
+
+    def norm_nanoseconds(self, states: Mapping[int, Layout]) -> int:
+        """Check the all-reduce of the gradient norm; its time."""
+        clip, mesh = self.plan.clip, self.plan.mesh
+        if not self.plan.options.clip or not states:
+            if clip is not None:
+                illegal("it reduces a gradient norm, but nothing is clipped")
+            return 0
+        needed = {mesh.names[a] for layout in states.values() for a, placement in enumerate(layout) if placement.is_shard}
+        axes = () if clip is None else clip.axes
+        if not needed <= set(axes):
+            illegal(f"the gradient norm is summed over {', '.join(axes) or 'no axis'}, but states are cut by {', '.join(sorted(needed))}")
+        if clip is None:
+            return 0
+        nanoseconds = self.costs.collective_ns("all_reduce", tuple(mesh.index(name) for name in axes), 4)
+        if (clip.kind, clip.nbytes, clip.nanoseconds) != ("all_reduce", 4, nanoseconds):
+            illegal(f"the gradient norm is an all_reduce of 4 bytes in {nanoseconds} ns, not {clip}")
+        return nanoseconds
+
+
+# A plan from outside, held against its model: priced anew, or refused because the model cannot run as it says.
+#
+# >>> evaluated(load_plan("plan.json"), program).total_ns
+# 383012345
+#
+# The evaluator takes a decision that is not legal for a mistake of ours (an InternalError), for it checks what solving has made. In a plan
+# that was read from a file it is the file's.
+
+
+def evaluated(plan: Plan, program: Program) -> Evaluation:
+    """What a plan costs and needs by its model, its rules and its cluster.
+
+    Args:
+        program: the model's, with places for the plan's pins (:func:`solver_shard.runtime.apply.fitting`).
+
+    Raises:
+        InputError: the plan decides what the model cannot run; the message names the op, tensor or reshard.
+    """
+    costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
+    try:
+        return evaluate(plan, program, plan.options.rulebook(), costs)
+    except InternalError as error:
+        raise InputError(
+            f"{error}. It was made by {plan.provenance.tool or 'another tool'}, perhaps of another state, or was changed after it was "
+            "written; take it as solve wrote it, or solve again with the same options"
+        ) from None

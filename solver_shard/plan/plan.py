@@ -15,18 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from solver_shard.constraints import Relays
+from solver_shard.codec import MAY_LACK
 from solver_shard.costs.cluster import Cluster
-from solver_shard.costs.memory import OptimizerState, optimizer_state
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.rulebook.build import Rulebook
-from solver_shard.rulebook.table import RulesFile, load_table
+from solver_shard.options import Options
+from solver_shard.program import Relays
 
 SCHEMA_VERSION = 1
-
-MAY_LACK: Mapping[str, bool] = {"may_lack": True}
-"""Metadata of a field that files of this schema version may be without, because it came later; its default is then its value."""
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "inputs", "activations", "copies", "intermediates")
 """What fills the memory: parameters (and buffers); optimizer states and master weights; gradients; the step's inputs;
@@ -39,100 +35,6 @@ LOCAL = ("slice", "local")
 
 MOST_HOLDERS = 4096
 """Of what fills the memory at the peak, how many tensors a plan lists: the largest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What was asked for.
-
-    Attributes:
-        batch, seq, dtype: of a step where the command line knows them, else None; the batch of all microbatches together.
-        microbatches: how many times a step runs forward and backward, each time on its part of the batch, before its update.
-        optimizer: adamw (torch's default on accelerators, all parameters at once), adamw-fused, adamw-forloop, sgd or none.
-        master_weights: whether parameters of 16 bits or less have an f32 copy that the optimizer steps.
-        state_bytes: of optimizer state per parameter element; None for the optimizer's own.
-        reduce_dtype: in which gradients are reduced, accumulated and read by the update; None for their own.
-        clip: whether gradients are clipped to a norm before the update.
-        forward_only: whether the step has no backward pass and no update.
-        checkpoint: whether every layer of a preset or config was checkpointed.
-        overlap: part of parameter gathers and gradient reductions that is hidden behind compute, 0 to 1.
-        fusion: whether pointwise chains are priced as fused.
-        memory_limit: bytes per device.
-        reserve: bytes of the limit that no tensor may have; every plan keeps peak + reserve <= memory_limit.
-        objective: time, or memory (the peak).
-        memory_weight: nanoseconds per MiB of peak added to the time objective.
-        pins: as the user wrote them.
-        split: auto (one axis into sub-axes where counts of heads ask for it), off, or the split that the user gave, ``tp=8x2``.
-        template: the expert's plan to which the search was narrowed, one name per mesh axis, as the user wrote it; else None.
-        rules: the user's own rules files, whole, so that a plan can be evaluated without them.
-        conservative: whether only equal shards were allowed, and none that cut a dim inside.
-        trust_dtensor: whether strategies that torch registers with DTensor were taken without proof.
-        propagation: the greedy pass or baseline whose answer the plan keeps; else None.
-        tied: whether copies of a repeated layer share one decision.
-        gap, time_limit, work_limit, seed: when the solver stops; seconds for the time limit.
-        total_time_limit: seconds for tracing, pricing and solving together, or None.
-    """
-
-    batch: int | None = None
-    seq: int | None = None
-    dtype: str | None = None
-    microbatches: int = 1
-    optimizer: str = "adamw"
-    master_weights: bool = True
-    state_bytes: int | None = None
-    reduce_dtype: str | None = None
-    clip: bool = False
-    forward_only: bool = False
-    checkpoint: bool = False
-    overlap: float = 0.0
-    fusion: bool = False
-    memory_limit: int
-    reserve: int = 0
-    objective: Literal["time", "memory"] = "time"
-    memory_weight: int = 0
-    pins: tuple[str, ...] = ()
-    split: str = "auto"
-    template: str | None = None
-    rules: tuple[RulesFile, ...] = ()
-    conservative: bool = False
-    trust_dtensor: bool = field(default=False, metadata=MAY_LACK)
-    propagation: str | None = None
-    tied: bool = True
-    gap: float = 1e-4
-    time_limit: float = 60.0
-    total_time_limit: float | None = None
-    work_limit: float | None = None
-    seed: int = 0
-
-    @property
-    def usable_memory(self) -> int:
-        """Bytes per device that tensors may have: the limit less the reserve."""
-        return self.memory_limit - self.reserve
-
-    @property
-    def prices_memory(self) -> bool:
-        """Whether bytes are part of what is minimised."""
-        return self.objective == "memory" or self.memory_weight > 0
-
-    @property
-    def relays(self) -> Relays:
-        """Where a graph for these options has relays if nothing else is said: everywhere where bytes count."""
-        return "everywhere" if self.prices_memory else "shared"
-
-    def rulebook(self) -> Rulebook:
-        """The rules that these options ask for: the shipped rows and the user's; RuleError where a row of theirs is not legal."""
-        return Rulebook(load_table(self.rules), conservative=self.conservative, trust_dtensor=self.trust_dtensor)
-
-    def optimizer_state(self) -> OptimizerState:
-        """What these options say is kept and moved per element of a trained parameter; InputError where they are not legal."""
-        name = "none" if self.forward_only else self.optimizer
-        return optimizer_state(
-            name,
-            master_weights=self.master_weights,
-            state_bytes=self.state_bytes,
-            reduce_dtype=self.reduce_dtype,
-            clip=self.clip,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,7 +408,7 @@ class Plan:
         clip: the all-reduce of the gradient norm; None where nothing is clipped, or no device needs another's part.
         relayed: behind which tensors the choice graph that was solved had relays, see ``constraints``.
         relays: tensors, as their ops make them, that an identity of the plan's own brings to another layout for all of their readers
-            (:mod:`solver_shard.constraints`); positions are those in the program as it was traced, too.
+            (:mod:`solver_shard.program`); positions are those in the program as it was traced, too.
         ties: other names of tied parameters and buffers, to the name of the tensor that they are. Files of earlier releases have none.
     """
 
@@ -550,6 +452,6 @@ class Plan:
         save_plan(self, path)
 
     def __str__(self) -> str:
-        from solver_shard.plan.report import report
+        from solver_shard.plan.summary import report
 
         return report(self)

@@ -1,24 +1,29 @@
 """Improving a large problem in epochs: several tasks at once, then what they found is put together.
 
-An epoch has two tasks whose inputs and amounts of work are fixed before it begins: an improvement of the incumbent (improve.py), and
-an integer program on the kernel (prove.py) or another improvement with another seed. They run in processes of their own where
-there is more than one worker; the results are the same. Where both improved the incumbent, the changes of one are tried on top of
+An epoch has two tasks whose inputs and amounts of work are fixed before it begins: an improvement of the incumbent (neighbourhoods.py),
+and an integer program on the kernel (integer_program.py) or another improvement with another seed. They run in processes of their own
+where there is more than one worker; the results are the same. Where both improved the incumbent, the changes of one are tried on top of
 the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from solver_shard.choice.graph import Ints
-from solver_shard.solve import team
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.improve import FIRST_NODES, Improved, Improver
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve import limits
+from solver_shard.solve.bounds.subgradient import Relaxation
+from solver_shard.solve.integer_program import Proof
+from solver_shard.solve.limits import Clock
+from solver_shard.solve.primal.neighbourhoods import FIRST_NODES, Improved, Improver
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.prove import Proof
-from solver_shard.solve.relax import Relaxation
 
-FIRST_WORK, MOST_WORK, GROWTH = 1.0, 8.0, 1.5
+if TYPE_CHECKING:
+    pass
+
+
+FIRST_EPOCH_WORK, MOST_WORK, GROWTH = 1.0, 8.0, 1.5
 """Work of an improvement in the first and the later epochs."""
 
 LEAST_SHARE = 0.25
@@ -45,7 +50,7 @@ class Campaign:
         self.relaxation, self.flat, self.seed, self.workers = relaxation, relaxation.flat, seed, workers
         self.improver: Improver | None = None
         self.epoch = self.idle = 0
-        self.work, self.share, self.nodes = FIRST_WORK, 0.5, FIRST_NODES
+        self.work, self.share, self.nodes = FIRST_EPOCH_WORK, 0.5, FIRST_NODES
 
     def reprice(self, prices: Mapping[int, float]) -> float:
         """Take over better multipliers (cost per byte by time label); the work."""
@@ -75,7 +80,7 @@ class Campaign:
         second = (lambda: improve(1)) if prover is None else proof
         alone = prover is not None and self.idle % (REST + 1) > 0
         tasks = [proof] if alone else [second, lambda: improve(0)]
-        answers = team.run(tasks, workers=self.workers, over=clock.over)
+        answers = limits.run(tasks, workers=self.workers, over=clock.over)
         self.epoch += 1
         improved = [a for a in answers if isinstance(a, Improved)]
         proofs = [a for a in answers if isinstance(a, Proof)]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solver_shard.choice.graph import Ints
-from solver_shard.solve.messages import CLASH, scaled
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.bounds.trws import CLASH, scaled
 from solver_shard.solve.problem import Floats, Problem
 
 

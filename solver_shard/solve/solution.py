@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-MIB = 2**20
+from solver_shard.graph.choice_graph import MIB
 
 Ended = Literal["limit", "search"]
 
@@ -29,22 +25,6 @@ class Status(Enum):
     smallest peak that was found, ``peak_bound`` what any needs."""
     UNKNOWN = "unknown"
     """Neither a solution within the limit nor a proof that there is none. ``assignment`` is the one of smallest peak found, if any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WarmStart:
-    """A hint: which strategies of some nodes to start from; the solver completes it as well as it can.
-
-        WarmStart(name="megatron", allowed={3: np.array([False, True, True])})
-
-    Attributes:
-        name: a label for the report.
-        allowed: node -> bool[strategies of the node]. Nodes that are not named may choose freely. A restriction that
-            allows nothing, or that cannot be met together with the others, is dropped.
-    """
-
-    name: str
-    allowed: Mapping[int, NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

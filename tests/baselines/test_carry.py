@@ -9,24 +9,24 @@ import pytest
 import torch
 from dtensor_models import MODELS, inputs_of, random_pins
 
-from solver_shard.api import plan_program
-from solver_shard.baselines.carry import NAME, Carried, carry, dtensor_greedy_plan, dtensor_masks
-from solver_shard.baselines.dtensor_greedy import Walk, walk
-from solver_shard.baselines.masks import left_over
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Lowering
+from solver_shard.analysis.greedy_plans import dtensor_greedy_plan
+from solver_shard.baselines.dtensor_greedy import NAME, Carried, Walk, carry, dtensor_masks, walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expand.call import Strided
-from solver_shard.frontends.clean import Traced, clean, clean_with_values
-from solver_shard.frontends.raw import RawGraph
-from solver_shard.frontends.torch import trace_raw
+from solver_shard.expander.call import Strided
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.nodes import Lowering
+from solver_shard.graph.templates import left_over
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.plan.plan import Options
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.clean import Traced, clean, clean_with_values
+from solver_shard.tracing.joint_graph import RawGraph
+from solver_shard.tracing.torch import trace_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 from dtensor_models import MODELS, inputs_of
 
-from solver_shard.api import plan_program
-from solver_shard.baselines.dijkstra_greedy import NAME, dijkstra_greedy_plan, greedy_walk
+from solver_shard.analysis.greedy_plans import dijkstra_greedy_plan
+from solver_shard.baselines.dijkstra_greedy import NAME, greedy_walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.plan.plan import Options
 from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.torch import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

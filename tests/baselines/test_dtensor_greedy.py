@@ -14,17 +14,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from solver_shard.api import plan_program
 from solver_shard.baselines.dtensor_greedy import Walk, walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
-from solver_shard.frontends.clean import clean
-from solver_shard.frontends.raw import RawGraph
-from solver_shard.frontends.torch import trace_raw
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Options, Plan
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
+from solver_shard.plan.plan import Plan
+from solver_shard.tracing.clean import clean
+from solver_shard.tracing.joint_graph import RawGraph
+from solver_shard.tracing.torch import trace_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

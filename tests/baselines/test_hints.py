@@ -10,27 +10,28 @@ import numpy as np
 import pytest
 from dtensor_models import MODELS, inputs_of
 
-from solver_shard.api import plan_program
-from solver_shard.baselines import carry, dijkstra_greedy, fallback
-from solver_shard.baselines.fallback import origin, with_baselines
-from solver_shard.baselines.hints import hints, middles
-from solver_shard.baselines.templates import warm_starts
-from solver_shard.choice.fold import fold
-from solver_shard.choice.lower import lower
-from solver_shard.choice.nodes import Kind, Lowering
-from solver_shard.choice.transients import Transients
+from solver_shard.baselines import dijkstra_greedy, dtensor_greedy
+from solver_shard.baselines import hints as fallback
+from solver_shard.baselines.hints import hints, middles, origin, with_baselines
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.frontends.clean import Traced, clean_with_values
-from solver_shard.frontends.torch import trace_raw
+from solver_shard.graph.choice_graph import WarmStart
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.symmetry import fold
+from solver_shard.graph.templates import warm_starts
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.io import plan_from_json, plan_to_json
-from solver_shard.plan.plan import Options
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
 from solver_shard.solve.engine import solve
-from solver_shard.solve.solution import Event, Solution, Stage, Status, WarmStart
+from solver_shard.solve.solution import Event, Solution, Stage, Status
+from solver_shard.tracing.clean import Traced, clean_with_values
+from solver_shard.tracing.torch import trace_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +57,7 @@ def lowered(name: str, limit: int = LIMIT) -> tuple[Lowering, CostModel]:
 def test_every_greedy_baseline_is_a_hint_that_can_be_completed(name: str) -> None:
     lowering, costs = lowered(name)
     found = hints(lowering, costs, Rulebook(), {}, traced(name))
-    assert {word for names in found for word in names.split(", ")} == {carry.NAME, dijkstra_greedy.NAME, *PASSES}
+    assert {word for names in found for word in names.split(", ")} == {dtensor_greedy.NAME, dijkstra_greedy.NAME, *PASSES}
     source = next(
         v for v, node in enumerate(lowering.nodes) if node.kind is Kind.SOURCE and traced(name).program.tensors[node.item].name == "x"
     )
@@ -76,7 +77,7 @@ def test_every_greedy_baseline_is_a_hint_that_can_be_completed(name: str) -> Non
 
 def test_without_the_trace_there_is_no_hint_of_dtensors() -> None:
     lowering, costs = lowered("mlp")
-    assert carry.NAME not in ", ".join(hints(lowering, costs, Rulebook(), {}))
+    assert dtensor_greedy.NAME not in ", ".join(hints(lowering, costs, Rulebook(), {}))
 
 
 def test_a_hint_restricts_only_the_nodes_that_are_asked_for() -> None:

@@ -18,26 +18,27 @@ import torch
 from torch import nn
 from traced_models import MLP, squares
 
-import solver_shard.solving
-from solver_shard import Mesh, Plan, optimize
-from solver_shard.api import plan_program
-from solver_shard.baselines import fallback
+import solver_shard.pipeline
+from solver_shard.api import optimize
+from solver_shard.baselines import hints
 from solver_shard.baselines.candidates import Candidate, candidates
-from solver_shard.baselines.restrict import TEMPLATES, block_cut, parse_template, restriction, restrictions
-from solver_shard.choice.structure import node_classes
-from solver_shard.choice.transients import Transients
+from solver_shard.clock import StageClock
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
-from solver_shard.frontends.huggingface import load
-from solver_shard.frontends.torch import trace
+from solver_shard.graph.build import lower_program
+from solver_shard.graph.symmetry import node_classes
+from solver_shard.graph.templates import TEMPLATES, block_cut, parse_template, restriction, restrictions
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
-from solver_shard.lowered import lower_program
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program, solve_lowered
 from solver_shard.plan.io import plan_from_json, plan_to_json
-from solver_shard.plan.lookup import lookup
-from solver_shard.plan.plan import Options
+from solver_shard.plan.plan import Plan
+from solver_shard.plan.summary import lookup
 from solver_shard.program import Program, Role
-from solver_shard.solving import solve_lowered
-from solver_shard.stages import StageClock
+from solver_shard.tracing.huggingface import load
+from solver_shard.tracing.torch import trace
 
 LAYERS = 2
 BATCH, SEQ = 16, 512
@@ -426,7 +427,7 @@ def test_where_the_work_ends_the_plan_does_not_depend_on_how_long_it_took(monkey
     options = Options(memory_limit=1 << 40, work_limit=1e-6)
     first = plan_program(hybrid(), mesh=Mesh.parse("tp=2"), cluster=load_cluster("h100"), options=options)
     hours = itertools.count(step=3600.0)
-    monkeypatch.setattr(fallback, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    monkeypatch.setattr(hints, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     second = plan_program(hybrid(), mesh=Mesh.parse("tp=2"), cluster=load_cluster("h100"), options=options)
     assert first.certificate.baseline is not None
     assert (second.certificate.objective, second.certificate.baseline) == (first.certificate.objective, first.certificate.baseline)
@@ -434,7 +435,7 @@ def test_where_the_work_ends_the_plan_does_not_depend_on_how_long_it_took(monkey
 
 
 def test_a_search_of_a_very_large_graph_starts_from_a_template_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_shard.solving, "MANY", 0)
+    monkeypatch.setattr(solver_shard.pipeline, "MANY", 0)
     fits = [plan for plan in had().values() if plan is not None]
     options = Options(memory_limit=int(1.05 * min(plan.peak for plan in fits)), work_limit=1e-6)
     made = lower_program(llama(), mesh=Mesh.parse("dp=4,tp=2"), cluster=load_cluster("h100"), options=options)

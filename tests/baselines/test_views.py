@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from solver_shard.baselines.views import roots, through
-from solver_shard.expand.call import Kind, Kinds, Pending, Strided
-from solver_shard.frontends import dims as D
+from solver_shard.baselines.dtensor_greedy import roots, through
+from solver_shard.expander.call import Kind, Kinds, Pending, Strided
 from solver_shard.layout import Layout, P, R, S
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program, Ref, Role, Tensor
+from solver_shard.tracing.clean import dims as D
 
 Held = dict[tuple[int, ...], set[int]]
 

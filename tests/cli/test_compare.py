@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from solver_shard import optimize
+from solver_shard.api import optimize
 from solver_shard.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from plan_examples import example
 
 from solver_shard.cli import main
 from solver_shard.errors import InfeasibleError, InputError, printable
-from solver_shard.plan.lookup import lookup
+from solver_shard.plan.summary import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ from plan_examples import example
 
 import solver_shard.api
 from solver_shard.cli import main
-from solver_shard.cli.interrupt import MESSAGE, catch_interrupts, time_out
-from solver_shard.cli.output import written_if_possible
+from solver_shard.cli.options import written_if_possible
+from solver_shard.cli.terminal import MESSAGE, catch_interrupts, time_out
 from solver_shard.errors import SolverShardError
 from solver_shard.files import write_whole
 from solver_shard.plan.io import load_plan

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from solver_shard.cli.progress import progress_lines
+from solver_shard.cli.terminal import progress_lines
 
 
 class Terminal(io.StringIO):

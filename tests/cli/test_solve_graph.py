@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from random_graphs import hard_graph, points, random_graph, some_limit
 
-from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.choice.iopddl import read, write
 from solver_shard.cli import main
-from solver_shard.solve.prove import Proof
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.iopddl import read, write
+from solver_shard.solve.integer_program import Proof
 
 Nodes = list[tuple[tuple[int, int], list[int], list[int]]]
 """(interval, costs, usages) of each node."""

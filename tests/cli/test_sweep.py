@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from solver_shard.analysis import sweep as sweeping
+from solver_shard.analysis.sweep.results import Row, Sweep
 from solver_shard.cli import main
-from solver_shard.study import sweep as sweeping
-from solver_shard.study.sweep_result import Row, Sweep
 
 
 def found(*statuses: str) -> Sweep:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plan_examples import example, stepped
 
-from solver_shard import optimize
+from solver_shard.api import optimize
 from solver_shard.cli import main
 from solver_shard.plan.io import load_plan, save_plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from solver_shard import optimize
+from solver_shard.api import optimize
 from solver_shard.cli import main
 from solver_shard.plan.io import save_plan
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from solver_shard.costs.cluster import MAX_FILE_BYTES, PRESETS, load_cluster, parse_cluster
-from solver_shard.costs.kernels import Kernel
+from solver_shard.costs.cluster import MAX_FILE_BYTES, PRESETS, Kernel, load_cluster, parse_cluster
 from solver_shard.errors import InputError
 
 KERNELS: tuple[Kernel, ...] = ("matmul", "attention", "streaming", "reduction")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver_shard.costs.cluster import Cluster, Device, Efficiency, Level, load_cluster
-from solver_shard.costs.kernels import Kernel
+from solver_shard.costs.cluster import Cluster, Device, Efficiency, Kernel, Level, load_cluster
 from solver_shard.costs.memory import OPTIMIZERS, optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError

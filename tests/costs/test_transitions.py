@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_simulator import WrongStepError, collective, rebuild, scatter
 
-from solver_shard.choice.graph import FORBIDDEN
 from solver_shard.costs.cluster import PRESETS, load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.layouts import legal_layouts
 from solver_shard.costs.model import CostModel
-from solver_shard.costs.transitions import MAX_LAYOUTS, TransitionTable, build_table
+from solver_shard.costs.transitions import FORBIDDEN, MAX_LAYOUTS, TransitionTable, build_table
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh

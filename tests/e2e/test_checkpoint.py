@@ -10,13 +10,14 @@ import torch
 from e2e.test_simulate import Case, check, near, of_model
 from lowered import agrees, lowered, random_assignment, with_relays
 
-from solver_shard import Plan, optimize
-from solver_shard.choice.structure import node_classes
+from solver_shard.api import optimize
 from solver_shard.costs.model import CostModel
-from solver_shard.frontends.torch import trace
+from solver_shard.graph.symmetry import node_classes
 from solver_shard.plan.evaluate import evaluate
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.torch import trace
 
 
 def llama(layers: int, checkpointed: bool) -> Any:

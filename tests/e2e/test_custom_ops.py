@@ -14,19 +14,21 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor.experimental import register_sharding
 from traced_models import values_of
 
-from solver_shard import load_plan, optimize
+from solver_shard.api import optimize
 from solver_shard.cli import main
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, RuleError
-from solver_shard.export.interpret import arguments_of, call, call_with, run
-from solver_shard.export.simulate import simulate
-from solver_shard.frontends.torch import trace
+from solver_shard.ops.run import arguments_of, call, call_with, run
 from solver_shard.plan.evaluate import evaluate
+from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
-from solver_shard.rulebook import Rulebook, build_rule, load_table
-from solver_shard.rulebook.verify import verify
+from solver_shard.rules.check.shards import verify
+from solver_shard.rules.rulebook import Rulebook, build_rule
+from solver_shard.rules.table import load_table
+from solver_shard.tracing.torch import trace
+from solver_shard.verification.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,7 +187,7 @@ def test_what_is_wrong_with_a_row_is_said_with_its_file(text: str, message: str,
 
 @pytest.mark.parametrize("op", ["rows", "product"])
 def test_strategies_registered_with_dtensor_are_picked_up_and_sound(op: str) -> None:
-    from rulebook.cases import case, t
+    from rules.cases import case, t
 
     made = (
         case("shard_test.rows.default", x=t(4, 6, 8), scale=2.0)
@@ -242,7 +244,7 @@ def test_a_row_of_the_users_comes_before_a_registration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["logaddexp", "avg_pool3d"])
 def test_an_op_of_torch_without_a_row_uses_dtensors_strategy(op: str) -> None:
     """One lists its strategies, the other answers to given operands."""
-    from rulebook.cases import case, t
+    from rules.cases import case, t
 
     if op == "logaddexp":
         made = case("aten.logaddexp.default", self=t(4, 6, 8), other=t(4, 6, 8))

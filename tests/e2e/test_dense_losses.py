@@ -7,15 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solver_shard.choice.lower import lower
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.export.points import plan_of, random_point
-from solver_shard.export.subject import Subject, subject_of
-from solver_shard.export.verify import check
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import random_point
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Options, Plan
-from solver_shard.rulebook.check import check_rules
+from solver_shard.options import Options
+from solver_shard.plan.decode import plan_of
+from solver_shard.plan.plan import Plan
+from solver_shard.rules.check import check_rules
+from solver_shard.verification import check
+from solver_shard.verification.subject import Subject, subject_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

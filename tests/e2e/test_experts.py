@@ -10,12 +10,12 @@ import torch
 from e2e.test_simulate import Case, check, near, of_model
 from lowered import Lowered, agrees, lowered, random_assignment, with_relays
 
-from solver_shard import optimize
-from solver_shard.choice.nodes import Kind
+from solver_shard.api import optimize
 from solver_shard.costs.model import CostModel
+from solver_shard.graph.nodes import Kind
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.program import Phase, Program
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
 
 PRODUCTS = ("shard.grouped_mm.default", "shard.grouped_mm_weights.default")
 

@@ -14,14 +14,16 @@ from torch import nn
 from torch.nn import functional as F
 from traced_models import squares, values_of
 
-from solver_shard import Mesh, Plan, optimize
-from solver_shard.choice.nodes import Kind
+from solver_shard.api import optimize
 from solver_shard.costs.model import CostModel
-from solver_shard.export.interpret import run
-from solver_shard.frontends.torch import trace
+from solver_shard.graph.nodes import Kind
+from solver_shard.mesh import Mesh
+from solver_shard.ops.run import run
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.io import plan_from_json, plan_to_json
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.plan.plan import Plan
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.torch import trace
 
 
 class Grouped(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 from e2e.test_simulate import case_of, check
 from lowered import Lowered, lowered, random_assignment
 
-from solver_shard.choice.nodes import Kind
 from solver_shard.errors import InternalError
-from solver_shard.export.simulate import simulate
+from solver_shard.graph.nodes import Kind
+from solver_shard.verification.simulate import simulate
 
 
 def implemented(made: Lowered, seed: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from solver_shard.cli import main
 from solver_shard.errors import InfeasibleError
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
-from solver_shard.source import program_of
+from solver_shard.tracing.load import program_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,17 +13,18 @@ from e2e.test_simulate import Case, gpt2, llama, near
 from lowered import with_relays
 from programs import trained_mlp
 
-from solver_shard import Mesh
-from solver_shard.api import plan_program
-from solver_shard.choice.lower import lower
 from solver_shard.costs.model import CostModel
-from solver_shard.export import simulate as simulation
-from solver_shard.export.measure import STATES, Measured, measure
-from solver_shard.export.points import plan_of, random_point
+from solver_shard.graph.lowering import lower
+from solver_shard.graph.narrowing import random_point
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.pipeline import plan_program
+from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import Evaluation, evaluate
-from solver_shard.plan.plan import Options, Plan
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.verification.simulate import STATES, Measured, _Simulation, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,8 +99,8 @@ def test_a_step_that_never_lets_go_is_found_out(monkeypatch: pytest.MonkeyPatch)
     case = case_of("gpt2")
     plan, said = planned(case, "3", template="ddp")
     stored: list[Any] = []
-    tell = simulation._Simulation._tell
-    monkeypatch.setattr(simulation._Simulation, "_tell", lambda self, parts, category: stored.append(parts) or tell(self, parts, category))
+    tell = _Simulation._tell
+    monkeypatch.setattr(_Simulation, "_tell", lambda self, parts, category: stored.append(parts) or tell(self, parts, category))
     found = measure(plan, case.program, case.values)
     assert found.peak > 1.2 * said.peak
     with pytest.raises(AssertionError):

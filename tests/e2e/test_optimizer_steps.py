@@ -9,13 +9,13 @@ from programs import trained_mlp
 from storages import Held
 from torch import nn
 
-from solver_shard.choice.nodes import Kind
-from solver_shard.choice.transients import Transients
 from solver_shard.costs.memory import OPTIMIZERS, WAYS, optimizer_state
-from solver_shard.export.measure import measure
+from solver_shard.graph.nodes import Kind
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import Evaluation
 from solver_shard.program import Program
+from solver_shard.verification.simulate import measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from lowered import lowered, random_assignment
 from process_model import built, run_process
 
-from solver_shard.frontends.torch import trace
 from solver_shard.plan.plan import Plan
+from solver_shard.tracing.torch import trace
 
 
 def random_plan(seed: int) -> Plan:
@@ -26,7 +26,7 @@ def test_a_run_of_twenty_steps_follows_the_unsharded_loss_under_one_plan_after_t
         assert any(t.state not in (None, t.layout) for t in plan.tensors)
     assert plans["one"].layouts["tokens.weight"] != plans["two"].layouts["tokens.weight"]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["solver_shard.export.optimizer", "torch.distributed.checkpoint"])
+    context.set_forkserver_preload(["solver_shard.runtime.optimizer", "torch.distributed.checkpoint"])
     processes = [context.Process(target=run_process, args=(rank, 4, str(tmp_path))) for rank in range(4)]
     for process in processes:
         process.start()

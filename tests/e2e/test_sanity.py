@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from solver_shard import Mesh, Plan, optimize
+from solver_shard.api import optimize
 from solver_shard.costs.cluster import Cluster, load_cluster
+from solver_shard.mesh import Mesh
+from solver_shard.plan.plan import Plan
 
 TOKENS, WIDTH, HIDDEN = 64, 1024, 4096
 

@@ -19,18 +19,18 @@ from programs import Builder, trained_mlp
 from torch import nn
 from traced_models import values_of
 
-from solver_shard import optimize
+from solver_shard.api import optimize
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
-from solver_shard.export.interpret import run
-from solver_shard.export.simulate import SimulationResult, simulate
-from solver_shard.frontends.torch import trace
 from solver_shard.layout import Layout
+from solver_shard.ops.run import run
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Phase, Program, Role
-from solver_shard.rulebook.build import Rulebook
+from solver_shard.rules.rulebook import Rulebook
+from solver_shard.tracing.torch import trace
+from solver_shard.verification.simulate import SimulationResult, simulate
 
 Values = dict[int, torch.Tensor]
 RATE = 0.3

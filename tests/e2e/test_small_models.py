@@ -12,18 +12,19 @@ import torch
 from e2e.test_simulate import near
 from small_models import MODELS, make
 
-from solver_shard import Mesh
-from solver_shard.choice.nodes import Kind
-from solver_shard.choice.transients import Transients
-from solver_shard.constraints import Relays, without
-from solver_shard.export.measure import measure
-from solver_shard.export.points import plan_of, random_point
-from solver_shard.export.schedule import schedule
-from solver_shard.frontends.torch import trace
-from solver_shard.lowered import Lowered, lower_program
+from solver_shard.graph.build import Lowered, lower_program
+from solver_shard.graph.narrowing import random_point
+from solver_shard.graph.nodes import Kind
+from solver_shard.graph.transient_memory import Transients
+from solver_shard.mesh import Mesh
+from solver_shard.options import Options
+from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.plan.plan import Options, Plan
-from solver_shard.program import Program
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program, Relays, without
+from solver_shard.runtime.schedule import schedule
+from solver_shard.tracing.torch import trace
+from solver_shard.verification.simulate import measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,14 +15,14 @@ import torch
 from lowered import lowered
 from programs import trained_mlp
 
-from solver_shard.choice.transients import Transients
-from solver_shard.export.interpret import run
-from solver_shard.export.simulate import simulate
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
+from solver_shard.ops.run import run
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.report import purpose_of
+from solver_shard.plan.summary import purpose_of
 from solver_shard.program import Program
-from solver_shard.solve.rounds import solve_in_rounds
+from solver_shard.solve.engine import solve_in_rounds
+from solver_shard.verification.simulate import simulate
 
 KIB = 1024
 WEIGHTS = trained_mlp(64, 64, 256, 2)

@@ -9,14 +9,13 @@ import pytest
 from lowered import Lowered, lowered, random_assignment
 from programs import gated, trained_mlp
 
-from solver_shard.export.verdict import planned_traffic
+from solver_shard.analysis.compare import KINDS, Row, row_of
+from solver_shard.analysis.difference import changes, difference
+from solver_shard.analysis.recipes import Made
 from solver_shard.plan.plan import LOCAL, Plan
-from solver_shard.plan.report import collected
-from solver_shard.report.tree import module_tree
-from solver_shard.study.changes import changes
-from solver_shard.study.compare import KINDS, Row, row_of
-from solver_shard.study.compare_diff import difference
-from solver_shard.study.recipes import Made
+from solver_shard.plan.summary import collected
+from solver_shard.reports.modules import module_tree
+from solver_shard.verification.verdict import planned_traffic
 
 STEPS: list[dict[str, Any]] = [
     {"clip": True},

@@ -13,8 +13,7 @@ from plan_examples import example, stepped
 from programs import trained_mlp
 
 from solver_shard.errors import InputError
-from solver_shard.plan.figures import check_figures
-from solver_shard.plan.io import plan_from_json, plan_to_json
+from solver_shard.plan.io import check_figures, plan_from_json, plan_to_json
 
 OPTIONS: list[dict[str, Any]] = [
     {},

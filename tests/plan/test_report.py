@@ -12,10 +12,9 @@ from plan_examples import example, stepped
 
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
-from solver_shard.plan.lookup import find, lookup, lookup_json
 from solver_shard.plan.plan import Holder, Inside, MemoryTimeline, Plan
-from solver_shard.plan.report import largest_holders, output_names
-from solver_shard.plan.table import table
+from solver_shard.plan.summary import find, largest_holders, lookup, lookup_json, output_names
+from solver_shard.text import table
 
 
 @pytest.mark.parametrize(

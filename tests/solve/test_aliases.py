@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from random_graphs import aliased_graph, points
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.solve.aliases import merge_aliases
-from solver_shard.solve.ledger import Ledger, table
-from solver_shard.solve.memory import regrouped
-from solver_shard.solve.presolve import NoAssignment, presolve
-from solver_shard.solve.problem import Problem, from_graph
-from solver_shard.solve.spans import over_time
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.aliases import merge_aliases
+from solver_shard.solve.presolve.postsolve import Ledger, table
+from solver_shard.solve.presolve.reducer import NoAssignment
+from solver_shard.solve.problem import Problem, from_graph, over_time, regrouped
 
 X = FORBIDDEN
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from random_graphs import FAMILIES, loopy_graph, points, random_graph, some_limit
 
-from solver_shard.choice.graph import ChoiceGraph
-from solver_shard.solve.annealing import Annealing
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.descent import Local
+from solver_shard.graph.choice_graph import ChoiceGraph
+from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.engine import solve
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import scale_of
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.presolve import presolve
+from solver_shard.solve.primal.annealing import Annealing
+from solver_shard.solve.primal.local_search import Local
 from solver_shard.solve.problem import Problem, from_graph
 
 

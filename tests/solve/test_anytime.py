@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from solver_shard.solve.anytime import Saver
+from solver_shard.solve.limits import Saver
 
 
 class Hours:

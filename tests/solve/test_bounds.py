@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from random_graphs import points, random_graph, some_limit
 
-from solver_shard.choice.graph import Ints
-from solver_shard.solve.dual import Dual, Master
-from solver_shard.solve.marginals import marginals
-from solver_shard.solve.messages import Messages, scale_of
-from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.graph.choice_graph import MIB, Ints
+from solver_shard.solve.bounds.lagrangian import Dual, Master
+from solver_shard.solve.bounds.min_marginals import marginals
+from solver_shard.solve.bounds.trws import Messages, scale_of
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Problem, from_graph
-from solver_shard.solve.solution import MIB
 
 SEEDS = range(60)
 

@@ -7,22 +7,23 @@ import large_numbers
 import numpy as np
 import pytest
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.solve import kernel
-from solver_shard.solve.clock import Clock
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph
+from solver_shard.solve import integer_program
+from solver_shard.solve.bounds.lagrangian import Dual
 from solver_shard.solve.conflict import find_conflict
-from solver_shard.solve.dual import Dual
 from solver_shard.solve.engine import solve
+from solver_shard.solve.integer_program import covering, in_safe_units
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import from_graph
-from solver_shard.solve.programs import covering, in_safe_units
 
 
 def leave_to(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way a kernel is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
+    """Which way a integer_program is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
     if way == "highs, labels":
-        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
     elif way == "highs, cp-sat":
-        monkeypatch.setattr(kernel, "_enumerated", lambda *_arguments: None)
+        monkeypatch.setattr(integer_program, "_enumerated", lambda *_arguments: None)
 
 
 @pytest.mark.parametrize("large", ["bytes", "costs"])
@@ -126,12 +127,12 @@ def test_nothing_false_is_proven_of_large_numbers_where_labels_are_left_out(way:
 def test_a_claim_that_one_solver_makes_alone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is called infeasible, or bounded too high, by HiGHS alone."""
     problem, _ = from_graph(large_rows(), limit=large_rows().limit)
-    monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
-    for false in (kernel._Answer(None, None, True, True, 0.1), kernel._Answer(None, 6_500_000, False, False, 0.1)):
-        monkeypatch.setattr(kernel._Highs, "solve", lambda *_arguments, answer=false: answer)
+    monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
+    for false in (integer_program._Answer(None, None, True, True, 0.1), integer_program._Answer(None, 6_500_000, False, False, 0.1)):
+        monkeypatch.setattr(integer_program._Highs, "solve", lambda *_arguments, answer=false: answer)
         for cutoff in (None, 6_700_000):
             dual = Dual(problem)
             dual.evaluate(np.zeros(len(problem.base)), 2)
-            found = kernel.solve_kernel(problem, dual, Clock(None, None), cutoff=cutoff, gap=0.0, seed=0, effort=10.0)
+            found = integer_program.solve_kernel(problem, dual, Clock(None, None), cutoff=cutoff, gap=0.0, seed=0, effort=10.0)
             assert not found.empty
             assert found.bound is None or found.bound <= 6_087_009

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from random_graphs import hard_graph
 
-from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import solve
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Status
 
 

@@ -11,12 +11,11 @@ import pytest
 from conflict_cases import Enumerated, random_pins, wrong
 from random_graphs import random_graph
 
-import solver_shard.solve.conflict as conflict_module
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
-from solver_shard.solve.arcs import Arcs
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.conflict import Conflict, Constraint, find_conflict, least_bytes, without
-from solver_shard.solve.feasible import Decision, blamed
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Constraint
+from solver_shard.solve import conflict
+from solver_shard.solve.conflict import Arcs, Conflict, Decision, blamed, find_conflict, least_bytes, without
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Status
 
 
@@ -69,7 +68,7 @@ def test_what_is_blamed_conflicts_and_nothing_of_it_can_be_spared() -> None:
 
 
 def test_what_cp_sat_leaves_open_the_solver_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conflict_module, "decide", lambda problem, clock, **options: Decision(None))
+    monkeypatch.setattr(conflict, "decide", lambda problem, clock, **options: Decision(None))
     for seed in range(60):
         graph, pins, every = random_case(seed)
         assert not wrong(graph, pins, every, find_conflict(graph, pins, time_limit=None)), seed
@@ -84,7 +83,7 @@ def test_what_cp_sat_leaves_open_the_solver_decides(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_planted_fault_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., list[int]]) -> None:
-    monkeypatch.setattr(conflict_module._Question, name, fault)
+    monkeypatch.setattr(conflict._Question, name, fault)
     cases = [random_case(seed) for seed in range(150)]
     assert any(wrong(graph, pins, every, find_conflict(graph, pins, time_limit=None)) for graph, pins, every in cases)
 
@@ -102,7 +101,7 @@ def test_prices_are_those_of_enumeration() -> None:
             others = [j for j in range(len(pins)) if j != k]
             keeping = every.which(others, [], None)
             within = every.which(others, times, graph.limit)
-            bare = conflict_module.narrowed(graph, {}, dropped=pins[k].edges)
+            bare = conflict.narrowed(graph, {}, dropped=pins[k].edges)
             if len(within):
                 assert solution.cost == solution.bound == min(bare.cost(every.assignments[i]) for i in within), seed
             elif len(keeping):
@@ -128,7 +127,7 @@ def test_the_reasons_of_arc_consistency_and_of_cp_sat_conflict() -> None:
         if core is not None:
             assert not every.possible(core, [], None), seed
             seen[0] += 1
-        rows = [graph.usages * np.repeat(row, graph.sizes()) for row in conflict_module._living(graph, range(every.profiles.shape[1]))]
+        rows = [graph.usages * np.repeat(row, graph.sizes()) for row in conflict._living(graph, range(every.profiles.shape[1]))]
         found = blamed(arcs, kept, rows if graph.limit is not None else [], graph.limit or 0, Clock(None, None), effort=10.0, seed=0)
         if found is not None:  # in the units of a row not every conflict shows
             assert not every.possible(*found, graph.limit), seed
@@ -175,13 +174,13 @@ def test_memory_alone_blames_no_pin_and_pins_alone_no_time() -> None:
 def test_limits_that_strike_leave_a_conflict_that_may_not_be_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, pins = two_of_three()
     asked = itertools.count()
-    possible = conflict_module._Question._possible
+    possible = conflict._Question._possible
 
-    def tired(self: conflict_module._Question, kept: list[int], times: list[int]) -> object:
+    def tired(self: conflict._Question, kept: list[int], times: list[int]) -> object:
         return possible(self, kept, times) if next(asked) == 0 else (None, None)
 
-    monkeypatch.setattr(conflict_module._Question, "_possible", tired)
-    monkeypatch.setattr(conflict_module._Question, "_less", lambda self, kept, times: (kept, times))
+    monkeypatch.setattr(conflict._Question, "_possible", tired)
+    monkeypatch.setattr(conflict._Question, "_less", lambda self, kept, times: (kept, times))
     assert find_conflict(graph, pins) == Conflict(constraints=(0, 1, 2, 3), minimal=False)
     assert find_conflict(graph, pins, work_limit=1e-9) is None
 

@@ -1,4 +1,4 @@
-"""The tree of loads, descent and repair under the limit, and forest moves: against plain arrays and enumeration."""
+"""The tree of local_search, descent and repair under the limit, and forest moves: against plain arrays and enumeration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from flat_problems import allowed, every, some_problem
 
-from solver_shard.choice.graph import Ints
-from solver_shard.solve import loads
-from solver_shard.solve.descent import Local
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.bounds.trws import CLASH, scale_of
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.forest import Forest, _pick
-from solver_shard.solve.messages import CLASH, scale_of
+from solver_shard.solve.primal import local_search
+from solver_shard.solve.primal.local_search import Forest, Local, _pick
 from solver_shard.solve.problem import Problem
 
 SEEDS = range(60)
@@ -31,32 +30,32 @@ def drawn(problem: Problem, rng: np.random.Generator) -> Ints:
 def test_a_tree_of_loads_is_a_plain_array(times: int) -> None:
     rng = np.random.default_rng(times)
     plain = rng.integers(0, 50, times)
-    top, added = loads.build(plain)
+    top, added = local_search.build(plain)
     assert int(top[1]) == plain.max()
     for _ in range(300):
         start, stop = sorted(rng.choice(times + 1, 2, replace=False).tolist())
         amount = int(rng.integers(-10, 11))
         amount = max(amount, -int(plain[start:stop].min()))
-        loads.add(top, added, start, stop, amount)
+        local_search.add(top, added, start, stop, amount)
         plain[start:stop] += amount
         assert int(top[1]) == plain.max()
-        assert loads.argmax(top) == plain.argmax()
+        assert local_search.argmax(top) == plain.argmax()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_moves_of_nodes_keep_the_tree_at_the_profile(seed: int) -> None:
     flat, rng = some_flat(seed)
     problem, chosen = flat.problem, drawn(flat.problem, np.random.default_rng(seed))
-    top, added = loads.build(problem.profile(chosen))
+    top, added = local_search.build(problem.profile(chosen))
     for _ in range(20):
         v = int(rng.integers(problem.size))
         new = int(rng.integers(problem.sizes[v]))
-        loads.move(flat.bytes, top, added, v, int(chosen[v]), new)
+        local_search.move(flat.bytes, top, added, v, int(chosen[v]), new)
         chosen[v] = new
         profile = problem.profile(chosen)
         assert int(top[1]) == profile.max(initial=0)
         if len(profile):
-            assert loads.argmax(top) == profile.argmax()
+            assert local_search.argmax(top) == profile.argmax()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flat_problems import allowed, some_problem
 
-import solver_shard.solve.elimination as elimination
-from solver_shard.choice.graph import FORBIDDEN
-from solver_shard.solve.elimination import MOST_ROWS, Exact, Order, TooWide, eliminate, order_of
-from solver_shard.solve.messages import Messages, Parts, scale_of
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.solve.bounds import elimination
+from solver_shard.solve.bounds.elimination import MOST_ROWS, Exact, Order, TooWide, eliminate, order_of
+from solver_shard.solve.bounds.trws import Messages, Parts, scale_of
 from solver_shard.solve.problem import Edge, Problem
 
 BLOCKS, PER_BLOCK = 15, 20

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from random_graphs import best_value, loopy_graph, points, random_graph, some_limit
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph
+from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
-from solver_shard.solve import engine, kernel, search
-from solver_shard.solve.clock import Clock
+from solver_shard.graph.choice_graph import MIB, ChoiceGraph, WarmStart
+from solver_shard.solve import engine, integer_program, search
 from solver_shard.solve.engine import solve
-from solver_shard.solve.prove import Proof
-from solver_shard.solve.solution import MIB, Event, Status, WarmStart, objective_value, relative_gap
+from solver_shard.solve.integer_program import Proof
+from solver_shard.solve.limits import Clock
+from solver_shard.solve.solution import Event, Status, objective_value, relative_gap
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -30,7 +31,7 @@ def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest
     monkeypatch.setattr(search, "WORTH_FIXING", 0)
     monkeypatch.setattr(search, "FIRST_CELLS", 3)
     if block % 2:
-        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
     if block > 1:  # leave the problem without its limit at once, and come back to it as soon as there is an incumbent
         monkeypatch.setattr(engine, "FREE_SHARE", -1.0)
         monkeypatch.setattr(search, "RELAX_AFTER", -1.0)
@@ -346,5 +347,5 @@ def test_objective_and_gap_by_hand() -> None:
 
 
 def test_the_solver_imports_neither_torch_nor_jax() -> None:
-    code = "import sys, solver_shard.solve.engine, solver_shard.choice.iopddl; print([m for m in ('torch', 'jax') if m in sys.modules])"
+    code = "import sys, solver_shard.solve.engine, solver_shard.graph.iopddl; print([m for m in ('torch', 'jax') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

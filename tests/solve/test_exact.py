@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rivals import solve_with
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import Event, Status
 

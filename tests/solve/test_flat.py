@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flat_problems import every, some_problem
 
-from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.bounds.trws import CLASH, scale_of
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.kernel import row_of
-from solver_shard.solve.messages import CLASH, scale_of
+from solver_shard.solve.integer_program import row_of
 from solver_shard.solve.problem import Carrier, Edge, Problem
 
 SEEDS = range(60)

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from random_graphs import best_value, hard_graph, points, random_graph, some_limit
 
-from solver_shard.solve import kernel
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.dual import Dual
-from solver_shard.solve.kernel import solve_kernel
-from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.graph.choice_graph import MIB
+from solver_shard.solve import integer_program
+from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve.integer_program import solve_kernel
+from solver_shard.solve.limits import Clock, left_behind
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import from_graph
-from solver_shard.solve.solution import MIB
-from solver_shard.solve.waiting import left_behind
 
 
 def leave_to(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way a kernel is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
+    """Which way a integer_program is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
     if way == "highs, labels":
-        monkeypatch.setattr(kernel, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
     elif way == "highs, cp-sat":
-        monkeypatch.setattr(kernel, "_enumerated", lambda *_arguments: None)
+        monkeypatch.setattr(integer_program, "_enumerated", lambda *_arguments: None)
 
 
 WAYS = ("labels", "highs, labels", "highs, cp-sat")
@@ -62,7 +62,7 @@ def test_optimum_of_a_kernel(seed: int, way: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_call_that_was_left_behind_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_to("highs, cp-sat", monkeypatch)
-    monkeypatch.setattr(kernel, "call_watched", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(integer_program, "call_watched", lambda *_arguments, **_options: None)
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 8, degree=4, room=2.0), limit=None)
     dual = Dual(problem)
     dual.evaluate(np.zeros(len(problem.base)), 2)
@@ -83,7 +83,7 @@ def test_cp_sat_ends_when_the_caller_stops() -> None:
         return polls > 3
 
     clock.halt = halt
-    result = kernel._lazily(problem, kernel._CpSat(problem, dual, None, 0), dual, clock, None, 1e6, 0.0)
+    result = integer_program._lazily(problem, integer_program._CpSat(problem, dual, None, 0), dual, clock, None, 1e6, 0.0)
     assert not result.proven
     assert not left_behind()
 
@@ -97,9 +97,9 @@ class _NearTheCutoff:
     def add_row(self, t: int) -> None:
         pass
 
-    def solve(self, clock: Clock, work: float, hint: object) -> kernel._Answer:
+    def solve(self, clock: Clock, work: float, hint: object) -> integer_program._Answer:
         self.calls += 1
-        return kernel._Answer(None, self.bound, False, False, 1.0)
+        return integer_program._Answer(None, self.bound, False, False, 1.0)
 
 
 @pytest.mark.parametrize(("bound", "proven"), [(9_999, True), (9_900, False)])
@@ -107,5 +107,5 @@ def test_a_bound_near_the_known_value_is_a_proof(bound: int, proven: bool) -> No
     graph = random_graph(np.random.default_rng(0), 4, 3)
     small, _ = presolve(from_graph(graph, limit=None)[0])
     backend = _NearTheCutoff(bound)
-    result = kernel._lazily(small, backend, Dual(small), Clock(None, None), 10_000, 5.0, 1e-3)  # type: ignore[arg-type]
+    result = integer_program._lazily(small, backend, Dual(small), Clock(None, None), 10_000, 5.0, 1e-3)  # type: ignore[arg-type]
     assert (result.proven, result.bound, result.assignment) == (proven, bound, None)

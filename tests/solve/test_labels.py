@@ -9,12 +9,12 @@ import pytest
 from flat_problems import allowed, some_problem
 from random_graphs import hard_graph
 
-from solver_shard.solve import labels
-from solver_shard.solve.dual import Dual
-from solver_shard.solve.labels import TooMany, best_below, split_of
+from solver_shard.graph.choice_graph import MIB
+from solver_shard.solve.bounds import labels
+from solver_shard.solve.bounds.labels import TooMany, best_below, split_of
+from solver_shard.solve.bounds.lagrangian import Dual
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.problem import Problem, from_graph
-from solver_shard.solve.solution import MIB
 
 
 def some_question(seed: int) -> tuple[Problem, Dual | None, list[int]]:

@@ -14,25 +14,25 @@ import pytest
 from enumeration import enumerate_allowed
 from random_graphs import best_value, hard_graph, points, random_graph, some_limit
 
-from solver_shard.choice.graph import ChoiceGraph, Ints
-from solver_shard.solve import bounding, campaign, search, team
-from solver_shard.solve.bounding import LARGE_CELLS, LARGE_FREE_CELLS, is_large
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints
+from solver_shard.solve import bounds, limits, search
+from solver_shard.solve.bounds import LARGE_CELLS, LARGE_FREE_CELLS, is_large
+from solver_shard.solve.bounds.subgradient import Relaxation
+from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.campaign import Campaign
-from solver_shard.solve.clock import Clock
 from solver_shard.solve.engine import solve
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import scale_of
+from solver_shard.solve.integer_program import Proof
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.problem import Edge, Problem, from_graph
-from solver_shard.solve.prove import Proof
-from solver_shard.solve.relax import Relaxation
 from solver_shard.solve.solution import Event, Status
 
 
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounding, "LARGE_CELLS", -1)
-    monkeypatch.setattr(bounding, "LARGE_FREE_CELLS", -1)
+    monkeypatch.setattr(bounds, "LARGE_CELLS", -1)
+    monkeypatch.setattr(bounds, "LARGE_FREE_CELLS", -1)
 
 
 def case(seed: int) -> tuple[ChoiceGraph, int | None]:
@@ -89,15 +89,15 @@ def mid_size(seed: int) -> ChoiceGraph:
 @pytest.mark.usefixtures("everything_is_large")
 def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "FIRST_CELLS", 1)  # improvements beside every program
-    monkeypatch.setattr(campaign, "FIRST_WORK", 0.1)
+    monkeypatch.setattr(search, "FIRST_WORK", 0.1)
     epochs: list[int] = []
-    run = team.run
+    run = limits.run
 
     def counted(tasks: Sequence[Callable[[], object]], *, workers: int, over: Callable[[], bool]) -> list[object]:
         epochs.append(workers * (len(tasks) > 1))
         return run(tasks, workers=workers, over=over)
 
-    monkeypatch.setattr(team, "run", counted)
+    monkeypatch.setattr(limits, "run", counted)
     graph = mid_size(3)
     found = [solve(graph, gap=0.0, seed=1, time_limit=None, work_limit=1.0, workers=workers) for workers in (1, 2)]
     assert found[0].assignment is not None
@@ -117,7 +117,7 @@ def test_epochs_improve_an_incumbent_and_keep_the_limit(monkeypatch: pytest.Monk
             break
     first = problem.value(found[0])
     assert first is not None
-    monkeypatch.setattr(campaign, "FIRST_WORK", 0.2)
+    monkeypatch.setattr(search, "FIRST_WORK", 0.2)
     epochs = Campaign(relaxation, seed=0, workers=1)
     epochs.reprice(relaxation.prices())
     incumbent, value = found[0], first
@@ -187,9 +187,9 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from random_graphs import hard_graph
-from solver_shard.solve import bounding
+from solver_shard.solve import bounds
 from solver_shard.solve.engine import solve
-bounding.LARGE_CELLS = bounding.LARGE_FREE_CELLS = int(sys.argv[2])
+bounds.LARGE_CELLS = bounds.LARGE_FREE_CELLS = int(sys.argv[2])
 graph = hard_graph(np.random.default_rng(2), int(sys.argv[3]), strategies=3, degree=3, room=1.2)
 found = solve(graph, gap=0.0, seed=0, time_limit=None, work_limit=0.3, workers=1)
 print(json.dumps([found.assignment, found.bound, found.work, "numba" in sys.modules]))

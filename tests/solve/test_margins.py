@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from flat_problems import allowed, some_problem
 
-from solver_shard.solve.bounds import _split, margins
+from solver_shard.solve.bounds.subgradient import Rows
+from solver_shard.solve.bounds.trws import scale_of
+from solver_shard.solve.bounds.trws_compiled import Passing, _split, margins
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.lagrange import Rows
-from solver_shard.solve.messages import scale_of
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.sweeps import Passing
 
 BLOCKS, PER_BLOCK = 20, 100
 

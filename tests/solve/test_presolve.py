@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import aliased_graph, best_value, points, random_graph, some_limit
 
-from solver_shard.choice.graph import FORBIDDEN, ChoiceGraph, Ints
-from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.reducer import NoAssignment, Reducer
 from solver_shard.solve.problem import Carrier, Edge, Problem, from_graph
-from solver_shard.solve.reducer import Reducer
 
 
 def chain(*tables: list[list[int]], usages: list[list[int]] | None = None, limit: int | None = None) -> Problem:

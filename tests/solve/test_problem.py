@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from random_graphs import points, random_graph
 
-from solver_shard.choice.graph import ChoiceGraph
+from solver_shard.graph.choice_graph import ChoiceGraph
 from solver_shard.solve.problem import compact_table, from_graph
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flat_problems import every, some_problem
 
-from solver_shard.choice.graph import FORBIDDEN
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import scale_of
-from solver_shard.solve.presolve import NoAssignment, presolve
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.reducer import NoAssignment
+from solver_shard.solve.primal.region import region
 from solver_shard.solve.problem import Edge, Problem
-from solver_shard.solve.region import region
 
 SEEDS = range(120)
 

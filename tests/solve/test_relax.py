@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flat_problems import allowed, optimum, some_problem
 
+from solver_shard.solve.bounds.subgradient import Relaxation
+from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import scale_of
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.relax import Relaxation
 
 SEEDS = range(80)
 MOST_STEPS = 2000

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from flat_problems import allowed, some_problem
 
-from solver_shard.choice.graph import FORBIDDEN, Ints
-from solver_shard.solve.bounds import parts
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.bounds.trws import ANY, Messages, consistent, scale_of
+from solver_shard.solve.bounds.trws_compiled import Passing, parts
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import Messages, scale_of
 from solver_shard.solve.problem import Edge, Floats
-from solver_shard.solve.rounding import ANY, consistent
-from solver_shard.solve.sweeps import Passing
 
 X = np.inf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from flat_problems import some_problem
 
-from solver_shard.solve.clock import Clock
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.search import FINE, MORE_SHARE, MORE_WORK, Search
 
 GAP = 0.01

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from flat_problems import allowed, optimum, some_problem
 
-import solver_shard.solve.sharpen as sharpen
-from solver_shard.solve.bounding import Bounding, SmallBounding
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.elimination import TooWide
-from solver_shard.solve.large import LargeBounding
-from solver_shard.solve.messages import Parts
-from solver_shard.solve.planes import Planes, between
+from solver_shard.solve import search
+from solver_shard.solve.bounds import Bounding, SmallBounding
+from solver_shard.solve.bounds.elimination import Planes, TooWide, between
+from solver_shard.solve.bounds.subgradient import LargeBounding
+from solver_shard.solve.bounds.trws import Parts
+from solver_shard.solve.integer_program import Margins
+from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.prove import Margins
-from solver_shard.solve.sharpen import STEPS, Sharpening
+from solver_shard.solve.search import STEPS, Sharpening
 
 
 def bounding_of(problem: Problem, rng: np.random.Generator, *, large: bool, value: int | None, steps: int) -> Bounding:
@@ -115,7 +114,7 @@ def test_a_problem_that_is_too_wide_keeps_what_it_has(monkeypatch: pytest.Monkey
     def wide(*args: object, **options: object) -> None:
         raise TooWide(3.0, 1.5)
 
-    monkeypatch.setattr(sharpen, "eliminate", wide)
+    monkeypatch.setattr(search, "eliminate", wide)
     case = solvable(2)
     assert case is not None
     rng, problem, best = case
@@ -206,9 +205,9 @@ def test_what_is_looked_for_costs_less_than_the_incumbent_to_the_last_digit() ->
     assert (margins.extra[0] < margins.room(value)).tolist() == [True, True, False]
     assert Margins(0.5, []).room(3) == 2.5
     for scale in (1.0, 2.0**20, 2.0**-11):
-        assert Fraction(sharpen._whole(value, scale)) / Fraction(scale) >= value
-    assert sharpen._whole(value, 2.0**-11) == 2**49 + 2
-    assert sharpen._whole(7, 2.0**20) == 7 * 2**20
+        assert Fraction(search._whole(value, scale)) / Fraction(scale) >= value
+    assert search._whole(value, 2.0**-11) == 2**49 + 2
+    assert search._whole(7, 2.0**20) == 7 * 2**20
 
 
 def test_half_way_between_multipliers() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver_shard.choice.graph import Ints
-from solver_shard.solve.spans import at_times, between, canonical, counts, counts_at, over_time, shared, uncovered
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.problem import at_times, between, canonical, counts, counts_at, over_time, shared, uncovered
 
 TIMES, COLUMNS = 9, 4
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from flat_problems import allowed, rows_of, some_problem
 
-from solver_shard.choice.graph import FORBIDDEN, Ints
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve.bounds.trws import Messages, scale_of
+from solver_shard.solve.bounds.trws_compiled import Passing
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.messages import Messages, scale_of
 from solver_shard.solve.problem import Edge, Problem
-from solver_shard.solve.sweeps import Passing
 
 SEEDS = range(80)
 

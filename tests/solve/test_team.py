@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from solver_shard.solve import team
+from solver_shard.solve import limits
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="tasks run in this process where there is no fork")
 
@@ -62,16 +62,16 @@ def test_results_are_the_same_for_any_number_of_workers_and_in_order(count: int)
         return lambda: np.random.default_rng(i).random(1000 * (count - i)).tolist()
 
     tasks = [task(i) for i in range(count)]
-    alone = team.run(tasks, workers=1, over=never)
+    alone = limits.run(tasks, workers=1, over=never)
     assert [len(found) for found in alone] == [1000 * (count - i) for i in range(count)]
     for workers in (2, 3, 9):
-        assert team.run(tasks, workers=workers, over=never) == alone
+        assert limits.run(tasks, workers=workers, over=never) == alone
 
 
 @forks
 @pytest.mark.parametrize("end", [dies, exits])
 def test_a_child_that_dies_gives_fewer_results(end: Callable[[], int]) -> None:
-    assert team.run([end, lambda: 7], workers=2, over=never) == [7]
+    assert limits.run([end, lambda: 7], workers=2, over=never) == [7]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -80,31 +80,31 @@ def test_an_error_of_a_task_is_raised_wherever_it_runs(workers: int, place: int)
     tasks: list[Callable[[], int]] = [lambda: 1, lambda: 2]
     tasks[place] = raises
     with pytest.raises(TroubleError, match="in the child"):
-        team.run(tasks, workers=workers, over=never)
+        limits.run(tasks, workers=workers, over=never)
 
 
 @forks
 def test_a_child_that_never_answers_is_ended_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "GRACE", 0.0)
+    monkeypatch.setattr(limits, "GRACE", 0.0)
     asked: list[int] = []
 
     def over() -> bool:
         asked.append(1)
         return len(asked) > 2
 
-    assert team.run([sleeps, lambda: 7], workers=2, over=over) == [7]
+    assert limits.run([sleeps, lambda: 7], workers=2, over=over) == [7]
     assert len(asked) >= 3
 
 
 @forks
 def test_an_error_of_the_own_task_ends_the_children() -> None:
     with pytest.raises(TroubleError):
-        team.run([sleeps, sleeps, raises], workers=3, over=never)
+        limits.run([sleeps, sleeps, raises], workers=3, over=never)
 
 
 @forks
 def test_a_child_that_ignores_being_asked_to_end_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "GRACE", 0.0)
+    monkeypatch.setattr(limits, "GRACE", 0.0)
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def stubborn() -> int:
@@ -117,11 +117,11 @@ def test_a_child_that_ignores_being_asked_to_end_is_ended_all_the_same(monkeypat
         assert alive(pid)
         return pid
 
-    (pid,) = team.run([stubborn, own], workers=2, over=lambda: True)
+    (pid,) = limits.run([stubborn, own], workers=2, over=lambda: True)
     assert not alive(pid)
 
 
 @forks
 def test_an_answer_that_cannot_be_sent_is_an_error_not_a_wait() -> None:
     with pytest.raises(Exception, match=r"(?i)pickle|local object"):
-        team.run([lambda: lambda: 1, lambda: 2], workers=2, over=never)  # type: ignore[list-item, return-value]
+        limits.run([lambda: lambda: 1, lambda: 2], workers=2, over=never)  # type: ignore[list-item, return-value]

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from solver_shard.solve import waiting
-from solver_shard.solve.clock import Clock
-from solver_shard.solve.waiting import call_watched, left_behind
+from solver_shard.solve import limits
+from solver_shard.solve.limits import Clock, call_watched, left_behind
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "POLL", 0.001)
-    monkeypatch.setattr(waiting, "GRACE", 0.05)
+    monkeypatch.setattr(limits, "POLL", 0.001)
+    monkeypatch.setattr(limits, "GRACE", 0.05)
 
 
 @pytest.fixture

@@ -1,0 +1,81 @@
+"""What an exporter hands back, and how one says that a form cannot express a part of a plan.
+
+>>> made = parallelize.export(plan)
+>>> made.text[:3], made.dropped, made.notes
+('\"\"\"', (), ('the loss of each process is the mean over its own part of the batch; ...',))
+
+Three kinds of difference are told apart, and none is silent. *Dropped* is what the plan says and the form cannot: it refuses the export,
+unless the caller wants it lossy. *Notes* are what the form does in another way with the same layouts, numbers and no collective more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from solver_shard.errors import InputError, printable
+from solver_shard.text import fold_names
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A part of a plan that a form cannot express.
+
+    Attributes:
+        tensors: names of the tensors (or modules) that it is about, in the plan's order.
+        what: the plan says of them.
+        why: the form cannot say it, or what it says instead.
+    """
+
+    tensors: tuple[str, ...]
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        folded = fold_names(self.tensors)
+        more = f", +{len(folded) - _SHOWN} more" if len(folded) > _SHOWN else ""
+        return printable(f"{', '.join(folded[:_SHOWN])}{more}: {self.what}; {self.why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A plan in another form.
+
+    Attributes:
+        text: of the file.
+        dropped: what was left out; empty unless the export was lossy.
+        notes: what differs from the plan without a loss.
+    """
+
+    text: str
+    dropped: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def check_lossless(target: str, dropped: Sequence[Dropped], *, lossy: bool) -> None:
+    """Refuse an export that leaves something out, unless it may.
+
+    Raises:
+        InputError: something is dropped and ``lossy`` is false; every item is listed.
+    """
+    if dropped and not lossy:
+        raise InputError(
+            f"the form {target!r} cannot express this plan:",
+            *(f"  - {item}" for item in dropped),
+            "export to dtensor-script, which expresses all of a plan, or drop these with --lossy (lossy=True)",
+        )
+
+
+def merged(dropped: Iterable[Dropped]) -> tuple[Dropped, ...]:
+    """Items that say the same of several tensors as one, in order of first appearance."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for item in dropped:
+        found.setdefault((item.what, item.why), {}).update(dict.fromkeys(item.tensors))
+    return tuple(Dropped(tensors=tuple(names), what=what, why=why) for (what, why), names in found.items())
+
+
+def listing(exported_lines: Iterable[object], prefix: str = "#   ") -> str:
+    """Items one a line, for the head of a written file."""
+    return "".join(f"{prefix}{printable(str(line))}\n" for line in exported_lines)

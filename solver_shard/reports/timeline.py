@@ -1,0 +1,582 @@
+"""When everything in one predicted step happens, in integer nanoseconds: ops, collectives, memory, and what overlap hides.
+
+>>> line = timeline(plan)
+>>> line.stop == plan.costs.total_ns, sum(line.exposed.values()) == plan.costs.communication_ns
+(True, True)
+
+**Order.** A step is what the objective counts, laid end to end: it ends at ``costs.total_ns``. A reshard runs just before the first of its
+readers; a gradient's way to its accumulator, or to the update, just after the op that makes it (after the last microbatch, where gradients
+are accumulated); outputs come after the last op; the update, the collective of clipping before it and the gathers of new values after it
+come last. Collectives inside an op are drawn after its compute, as plans do not say where in the middle of it they are. Ops that take no
+time (views) are left out.
+
+**Microbatches** run one after the other and are alike. The first and the last one are drawn in full, those between as one block with their
+compute, their collectives by axes, and the fullest memory of any moment.
+
+**Shared launches.** Every tensor has a slice of its own, as long as what it pays: its bytes and its part of the launch that it shares with
+others of its block. ``costs.unshared_ns`` is no part of the step time, and so of no slice.
+
+**Overlap.** What the objective pays of a collective is drawn where it stops the compute: *exposed*. The rest is *hidden*: it lies under
+compute, on the same axes' row, in pieces where exposed collectives come between. For a gather it is the nearest compute before its readers;
+for a gradient's reduction the compute after its producer; for new values that go home, the compute of the next step before they are read,
+drawn at the start of this one. The discount knows no dependencies, so there may be less compute than it hides: what finds none is
+``unplaced_ns``, and a mark says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from solver_shard.files import write_whole
+from solver_shard.plan.io import check_times
+from solver_shard.plan.plan import Inside, Plan, PlannedOp, Reshard
+from solver_shard.plan.summary import CLIPPED, places_of, purpose_of
+from solver_shard.text import format_ns
+
+Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
+Row = tuple[str, str]
+"""A kind of row and its name: ``("collectives", "dp,tp")``."""
+
+PHASES, MODULES, OPS = ("step", "phases"), ("compute", "modules"), ("compute", "ops")
+COLLECTIVES = "collectives"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Something that takes from ``start`` until ``stop`` (nanoseconds) in a row; slices of one row lie inside or beside each other."""
+
+    row: Row
+    kind: Kind
+    name: str
+    start: int
+    stop: int
+    args: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something to be said of a moment in a row."""
+
+    row: Row
+    name: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step.
+
+    Attributes:
+        slices: by row, earliest first, what lies inside another after it.
+        marks: collectives of which more is hidden than there is compute for.
+        memory: (moment, bytes by category), from then until the next; of two at one moment the later one counts from there.
+        limit: bytes that tensors may have.
+        stop: where the step ends: its time.
+        exposed, hidden: axes to nanoseconds of their collectives; what finds no compute to lie under is in neither.
+        unplaced_ns: of what the overlap discount hides, what finds none.
+    """
+
+    slices: tuple[Slice, ...]
+    marks: tuple[Mark, ...]
+    memory: tuple[tuple[int, Mapping[str, int]], ...]
+    limit: int
+    stop: int
+    exposed: Mapping[str, int]
+    hidden: Mapping[str, int]
+    unplaced_ns: int
+
+
+def timeline(plan: Plan) -> Timeline:
+    """Lay out one step of a plan.
+
+    Raises:
+        InputError: the parts of the plan do not add up to its costs, see ``plan.figures``.
+    """
+    check_times(plan)
+    return _Walk(plan).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hidden:
+    """A part of a collective to be laid under compute between two moments: the last there is, or the first.
+
+    Attributes:
+        axes: its row.
+        high: None for the end of the last microbatch.
+        chain: a number that it has in common with the other steps of its reshard, which do not run at once.
+    """
+
+    axes: str
+    name: str
+    args: Mapping[str, str | int]
+    nanoseconds: int
+    latest: bool
+    low: int
+    high: int | None
+    chain: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """What an op takes with the reshards around it."""
+
+    op: PlannedOp
+    start: int
+    stop: int
+
+
+class _Walk:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.count = plan, plan.options.microbatches
+        self.place = places_of(plan)
+        self.now = 0
+        self.chains = itertools.count()
+        self.slices: list[Slice] = []
+        self.marks: list[Mark] = []
+        self.memory: list[tuple[int, Mapping[str, int]]] = []
+        self.waiting: list[_Hidden] = []
+        self.returning: list[_Hidden] = []
+        self.exposed: dict[str, int] = {}
+        self.hidden: dict[str, int] = {}
+        self.unplaced = 0
+        self.first_read: dict[int, int] = {}
+        self.last_made: dict[int, int] = {}
+        names = [name for name, values in plan.memory.series.items() if any(values)]
+        series = [plan.memory.series[name] for name in names]
+        self.rows = {
+            time: {name: values[k] for name, values in zip(names, series, strict=True)} for k, time in enumerate(plan.memory.times)
+        }
+        self.before: dict[int, list[Reshard]] = {}
+        self.after: dict[int, list[Reshard]] = {}
+        self.ending: list[Reshard] = []
+        self.late: list[Reshard] = []
+        self.home: list[Reshard] = []
+        self._order()
+
+    def _order(self) -> None:
+        """Which op each reshard runs before or after."""
+        maker = {t: i for i, op in enumerate(self.plan.ops) for t in op.results}
+        for reshard in self.plan.reshards:
+            made = maker.get(reshard.tensor)
+            if not reshard.steps and not reshard.traffic_ns:
+                continue
+            if reshard.purpose == "update":
+                self.home.append(reshard)
+            elif reshard.purpose == "optimizer" and (self.count > 1 or made is None):
+                self.late.append(reshard)
+            elif reshard.purpose in ("accumulate", "optimizer") and made is not None:
+                self.after.setdefault(made, []).append(reshard)
+            elif reshard.readers:
+                self.before.setdefault(min(i for i, _ in reshard.readers), []).append(reshard)
+            else:
+                self.ending.append(reshard)
+
+    def run(self) -> Timeline:
+        self._microbatch(1)
+        if self.count > 2:
+            self._those_between()
+        if self.count > 1:
+            self._microbatch(self.count)
+        end = self.now
+        self._update()
+        self._lay(end)
+        rows = {row: k for k, row in enumerate((PHASES, MODULES, OPS))}
+        return Timeline(
+            slices=tuple(sorted(self.slices, key=lambda s: (rows.get(s.row, len(rows)), s.row, s.start, -s.stop))),
+            marks=tuple(self.marks),
+            memory=tuple(self.memory),
+            limit=self.plan.memory.limit,
+            stop=self.now,
+            exposed=dict(sorted(self.exposed.items())),
+            hidden=dict(sorted(self.hidden.items())),
+            unplaced_ns=self.unplaced,
+        )
+
+    # One microbatch, those between the first and the last, the update
+
+    def _microbatch(self, number: int) -> None:
+        start, blocks = self.now, list[_Block]()
+        for i, op in enumerate(self.plan.ops):
+            begin = self.now
+            self._remember(i)
+            for t in op.operands:
+                self.first_read.setdefault(t, begin)
+            for reshard in self.before.get(i, ()):
+                self._reshard(reshard)
+            self._op(op)
+            self.last_made |= dict.fromkeys(op.results, self.now)
+            for reshard in self.after.get(i, ()):
+                self._reshard(reshard)
+            if self.now > begin:
+                blocks.append(_Block(op=op, start=begin, stop=self.now))
+        for reshard in self.ending:
+            self._reshard(reshard)
+        if self.count > 1:
+            self._add(PHASES, "phase", f"microbatch {number} of {self.count}", start)
+        self._phases(blocks)
+        self._modules(blocks)
+
+    def _those_between(self) -> None:
+        """All but the first and the last microbatch, from what the first one took."""
+        count, start = self.count - 2, self.now
+        name = f"microbatches 2 to {count + 1}, each as the first" if count > 1 else "microbatch 2, as the first"
+        compute = count * sum(s.stop - s.start for s in self.slices if s.kind == "compute")
+        exposed, hidden = dict(self.exposed), dict[str, int]()
+        for part in self.waiting:
+            hidden[part.axes] = hidden.get(part.axes, 0) + count * part.nanoseconds
+        fullest = max((row for i, row in self.rows.items() if i < len(self.plan.ops)), key=lambda row: sum(row.values()), default=None)
+        if fullest is not None:
+            self.memory.append((start, fullest))
+        self._spend(compute, name, {})
+        for axes, nanoseconds in hidden.items():
+            self._hide((axes, name, {}, nanoseconds), latest=False, low=start, high=self.now, chain=next(self.chains))
+        for axes, nanoseconds in exposed.items():
+            self._expose(axes, name, count * nanoseconds, {})
+        self._add(PHASES, "phase", name, start)
+
+    def _update(self) -> None:
+        start, options, clip = self.now, self.plan.options, self.plan.clip
+        self._remember(len(self.plan.ops))
+        for reshard in self.late:
+            self._reshard(reshard, late=True)
+        if clip is not None:
+            self._collective(clip, CLIPPED, {"purpose": "gradient clipping"})
+        clipping: dict[str, str | int] = {"includes": "the passes over gradients for their norm"} if options.clip else {}
+        self._spend(self.plan.costs.update_ns, f"{options.optimizer} update", clipping)
+        for reshard in self.home:
+            self._reshard(reshard)
+        self._add(PHASES, "phase", "update", start)
+
+    def _phases(self, blocks: Sequence[_Block]) -> None:
+        runs = [list(run) for _, run in itertools.groupby(blocks, key=lambda block: block.op.phase)]
+        for run in runs:
+            stop = self.now if run is runs[-1] else run[-1].stop
+            self._add(PHASES, "phase", run[0].op.phase, run[0].start, stop)
+
+    def _modules(self, blocks: Sequence[_Block]) -> None:
+        """Modules from where their ops begin until those of others do, inner ones inside outer ones."""
+        opened: list[tuple[str, int]] = []
+        for block in (*blocks, None):
+            path = _path(block.op.module) if block is not None else ()
+            now = block.start if block is not None else blocks[-1].stop if blocks else 0
+            kept = 0
+            while kept < min(len(opened), len(path)) and opened[kept][0] == path[kept]:
+                kept += 1
+            closed, opened = opened[kept:], opened[:kept]
+            for depth, (part, start) in enumerate(closed):
+                module = ".".join([*(name for name, _ in opened), *(name for name, _ in closed[: depth + 1])])
+                self._add(MODULES, "module", part, start, now, {"module": module})
+            opened += [(part, now) for part in path[kept:]]
+
+    def _remember(self, time: int) -> None:
+        """What fills the memory from here on, if anything changes at this op."""
+        if time in self.rows:
+            self.memory.append((self.now, self.rows[time]))
+
+    # What takes time: ops, reshards, collectives
+
+    def _op(self, op: PlannedOp) -> None:
+        short = op.name.split(".")[1] if "." in op.name else op.name
+        name = (f"{short}: {op.module}" if op.module else short) + (" (again)" if op.recompute else "")
+        strategy = ", ".join(f"{axis}={chosen}" for axis, chosen in zip(self.plan.mesh.names, op.strategy, strict=True))
+        reads, makes = (", ".join(map(str, layouts)) for layouts in (op.operand_layouts, op.result_layouts))
+        args = {"op": op.name, "module": op.module, "phase": op.phase, "strategy": strategy, "reads": reads, "makes": makes}
+        self._spend(op.nanoseconds, name, args | ({} if op.source == "table" else {"rule": op.source}))
+        for inside in op.collectives:
+            self._collective(inside, op.module or short, {"purpose": f"inside {short}", "implementation": op.implementation})
+
+    def _collective(self, inside: Inside, place: str, args: Mapping[str, str | int]) -> None:
+        axes = ",".join(self.plan.mesh.joined(inside.axes))
+        self._expose(axes, f"{inside.kind} {axes}: {place}", inside.nanoseconds, {**args, "bytes": inside.nbytes})
+
+    def _reshard(self, reshard: Reshard, late: bool = False) -> None:
+        place = self.place(reshard)
+        if reshard.purpose == "accumulate":
+            self._steps(reshard, place)
+            self._spend(reshard.traffic_ns, f"add gradient: {place}", {})
+            return
+        what = "convert gradient" if reshard.purpose == "optimizer" else "write and read copy"
+        self._spend(reshard.traffic_ns, f"{what}: {place}", {})
+        self._steps(reshard, place, late)
+
+    def _steps(self, reshard: Reshard, place: str, late: bool = False) -> None:
+        """The exposed part of a reshard's collectives, and the hidden one, to be laid before that or after it."""
+        tensor, whole, start = self.plan.tensors[reshard.tensor], sum(step.nanoseconds for step in reshard.steps), self.now
+        hidden = whole - reshard.nanoseconds
+        follows = reshard.purpose in ("accumulate", "optimizer", "update") and not late
+        shown = (0, reshard.nanoseconds) if follows else (hidden, whole)
+        common: dict[str, str | int] = {"purpose": purpose_of(self.plan, reshard), "tensor": tensor.name}
+        common["of"] = f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+        parts, at = list[_Part](), 0
+        for step in reshard.steps:
+            axes = ",".join(self.plan.mesh.joined(step.axes))
+            seen = max(0, min(at + step.nanoseconds, shown[1]) - max(at, shown[0]))
+            at += step.nanoseconds
+            args = common | {"before": str(step.before), "after": str(step.after), "bytes": step.nbytes}
+            args |= {"launch": f"shared by {reshard.bucket} of its block"} if reshard.bucket > 1 else {}
+            args |= {"in_all_ns": step.nanoseconds, "hidden_ns": step.nanoseconds - seen} if hidden else {}
+            name = f"{step.kind} {axes}: {place}"
+            self._expose(axes, name, seen, args)
+            parts.append((axes, name, args, step.nanoseconds - seen))
+        low, high = (self.now, None) if follows else (0, start)
+        if reshard.purpose == "update":
+            low, high = 0, self.first_read.get(reshard.tensor)
+        elif late:
+            low = self.last_made.get(reshard.tensor, 0)
+        chain = next(self.chains)
+        for part in parts if follows else reversed(parts):
+            self._hide(part, latest=not follows, low=low, high=high, chain=chain, returns=reshard.purpose == "update")
+
+    def _spend(self, nanoseconds: int, name: str, args: Mapping[str, str | int]) -> None:
+        start, self.now = self.now, self.now + nanoseconds
+        self._add(OPS, "compute", name, start, self.now, args)
+
+    def _expose(self, axes: str, name: str, nanoseconds: int, args: Mapping[str, str | int]) -> None:
+        start, self.now = self.now, self.now + nanoseconds
+        self.exposed[axes] = self.exposed.get(axes, 0) + nanoseconds
+        self._add((COLLECTIVES, axes), "exposed", name, start, self.now, args)
+
+    def _add(
+        self, row: Row, kind: Kind, name: str, start: int, stop: int | None = None, args: Mapping[str, str | int] | None = None
+    ) -> None:
+        stop = self.now if stop is None else stop
+        if stop > start:
+            self.slices.append(Slice(row=row, kind=kind, name=name, start=start, stop=stop, args=args or {}))
+
+    # What is hidden, under the compute of all microbatches
+
+    def _hide(self, part: _Part, *, latest: bool, low: int, high: int | None, chain: int, returns: bool = False) -> None:
+        axes, name, args, nanoseconds = part
+        if nanoseconds:
+            name += ", of the step before" if returns else ""
+            hidden = _Hidden(axes=axes, name=name, args=args, nanoseconds=nanoseconds, latest=latest, low=low, high=high, chain=chain)
+            (self.returning if returns else self.waiting).append(hidden)
+
+    def _lay(self, end: int) -> None:
+        """First what comes from the step before, by when it is read; then the rest, in the order of the step."""
+        compute = merged((s.start, s.stop) for s in self.slices if s.kind == "compute" and s.start < end)
+        returning = sorted(self.returning, key=lambda part: end if part.high is None else part.high)
+        free: dict[str, Gaps] = {}
+        edges: dict[int, int] = {}
+        for part in (*returning, *self.waiting):
+            row, low, high = (COLLECTIVES, part.axes), part.low, end if part.high is None else part.high
+            if part.axes not in free:
+                free[part.axes] = Gaps(compute)
+            if part.latest:
+                spans = free[part.axes].latest(low, min(high, edges.get(part.chain, high)), part.nanoseconds)
+            else:
+                spans = free[part.axes].first(max(low, edges.get(part.chain, low)), high, part.nanoseconds)
+            if spans:
+                edges[part.chain] = spans[0][0] if part.latest else spans[-1][1]
+            for start, stop in spans:
+                self._add(row, "hidden", part.name, start, stop, part.args)
+            placed = sum(stop - start for start, stop in spans)
+            self.hidden[part.axes] = self.hidden.get(part.axes, 0) + placed
+            if placed < part.nanoseconds:
+                missing = part.nanoseconds - placed
+                self.unplaced += missing
+                self.marks.append(
+                    Mark(row=row, name=f"{part.name}: no compute to hide {format_ns(missing)} under", at=high if part.latest else low)
+                )
+
+
+_Part = tuple[str, str, Mapping[str, str | int], int]
+"""Of a collective: axes, name, arguments, and how many nanoseconds of it are hidden."""
+
+
+def _path(module: str) -> tuple[str, ...]:
+    """A module's name as the modules that it lies in; a number belongs to the list before it.
+
+    >>> _path("model.layers.3.mlp")
+    ('model', 'layers.3', 'mlp')
+    """
+    parts: list[str] = []
+    for part in module.split(".") if module else ():
+        if part.isdecimal() and parts:
+            parts[-1] += f".{part}"
+        else:
+            parts.append(part)
+    return tuple(parts)
+
+
+# Free time in a row of a timeline, given away piece by piece: the first there is after a moment, or the last before one.
+#
+# >>> gaps = Gaps([(0, 10), (20, 30)])
+# >>> gaps.latest(5, 24, 7)
+# [(7, 10), (20, 24)]
+# >>> gaps.first(0, 30, 100)
+# [(0, 7), (24, 30)]
+
+Span = tuple[int, int]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Spans in order, those that touch as one."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+class Gaps:
+    """Spans that are free until they are taken; in order, apart from each other."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        for start, stop in spans:
+            self.starts.append(start)
+            self.stops.append(stop)
+
+    def first(self, low: int, high: int, need: int) -> list[Span]:
+        """Take the first free time between two moments, as much as is needed or there is; in order."""
+        found: list[Span] = []
+        k = bisect_right(self.stops, low)
+        while need > 0 and k < len(self.starts) and self.starts[k] < high:
+            start = max(self.starts[k], low)
+            stop = min(self.stops[k], high, start + need)
+            found.append((start, stop))
+            need -= stop - start
+            k += self._take(k, start, stop)
+        return found
+
+    def latest(self, low: int, high: int, need: int) -> list[Span]:
+        """Take the last free time between two moments, as much as is needed or there is; in order."""
+        found: list[Span] = []
+        k = bisect_left(self.starts, high) - 1
+        while need > 0 and k >= 0 and self.stops[k] > low:
+            stop = min(self.stops[k], high)
+            start = max(self.starts[k], low, stop - need)
+            found.append((start, stop))
+            need -= stop - start
+            self._take(k, start, stop)
+            k -= 1
+        return found[::-1]
+
+    def _take(self, k: int, start: int, stop: int) -> int:
+        """Take a part of the span at ``k``; how many spans are left there up to the part's end."""
+        left = [(a, b) for a, b in ((self.starts[k], start), (stop, self.stops[k])) if a < b]
+        self.starts[k : k + 1] = [a for a, _ in left]
+        self.stops[k : k + 1] = [b for _, b in left]
+        return sum(b <= start for _, b in left)
+
+
+# A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+#
+# >>> write_trace(chrome_trace(timeline(plan), plan), "trace.json.gz")
+#
+# The form is the Trace Event Format's JSON object
+# (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): slices are complete events (``X``), memory is counters
+# (``C``), names of rows are metadata (``M``), a collective with more hidden than there is compute for has an instant (``i``). Times are
+# microseconds in whole 2048ths, which floats add and subtract without an error: viewers do, and would draw a slice that ends a rounding
+# error late around what follows it. Rounded they are the nanoseconds of the timeline. There are four processes, one for each kind of row:
+#
+# - ``step``: phases, inside microbatches where there are several;
+# - ``compute``: modules, inner ones inside outer ones, and ops;
+# - ``collectives``: a thread for each group of mesh axes; ``cat`` is ``exposed`` or ``hidden``;
+# - ``memory``: counters of the bytes of a device by category, in all, and of the limit.
+
+PROCESSES = ("step", "compute", COLLECTIVES, "memory")
+"""By kind of row; the first one's pid is 1."""
+
+MEMORY = PROCESSES.index("memory") + 1
+
+PARTS = 2048
+"""Of a microsecond, of which all times are multiples: fine enough that times and durations, rounded, are the right nanoseconds."""
+
+Event = Mapping[str, object]
+
+
+def chrome_trace(line: Timeline, plan: Plan) -> str:
+    """JSON text, one event to a line; ``otherData`` names the plan and sums up the step in nanoseconds.
+
+    Args:
+        line: of this plan.
+    """
+    about = {
+        "plan": plan.name,
+        "mesh": str(plan.mesh.whole),
+        "cluster": plan.cluster.title,
+        "made_by": f"{plan.provenance.tool}: {plan.provenance.command}",
+        "predicted": "by the cost model of the plan, not measured",
+        "step_ns": line.stop,
+        "compute_ns": plan.costs.compute_ns,
+        "update_ns": plan.costs.update_ns,
+        "exposed_ns": plan.costs.communication_ns,
+        "hidden_ns": plan.costs.hidden_ns,
+        "hidden_without_compute_ns": line.unplaced_ns,
+        "launches_not_counted_ns": plan.costs.unshared_ns,
+        "peak_bytes": plan.memory.peak,
+    }
+    events = ",\n".join(_dump(event) for event in trace_events(line))
+    return f'{{"displayTimeUnit":"ns","otherData":{_dump(about)},"traceEvents":[\n{events}\n]}}\n'
+
+
+def trace_events(line: Timeline) -> Iterator[Event]:
+    """All events: names of rows first, then slices row by row, marks, and memory in the order of time."""
+    threads = {row: number for number, row in enumerate(_rows(line), start=1)}
+    for pid, name in enumerate(PROCESSES, start=1):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for row, tid in threads.items():
+        yield {"ph": "M", "name": "thread_name", "pid": _process(row), "tid": tid, "args": {"name": row[1]}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": _process(row), "tid": tid, "args": {"sort_index": tid}}
+    for piece in line.slices:
+        where = {"pid": _process(piece.row), "tid": threads[piece.row]}
+        times = {"ts": _microseconds(piece.start), "dur": _microseconds(piece.stop) - _microseconds(piece.start)}
+        yield {"ph": "X", "name": piece.name, "cat": piece.kind, **where, **times, "args": piece.args}
+    for mark in line.marks:
+        where = {"pid": _process(mark.row), "tid": threads[mark.row]}
+        yield {"ph": "i", "s": "t", "name": mark.name, "cat": "unplaced", **where, "ts": _microseconds(mark.at)}
+    for moment, categories in line.memory:
+        common = {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment)}
+        yield {**common, "name": "bytes by category", "args": categories}
+        yield {**common, "name": "bytes in all", "args": {"bytes": sum(categories.values())}}
+    for moment in (0, line.stop):
+        yield {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment), "name": "limit", "args": {"bytes": line.limit}}
+
+
+def write_trace(text: str, path: str | os.PathLike[str]) -> int:
+    """Write a trace, compressed if the name ends in ``.gz``, the same bytes for the same text; how many bytes were written.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    data = text.encode()
+    data = gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data
+    write_whole(path, data)
+    return len(data)
+
+
+def _rows(line: Timeline) -> list[Row]:
+    """Rows that have anything, those of axes by name."""
+    found = dict.fromkeys([piece.row for piece in line.slices] + [mark.row for mark in line.marks])
+    fixed = [row for row in (PHASES, MODULES, OPS) if row in found]
+    return [*fixed, *sorted(row for row in found if row not in fixed)]
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """In parts of ``PARTS``, rounded up: below the next nanosecond, whether a reader rounds or cuts off.
+
+    >>> _microseconds(300), round(1000 * _microseconds(300)), int(1000 * _microseconds(300))
+    (0.30029296875, 300, 300)
+    """
+    return -(-nanoseconds * PARTS // 1000) / PARTS
+
+
+def _process(row: Row) -> int:
+    return PROCESSES.index(row[0]) + 1
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,511 @@
+"""What a rule family works with: the call it describes and the draft of a rule it fills in.
+
+A family names the factors of a call, says which factors every dim of every tensor holds, and which tensors may be
+partial together. Tensors are spoken of by the argument names of the op's schema, so that families and rows read like it:
+
+    sheet = Draft(call)
+    rows, columns = sheet.factor("rows", 8), sheet.factor("columns", 4, cut=False)
+    sheet.put("self", [rows, columns])
+    sheet.result(0, [rows, columns])
+    sheet.linear(("self",), ("sum", "avg"))
+    rule = sheet.rule(family="softmax", source="table")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import REDUCTIONS, Placement, R, S
+from solver_shard.program import Op, Tensor, refs
+from solver_shard.rules.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule
+
+Held = tuple[int, ...]
+"""Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
+
+FALLBACK = "fallback"
+"""``Rule.source`` and ``Rule.family`` of ops without a row."""
+
+FLOATING = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "c64", "c128"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op with the tensors it reads and makes.
+
+    Attributes:
+        slots: the operand position of every tensor argument, in the order of the attributes; an operand read by two
+            arguments (``x * x``) has two slots.
+        names: argument name to the slots it fills: one, several for a list of tensors, none where no tensor was given.
+        conservative: whether rules should leave out what could carry a sharding to a dim that it does not divide.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    slots: tuple[int, ...]
+    names: Mapping[str, tuple[int, ...]]
+    conservative: bool = False
+
+    @classmethod
+    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, conservative: bool = False) -> Call:
+        """The call of an op; RuleError when the attributes name an operand that is not there."""
+        slots: list[int] = []
+        names: dict[str, tuple[int, ...]] = {}
+        for name, value in op.attributes.items():
+            here = [ref.operand for ref in refs(value)]
+            names[name] = tuple(range(len(slots), len(slots) + len(here)))
+            slots.extend(here)
+        if any(not 0 <= slot < len(operands) for slot in slots):
+            raise RuleError(f"{op.name}: its arguments refer to operands {sorted(set(slots))}, but it was given {len(operands)} operands")
+        return cls(
+            name=op.name,
+            attributes=op.attributes,
+            operands=tuple(operands),
+            results=tuple(results),
+            slots=tuple(slots),
+            names=names,
+            conservative=conservative,
+        )
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The argument's value, or the default where it is absent or None."""
+        value = self.attributes.get(name)
+        return default if value is None else value
+
+    def known(self, name: str) -> tuple[int, ...]:
+        """The slots of an argument; RuleError when the op has no argument of this name."""
+        if name not in self.names:
+            raise RuleError(f"{self.name}: its row names an argument {name!r}; legal: {', '.join(self.names) or 'none'}; correct the row")
+        return self.names[name]
+
+    def slot(self, name: str) -> int | None:
+        """The slot of a tensor argument; None where it is absent, None or a number."""
+        found = self.names.get(name, ())
+        return found[0] if found else None
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor passed as this argument; RuleError when there is none."""
+        slot = self.slot(name)
+        if slot is None:
+            raise RuleError(
+                f"{self.name}: its rule needs a tensor argument {name!r}; the call has {', '.join(self.names) or 'no arguments'}"
+            )
+        return self.at(slot)
+
+    def at(self, slot: int) -> Tensor:
+        """The tensor in a slot."""
+        return self.operands[self.slots[slot]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor argument."""
+        return self.tensor(name).shape
+
+    def dims(self, name: str, rank: int) -> tuple[int, ...]:
+        """The dims that an argument names, counted from the front; all dims where it is absent, None or empty."""
+        value = self.attributes.get(name)
+        if value is None or (isinstance(value, tuple | list) and not value):
+            return tuple(range(rank))
+        return tuple(self.dim(d, rank) for d in (value if isinstance(value, tuple | list) else (value,)))
+
+    def dim(self, value: int, rank: int) -> int:
+        """One dim counted from the front; RuleError when the tensor has no such dim."""
+        if not -max(rank, 1) <= value < max(rank, 1):
+            raise RuleError(f"{self.name}: dim {value} does not exist in a tensor of {rank} dims")
+        return value % max(rank, 1)
+
+    def present(self, mask: str, count: int) -> tuple[int | None, ...]:
+        """Result positions of ``count`` optional results that a bool list switches on; None for one that is not made.
+
+        Programs may leave results out that are switched off, or keep all of them.
+        """
+        chosen = tuple(bool(m) for m in self.attribute(mask, (True,) * count))
+        if len(self.results) == count:
+            return tuple(range(count))
+        if len(self.results) != sum(chosen):
+            raise RuleError(f"{self.name}: {mask}={chosen} makes {sum(chosen)} results, the call has {len(self.results)}")
+        positions = iter(range(count))
+        return tuple(next(positions) if made else None for made in chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """An implementation as a family asks for it."""
+
+    name: str
+    factor: int
+    collectives: tuple[Inside, ...]
+    arguments: Mapping[str, Placement] = field(default_factory=dict)
+    results: Mapping[int, Placement] = field(default_factory=dict)
+    share: Literal["even", "triangle", "whole"] = "even"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """Slots that may be partial together: reductions of the operands, to those of the results; results that stay as they are."""
+
+    slots: frozenset[int]
+    reductions: Mapping[str, str]
+    fixed: tuple[int, ...]
+
+
+class Draft:
+    """A rule being filled in; every tensor that is left out stays whole."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.factors: list[Factor] = []
+        self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
+        self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
+        self.sets: list[_Set] = []
+        self.ways: list[_Way] = []
+        self.unread: set[int] = set()
+        self.alike: list[int] = []
+        self.flops = 0
+        self.matmul = False
+        self.view = False
+
+    def factor(
+        self, name: str, size: int, *, even: bool = False, filled: bool = False, cut: bool = True, reduction: str | None = None
+    ) -> Held:
+        """A new factor as a dim holds it; nothing for sizes below 2, which no axis can cut."""
+        if size < 2:
+            return ()
+        self.factors.append(Factor(name=name, size=size, even=even, filled=filled, cut=cut, reduction=reduction))
+        return (len(self.factors) - 1,)
+
+    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), filled: bool = False) -> list[Held]:
+        """One new factor per dim, named a, b, c, ...; dims in ``whole`` are not cut."""
+        kept = set(whole)
+        return [self.factor(self.letter(), size, filled=filled, cut=d not in kept) for d, size in enumerate(shape)]
+
+    def letter(self) -> str:
+        """The next unused factor name: a to z, then a1, b1, ..."""
+        round_, index = divmod(len(self.factors), 26)
+        return chr(ord("a") + index) + (str(round_) if round_ else "")
+
+    def whole(self, shape: Sequence[int]) -> list[Held]:
+        """New factors that no axis cuts, one per dim."""
+        return self.letters(shape, whole=range(len(shape)))
+
+    def put(self, argument: str, dims: Sequence[Held]) -> None:
+        """Say what the dims of a tensor argument hold; nothing happens where no tensor was passed."""
+        for slot in self.call.names.get(argument, ()):
+            self.put_slot(slot, dims)
+
+    def put_slot(self, slot: int, dims: Sequence[Held]) -> None:
+        """The same for one slot."""
+        self.slots[slot] = tuple(dims)
+
+    def result(self, index: int | None, dims: Sequence[Held]) -> None:
+        """Say what the dims of a result hold; nothing happens for a result that is not made."""
+        if index is not None:
+            self.results[index] = tuple(dims)
+
+    def restrict(
+        self,
+        held: Held,
+        *,
+        cut: bool | None = None,
+        even: bool | None = None,
+        reduction: str | None = None,
+        addends: Iterable[str] = (),
+        apart: Iterable[int | None] = (),
+    ) -> None:
+        """Change what is known of factors made earlier."""
+        for index in held:
+            factor = self.factors[index]
+            self.factors[index] = replace(
+                factor,
+                cut=factor.cut if cut is None else cut,
+                even=factor.even if even is None else even,
+                reduction=factor.reduction if reduction is None else reduction,
+                addends=(*factor.addends, *(self.call.slots[slot] for name in addends for slot in self.call.names.get(name, ()))),
+                apart=(*factor.apart, *(result for result in apart if result is not None)),
+            )
+
+    def linear(self, arguments: Iterable[str], reductions: Iterable[str], *, fixed: Iterable[int | None] = ()) -> None:
+        """Tensor arguments that may be partial together, and the results with them, but for those that are ``fixed``.
+
+        A number among them is the same on every device: an average passes beside it, a sum would count it many times. The set
+        is dropped where an argument is None, or none is a tensor.
+        """
+        names = tuple(arguments)
+        slots = [self.call.known(name) for name in names]
+        numbers = [name for name, found in zip(names, slots, strict=True) if not found]
+        if any(self.call.attributes[name] is None for name in numbers):
+            return
+        kept = [r for r in reductions if r != "sum"] if numbers else list(reductions)
+        self.linear_slots((s for found in slots for s in found), kept, fixed=fixed)
+
+    def linear_slots(self, slots: Iterable[int], reductions: Iterable[str], *, fixed: Iterable[int | None] = ()) -> None:
+        """The same for slots; sums and averages pass only where dtypes add up: see ``_adds``."""
+        chosen, still = frozenset(slots), tuple(sorted(index for index in fixed if index is not None))
+        kept = {r: r for r in reductions if r in ("max", "min") or self._adds(chosen, still, r)}
+        if chosen and kept:
+            self.sets.append(_Set(slots=chosen, reductions=kept, fixed=still))
+
+    def monotone(self, argument: str, *, increasing: bool, only: str | None = None, fixed: Iterable[int | None] = ()) -> None:
+        """A maximum and a minimum of this tensor pass (or ``only`` one); through a decreasing function one becomes the other."""
+        if any(tensor.dtype in ("c64", "c128") for tensor in (*self.call.operands, *self.call.results)):
+            return
+        becomes = {"max": "max", "min": "min"} if increasing else {"max": "min", "min": "max"}
+        kept = {r: made for r, made in becomes.items() if only in (None, r)}
+        still = tuple(sorted(i for i in fixed if i is not None))
+        for slot in self.call.known(argument):
+            # an operand read twice has to be so in both places
+            twin = next(
+                (s for s in self.sets if s.reductions == kept and {self.call.slots[t] for t in s.slots} == {self.call.slots[slot]}), None
+            )
+            if twin is not None:
+                self.sets.remove(twin)
+            self.sets.append(_Set(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))
+
+    def _adds(self, slots: frozenset[int], fixed: tuple[int, ...], reduction: str) -> bool:
+        """Truth values are no sums, integers no averages, and parts of a sum must not be rounded to integers."""
+        sources = {self.call.at(slot).dtype for slot in slots}
+        made = {result.dtype for index, result in enumerate(self.call.results) if index not in (*fixed, *self.alike)}
+        if reduction == "avg":
+            return sources | made <= FLOATING
+        return "bool" not in sources | made and (made <= FLOATING or not sources & FLOATING)
+
+    def implement(
+        self,
+        name: str,
+        factor: Held,
+        *collectives: Inside,
+        arguments: Mapping[str, Placement] | None = None,
+        results: Mapping[int, Placement] | None = None,
+        share: Literal["even", "triangle", "whole"] = "even",
+    ) -> None:
+        """A named implementation that cuts the factor; nothing happens for a factor of size below 2.
+
+        Tensors that hold the factor are cut there and all others whole, unless ``arguments`` or ``results`` say otherwise.
+        """
+        for index in factor:
+            self.ways.append(
+                _Way(name=name, factor=index, collectives=collectives, arguments=arguments or {}, results=results or {}, share=share)
+            )
+
+    def all_reduce(self, rows: Sequence[Held], width: int, dtype: str) -> Inside:
+        """An all-reduce of ``width`` statistics per row; in f32, or in f64 where the op computes in that."""
+        return Inside(
+            kind="all_reduce", rows=tuple(f for held in rows for f in held), width=width, dtype="f64" if dtype == "f64" else "f32"
+        )
+
+    def ignore(self, argument: str) -> None:
+        """The argument's bytes are not read: only its shape or dtype matters, so that it may have any layout."""
+        self.unread.update(self.call.known(argument))
+
+    def rule(self, *, family: str, source: str) -> Rule:
+        """The finished rule, checked against the tensors; RuleError says where they disagree."""
+        slots = [dims if dims is not None else tuple(self.whole(self.call.at(i).shape)) for i, dims in enumerate(self.slots)]
+        results = [dims if dims is not None else tuple(self.whole(self.call.results[i].shape)) for i, dims in enumerate(self.results)]
+        for i, dims in enumerate(slots):
+            self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
+        for i, dims in enumerate(results):
+            self._check(dims, self.call.results[i], f"result {i}", family)
+        operands = self._merge(slots)
+        return Rule(
+            factors=tuple(replace(factor, kind=_kind(factor)) for factor in self.factors),
+            operands=operands,
+            results=tuple(results),
+            linear=self._linear(),
+            implementations=self._implementations(operands, results),
+            flops=self.flops,
+            matmul=self.matmul,
+            view=self.view,
+            reads=tuple(
+                any(slot not in self.unread for slot, held in enumerate(self.call.slots) if held == operand)
+                for operand in range(len(self.call.operands))
+            ),
+            alike=tuple(self.alike),
+            propagates=source != FALLBACK,
+            source=source,
+            family=family,
+        )
+
+    def _check(self, dims: Dims | tuple[Held, ...], tensor: Tensor, where: str, family: str) -> None:
+        call = self.call
+        if len(dims) != len(tensor.shape):
+            raise RuleError(
+                f"{call.name}: its rule (family {family!r}) gives {where} {len(dims)} dims, the tensor has shape {tensor.shape}; "
+                "correct the row in the rules file, or remove it so that the op is replicated"
+            )
+        for d, held in enumerate(dims):
+            units = math.prod(self.factors[f].size for f in held)
+            size = tensor.shape[d]
+            exact = all(self.factors[f].even or not self.factors[f].cut for f in held[:1])
+            if (held and (size % units or (units != size and not exact))) or (not held and size > 1):
+                names = " ".join(f"{self.factors[f].name}={self.factors[f].size}" for f in held) or "nothing"
+                raise RuleError(
+                    f"{call.name}: its rule (family {family!r}) puts {names} in dim {d} of {where}, which has size {size}; "
+                    "the sizes do not fit: correct the row in the rules file, or remove it so that the op is replicated"
+                )
+
+    def _merge(self, slots: Sequence[tuple[Held, ...]]) -> tuple[Dims, ...]:
+        """Dims per operand; where one operand is read in two ways, the factors that differ are not cut."""
+        merged: dict[int, tuple[Held, ...]] = {}
+        for slot, dims in enumerate(slots):
+            operand = self.call.slots[slot]
+            known = merged.setdefault(operand, dims)
+            for held, other in zip(known, dims, strict=True):
+                if held != other:
+                    self.restrict((*held, *other), cut=False)
+        missing = [i for i in range(len(self.call.operands)) if i not in merged]
+        if missing:
+            raise RuleError(f"{self.call.name}: no argument refers to operands {missing}")
+        return tuple(merged[i] for i in range(len(self.call.operands)))
+
+    def _linear(self) -> tuple[Linear, ...]:
+        found = []
+        for held in self.sets:
+            operands = {self.call.slots[slot] for slot in held.slots}
+            if all((slot in held.slots) or (operand not in operands) for slot, operand in enumerate(self.call.slots)):
+                reductions = tuple(r for r in REDUCTIONS if r in held.reductions)
+                becomes = tuple(held.reductions[r] for r in reductions)
+                found.append(
+                    Linear(
+                        operands=tuple(sorted(operands)),
+                        reductions=reductions,
+                        becomes=() if becomes == reductions else becomes,
+                        fixed=held.fixed,
+                    )
+                )
+        return tuple(dict.fromkeys(found))
+
+    def _implementations(self, operands: Sequence[Dims], results: Sequence[Dims]) -> tuple[Implementation, ...]:
+        found = []
+        for way in self.ways:
+            if not self.factors[way.factor].cut:
+                continue
+            placements = [_place(dims, way.factor) for dims in operands]
+            for name, placement in way.arguments.items():
+                for slot in self.call.names.get(name, ()):
+                    placements[self.call.slots[slot]] = placement
+            found.append(
+                Implementation(
+                    name=way.name,
+                    factor=way.factor,
+                    operands=tuple(placements),
+                    results=tuple(way.results.get(i, _place(dims, way.factor)) for i, dims in enumerate(results)),
+                    collectives=way.collectives,
+                    share=way.share,
+                )
+            )
+        return tuple(found)
+
+
+def _kind(factor: Factor) -> Kind:
+    """What a factor is to propagation: gathered where an op must see it whole, summed where a result lacks it."""
+    if not factor.cut:
+        return "need_replication"
+    return "pass_through" if factor.reduction is None else "reduction"
+
+
+def _place(dims: Dims, factor: int) -> Placement:
+    return next((S(d) for d, held in enumerate(dims) if factor in held), R)
+
+
+# What a StableHLO rule family works with: a rule to be filled in factor by factor, in an order that matters.
+#
+# Propagation goes through the factors of a rule in the order in which they were made, so the order is part of the rule, as are
+# factors of size 1. Operands and results are spoken of by position:
+#
+#     sheet = Sheet(call)
+#     sheet.factor(operands=(0, None), results=(0,), size=8)                       # rows: dim 0 of operand 0 and of result 0
+#     sheet.factor(operands=(1, 0), results=(None,), size=4, kind="reduction")     # summed
+#     sheet.factor(operands=(None, 1), results=(1,), size=2)                       # columns
+#     rule = sheet.rule(family="hlo.dot", source="table")
+
+
+class Sheet:
+    """A rule being filled in; dims that are left without a factor get one of size 1 of their own."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.factors: list[Factor] = []
+        self.operands: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.operands]
+        self.results: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.results]
+        self.propagates = True
+
+    @classmethod
+    def without(cls, call: Call) -> Sheet:
+        """No rule: propagation does not go through this op."""
+        sheet = cls(call)
+        sheet.propagates = False
+        return sheet
+
+    def shared(self, dim: int, size: int, kind: Kind = "pass_through", *, blocked: bool = False) -> None:
+        """A factor of the same dim of all operands and results, scalars aside."""
+        index = self._new(size, kind, None, blocked)
+        for dims in (*self.operands, *self.results):
+            if dims:
+                dims[dim].append(index)
+
+    def factor(
+        self,
+        operands: Sequence[int | None],
+        results: Sequence[int | None],
+        size: int,
+        kind: Kind = "pass_through",
+        *,
+        blocked: bool = False,
+        reduction: str | None = None,
+    ) -> None:
+        """A factor of one dim, or of none (None), of every operand and result.
+
+        Where it has size 1, dims that have a factor already do without it.
+        """
+        index = self._new(size, kind, reduction, blocked)
+        for tensors, places in ((self.operands, operands), (self.results, results)):
+            for dims, dim in zip(tensors, places, strict=True):
+                if dim is not None and not 0 <= dim < len(dims):
+                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
+                if dim is not None and (size != 1 or not dims[dim]):
+                    dims[dim].append(index)
+
+    def private(
+        self, *, operands: int | None = None, results: int | None = None, size: int, kind: Kind = "pass_through", blocked: bool = False
+    ) -> None:
+        """A factor of this dim of all operands, or of this dim of all results, scalars aside."""
+        places = [operands if dims else None for dims in self.operands], [results if dims else None for dims in self.results]
+        self.factor(*places, size, kind, blocked=blocked)
+
+    def rule(self, *, family: str, source: str) -> Rule:
+        """The finished rule."""
+        for dims in (*self.operands, *self.results):
+            for held in dims:
+                if not held:
+                    held.append(self._new(1, "pass_through", None, False))
+        return Rule(
+            factors=tuple(self.factors),
+            operands=tuple(tuple(map(tuple, dims)) for dims in self.operands),
+            results=tuple(tuple(map(tuple, dims)) for dims in self.results),
+            reads=(True,) * len(self.operands),
+            propagates=self.propagates,
+            source=source,
+            family=family,
+        )
+
+    def _new(self, size: int, kind: Kind, reduction: str | None, blocked: bool) -> int:
+        index = len(self.factors)
+        # Shards of the other kinds need their neighbours' elements, and partial results a reduction that layouts can name.
+        cut = kind == "pass_through" or (kind == "reduction" and reduction is not None)
+        self.factors.append(
+            Factor(name=factor_name(index), size=size, cut=cut, reduction=reduction if cut else None, kind=kind, blocked=blocked)
+        )
+        return index
+
+
+def factor_name(index: int) -> str:
+    """The name of a factor in printed rules: i to z, then z_1, z_2, ...
+
+    >>> [factor_name(i) for i in (0, 17, 18)]
+    ['i', 'z', 'z_1']
+    """
+    return chr(ord("i") + index) if index < 18 else f"z_{index - 17}"

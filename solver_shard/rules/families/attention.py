@@ -1,0 +1,187 @@
+"""Scaled dot-product attention, forward and backward: one family for all variants.
+
+``query[b, h, q, d]``, ``key[b, kv, s, d]``, ``value[b, kv, s, e]``: the batch can be cut, and heads in whole groups of
+one key-value head (``h`` is a multiple of ``kv``). Where every device has a single key-value head, further axes can cut
+the queries of its group (keys and values whole, their gradients pending sums).
+Head dims stay whole, and so do keys, but for the backward pass without
+a causal mask: it has the statistics of all keys, so that keys, values and their gradients can be cut, which leaves the
+gradient of the queries a pending sum.
+
+``cut-queries``, an implementation of the kernel that runs here, cuts the query's sequence and gathers keys and values (their
+gradients are pending sums): every device attends from its own queries, with its offset in the causal mask. Contiguous
+queries are not balanced under a causal mask, and the busiest device, the last, is what is priced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import P
+from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.row import Exclusion, Family, Row
+
+_MASKS = ("attn_mask", "attn_bias")
+_GRADIENTS = ("grad_out", "grad_out_")
+_UNREAD = ("cum_seq_q", "cum_seq_k", "philox_seed", "philox_offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Factors of one call."""
+
+    batch: Held
+    heads: Held
+    queries: Held
+    """All query heads: of each key-value head the group that it serves."""
+    query: Held
+    keys: Held
+    width: Held
+    value: Held
+
+
+def sdpa(call: Call, row: Row) -> Draft:
+    """Output ``[b, h, q, e]``, log-sum-exp ``[b, h, ...]``; seeds and placeholders are alike on every device."""
+    del row
+    draft = Draft(call)
+    parts = _parts(draft)
+    _operands(draft, parts)
+    draft.linear(("value",), ("sum", "avg"), fixed=range(1, len(call.results)))
+    for index, result in enumerate(call.results):
+        _result(draft, parts, index, result.shape)
+    draft.flops = _flops(call)
+    draft.matmul = True
+    draft.implement("cut-queries", parts.query, share=_share(call))
+    return draft
+
+
+def sdpa_backward(call: Call, row: Row) -> Draft:
+    """Gradients of query, key, value (and mask, summed where it was broadcast); linear in the incoming gradient."""
+    del row
+    draft = Draft(call)
+    made = call.present("grad_input_mask", 4) if "grad_input_mask" in call.attributes else tuple(range(len(call.results)))
+    parts = _parts(draft)
+    _operands(draft, parts)
+    for name in _GRADIENTS:
+        draft.put(name, [parts.batch, parts.queries, parts.query, parts.value])
+    draft.put("out", [parts.batch, parts.queries, parts.query, parts.value])
+    for index, argument in zip(made, ("query", "key", "value"), strict=False):
+        slot = call.slot(argument)
+        if slot is not None:
+            draft.result(index, draft.slots[slot] or ())
+    if len(made) > 3 and made[3] is not None:
+        mask = next((name for name in _MASKS if call.slot(name) is not None), None)
+        shape = call.results[made[3]].shape
+        if mask is not None and shape == call.shape(mask):
+            draft.result(made[3], _mask(draft, parts, shape))
+            draft.restrict((*parts.batch, *parts.queries), reduction="sum")
+        else:
+            draft.alike.append(made[3])
+    draft.linear((name for name in _GRADIENTS if name in call.names), ("sum", "avg"))
+    draft.linear(("value", "out"), ("sum", "avg"), fixed=(made[2],))
+    for name in _UNREAD:
+        if name in call.names:
+            draft.ignore(name)
+    if not call.attribute("is_causal", False):
+        draft.restrict(parts.keys, cut=True, reduction="sum")
+    draft.flops = 5 * _flops(call) // 2
+    draft.matmul = True
+    if len(call.results) == 3:
+        draft.implement("cut-queries", parts.query, results={1: P("sum"), 2: P("sum")}, share=_share(call))
+    else:
+        draft.restrict(parts.query, cut=False)
+    return draft
+
+
+def _share(call: Call) -> Literal["even", "triangle"]:
+    return "triangle" if call.attribute("is_causal", False) else "even"
+
+
+def _cuttable(call: Call) -> bool:
+    """Whether the query's sequence can be cut: kernels whose statistics are ``[b, h, q]``; causal ones of square masks."""
+    query, keys = call.shape("query"), call.shape("key")[2]
+    square = query[2] == keys or not call.attribute("is_causal", False)
+    found = [call.shape("logsumexp")] if call.slot("logsumexp") is not None else [r.shape for r in call.results if len(r.shape) == 3]
+    return "flash_attention_for_cpu" in call.name and square and found == [query[:3]]
+
+
+def _parts(draft: Draft) -> _Parts:
+    call = draft.call
+    query, key, value = call.shape("query"), call.shape("key"), call.shape("value")
+    if not len(query) == len(key) == len(value) == 4 or query[1] % max(key[1], 1) or key[1] != value[1]:
+        raise RuleError(
+            f"{call.name}: its rule expects query [b, h, q, d], key [b, kv, s, d], value [b, kv, s, e] with h a multiple of kv, "
+            f"got {query}, {key}, {value}"
+        )
+    batch, heads = draft.factor("batch", query[0]), draft.factor("heads", key[1], even=True)
+    group = draft.factor("group", query[1] // max(key[1], 1), even=True, reduction="sum")
+    return _Parts(
+        batch=batch,
+        heads=heads,
+        queries=(*heads, *group),
+        query=draft.factor("query", query[2], cut=_cuttable(call)),
+        keys=draft.factor("keys", key[2], cut=False),
+        width=draft.factor("width", query[3], cut=False),
+        value=draft.factor("value", value[3], cut=False),
+    )
+
+
+def _operands(draft: Draft, parts: _Parts) -> None:
+    call = draft.call
+    draft.put("query", [parts.batch, parts.queries, parts.query, parts.width])
+    draft.put("key", [parts.batch, parts.heads, parts.keys, parts.width])
+    draft.put("value", [parts.batch, parts.heads, parts.keys, parts.value])
+    for name in _MASKS:
+        if call.slot(name) is not None:
+            draft.put(name, _mask(draft, parts, call.shape(name)))
+    for name in ("logsumexp", "log_sumexp"):
+        if call.slot(name) is not None:
+            draft.put(name, _statistics(draft, parts, call.shape(name)))
+
+
+def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+    """A mask broadcast to ``[b, h, q, s]``."""
+    batch, heads, query, _ = draft.call.shape("query")
+    keys = draft.call.shape("key")[2]
+    leads = {-4: (batch, parts.batch), -3: (heads, parts.queries), -2: (query, parts.query), -1: (keys, parts.keys)}
+    held: list[Held] = []
+    for d, size in enumerate(shape, start=-len(shape)):
+        full, factor = leads.get(d, (0, ()))
+        held.append(factor if size == full and factor else draft.factor(f"mask{-d}", size, cut=False))
+    return held
+
+
+def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+    """``[b, h, q, ...]`` per query; dims that are padded stay whole."""
+    if len(shape) < 2 or shape[:2] != draft.call.shape("query")[:2]:
+        return draft.whole(shape)
+    if shape[2:3] == draft.call.shape("query")[2:3]:
+        return [parts.batch, parts.queries, parts.query, *draft.whole(shape[3:])]
+    return [parts.batch, parts.queries, *draft.whole(shape[2:])]
+
+
+def _result(draft: Draft, parts: _Parts, index: int, shape: tuple[int, ...]) -> None:
+    lead = draft.call.shape("query")[:2]
+    if len(shape) >= 3 and shape[:2] == lead:
+        draft.result(index, _statistics(draft, parts, shape))
+    else:
+        draft.alike.append(index)
+
+
+def _flops(call: Call) -> int:
+    """Two matrix products of ``2 b h q s d`` each, half of them when causal."""
+    batch, heads, query, width = call.shape("query")
+    keys, value = call.shape("value")[2:]
+    total = 2 * batch * heads * query * keys * (width + value)
+    return total // 2 if call.attribute("is_causal", False) else total
+
+
+_EXCLUDED = (
+    Exclusion(what="value=S(3)", reason="head dims stay whole: fused kernels ask that those of queries and values be equal"),
+    Exclusion(what="query=S(2)", reason="queries are cut by cut-queries, of the kernel that it can run; others pad their statistics"),
+)
+FAMILIES = (
+    Family(name="sdpa", build=sdpa, keys={}, excludes=_EXCLUDED),
+    Family(name="sdpa_backward", build=sdpa_backward, keys={}, excludes=_EXCLUDED),
+)

@@ -1,0 +1,266 @@
+"""Families of ops that pick or place elements: embedding, gather, scatter, index, concatenation, padding, histograms."""
+
+from __future__ import annotations
+
+import math
+
+from solver_shard.errors import RuleError
+from solver_shard.layout import REDUCTIONS, P
+from solver_shard.program import Ref
+from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.families.pointwise import apply_linear, broadcast
+from solver_shard.rules.row import LINEAR, Exclusion, Family, Row, is_flag
+
+
+def embedding(call: Call, row: Row) -> Draft:
+    """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut.
+
+    ``masked-lookup`` cuts the vocabulary: every device looks up its own rows and leaves zeros for the others, so that the
+    result is a pending sum.
+    """
+    del row
+    draft = Draft(call)
+    vocabulary, hidden = call.shape("weight")
+    rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
+    width = draft.factor("hidden", hidden)
+    words = draft.factor("vocabulary", vocabulary)
+    draft.put("weight", [words, width])
+    draft.put("indices", rows)
+    draft.result(0, [*rows, width])
+    draft.linear(("weight",), REDUCTIONS)
+    draft.implement("masked-lookup", words, results={0: P("sum")}, share="whole")
+    return draft
+
+
+def embedding_backward(call: Call, row: Row) -> Draft:
+    """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial.
+
+    ``own-rows`` cuts the vocabulary: every device reads the whole gradient and adds up what belongs to its own rows.
+    """
+    del row
+    draft = Draft(call)
+    scaled = bool(call.attribute("scale_grad_by_freq", False))
+    rows = [draft.factor(f"row{d}", size, cut=not scaled, reduction="sum") for d, size in enumerate(call.shape("indices"))]
+    vocabulary, hidden = call.results[0].shape
+    width = draft.factor("hidden", hidden)
+    draft.put("grad_output", [*rows, width])
+    draft.put("indices", rows)
+    words = draft.factor("vocabulary", vocabulary)
+    draft.result(0, [words, width])
+    draft.linear(("grad_output",), ("sum", "avg"))
+    draft.implement("own-rows", words, share="whole")
+    draft.flops = call.tensor("grad_output").numel
+    return draft
+
+
+def gather(call: Call, row: Row) -> Draft:
+    """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
+    draft = Draft(call)
+    shape, index = call.shape("self"), call.shape("index")
+    if len(index) != len(shape):  # a number in place of a tensor of one dim
+        return draft
+    dim = call.dim(call.attributes["dim"], len(shape))
+    operand: list[Held] = []
+    picked: list[Held] = []
+    for d, size in enumerate(shape):
+        same = d != dim and size == index[d]
+        operand.append(draft.factor(draft.letter(), size, cut=same))
+        picked.append(operand[-1] if same else draft.factor(draft.letter(), index[d], cut=d == dim))
+    draft.put("self", operand)
+    draft.put("index", picked)
+    draft.result(0, picked)
+    return apply_linear(draft, row)
+
+
+def scatter(call: Call, row: Row) -> Draft:
+    """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
+
+    What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
+    """
+    draft = Draft(call)
+    shape, index = call.shape("self"), call.shape("index")
+    source = call.shape("src") if call.slot("src") is not None else index
+    if not len(index) == len(source) == len(shape) or not shape:  # numbers in place of tensors of one dim
+        return draft
+    dim = call.dim(call.attributes["dim"], len(shape))
+    passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
+    for name in ("self", "index", "src"):
+        if call.slot(name) is not None:
+            sizes = call.shape(name)
+            draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if row.get("adds", False) and index[dim] == source[dim]:
+        added = draft.factor(draft.letter(), index[dim])
+        draft.restrict(added, reduction="sum", addends=("self",))
+        for name in ("index", "src"):
+            held = list(draft.slots[call.names[name][0]] or ())
+            draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
+    draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
+    draft.flops = math.prod(index)
+    return apply_linear(draft, row)
+
+
+def index(call: Call, row: Row) -> Draft:
+    """``self[indices]``: dims without an index pass, indexed dims stay whole, dims of the indices can be cut."""
+    del row
+    draft = Draft(call)
+    layout = _indexed(call)
+    if layout is None:
+        return draft
+    free, picked, position, shape = layout
+    _, placed = _addressed(draft, free, picked, position)
+    draft.result(0, placed)
+    draft.linear(("self",), REDUCTIONS)
+    if call.results[0].shape != shape:
+        raise RuleError(f"{call.name}: indexing {call.shape('self')} gives {shape}, the call's result is {call.results[0].shape}")
+    return draft
+
+
+def index_put(call: Call, row: Row) -> Draft:
+    """``self[indices] = values``: dims without an index pass; operand and values are linear.
+
+    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
+    """
+    del row
+    draft = Draft(call)
+    layout = _indexed(call)
+    if layout is None:
+        return draft
+    free, picked, position, shape = layout
+    adds = bool(call.attribute("accumulate", False))
+    operand, placed = _addressed(draft, free, picked, position, whole=not adds)
+    if adds:
+        draft.restrict(tuple(f for held in placed[position : position + len(picked)] for f in held), reduction="sum", addends=("self",))
+        draft.monotone("self", increasing=True)
+    draft.put("values", broadcast(call, call.shape("values"), shape, placed))
+    draft.result(0, operand)
+    draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
+    return draft
+
+
+def _addressed(
+    draft: Draft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
+) -> tuple[list[Held], list[Held]]:
+    """Put ``self`` and the indices (which stay ``whole``); the factors of ``self``, and those of ``self[indices]``."""
+    call = draft.call
+    operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
+    letters = draft.letters(picked, whole=range(len(picked)) if whole else ())
+    draft.put("self", operand)
+    for slot in call.names["indices"]:
+        draft.put_slot(slot, broadcast(call, call.at(slot).shape, picked, letters))
+    passing = [operand[d] for d in free]
+    return operand, [*passing[:position], *letters, *passing[position:]]
+
+
+def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
+    """Dims without an index, broadcast shape of the indices, where it goes among them, and the shape of ``self[indices]``.
+
+    None where an index is a mask: its result has no static shape.
+    """
+    shape = call.shape("self")
+    entries = list(call.attributes["indices"])
+    entries += [None] * (len(shape) - len(entries))
+    dims = [d for d, entry in enumerate(entries) if isinstance(entry, Ref)]
+    tensors = [call.at(slot) for slot in call.names["indices"]]
+    if not dims or len(entries) > len(shape) or any(t.dtype in ("bool", "u8") for t in tensors):
+        return None
+    rank = max(len(t.shape) for t in tensors)
+    padded = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
+    picked = tuple(next((s[d] for s in padded if s[d] != 1), 1) for d in range(rank))
+    free = [d for d in range(len(shape)) if d not in dims]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    position = dims[0] if adjacent else 0
+    sizes = [shape[d] for d in free]
+    return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
+
+
+def index_select(call: Call, row: Row) -> Draft:
+    """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
+    draft = Draft(call)
+    shape = call.shape("self")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
+    return apply_linear(draft, row)
+
+
+def index_add(call: Call, row: Row) -> Draft:
+    """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
+
+    The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
+    """
+    draft = Draft(call)
+    shape, source = call.shape("self"), call.shape("source")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
+    draft.restrict(rows, reduction="sum", addends=("self",))
+    draft.put("self", held)
+    draft.put("index", [rows] if call.shape("index") else [])
+    draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
+    draft.result(0, held)
+    draft.monotone("self", increasing=True)
+    draft.flops = math.prod(source)
+    return apply_linear(draft, row)
+
+
+def concat(call: Call, row: Row) -> Draft:
+    """Tensors joined along ``dim``, which stays whole; partial only all together."""
+    del row
+    draft = Draft(call)
+    shape = call.results[0].shape
+    dim = call.dim(call.attributes.get("dim", 0), len(shape))
+    letters = draft.letters(shape, whole=(dim,))
+    for slot in call.names["tensors"]:
+        own = call.at(slot).shape
+        if len(own) == len(shape):
+            draft.put_slot(slot, [draft.factor(draft.letter(), size, cut=False) if d == dim else letters[d] for d, size in enumerate(own)])
+    draft.result(0, letters)
+    draft.linear(("tensors",), REDUCTIONS)
+    return draft
+
+
+def pad(call: Call, row: Row) -> Draft:
+    """Padded or trimmed dims stay whole; sums pass where the padding is zero."""
+    draft = Draft(call)
+    shape, result = call.shape("self"), call.results[0].shape
+    amounts = list(call.attributes["pad"])
+    touched = {len(shape) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    letters = draft.letters(shape, whole=touched)
+    draft.put("self", letters)
+    draft.result(0, [draft.factor(draft.letter(), result[d], cut=False) if d in touched else held for d, held in enumerate(letters)])
+    return apply_linear(draft, row)
+
+
+def histogram(call: Call, row: Row) -> Draft:
+    """Counts per bin: elements can be cut where the range is given, which makes the counts partial sums."""
+    del row
+    draft = Draft(call)
+    fixed = call.attributes.get("min", 0) != call.attributes.get("max", 0)
+    draft.put("self", [draft.factor(f"row{d}", size, cut=fixed, reduction="sum") for d, size in enumerate(call.shape("self"))])
+    draft.result(0, [draft.factor("bins", size, cut=False) for size in call.results[0].shape])
+    draft.flops = call.tensor("self").numel
+    return draft
+
+
+_SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
+FAMILIES = (
+    Family(name="embedding", build=embedding, keys={}),
+    Family(name="embedding_backward", build=embedding_backward, keys={}),
+    Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
+    Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
+    Family(name="index_select", build=index_select, keys={**LINEAR}),
+    Family(name="index_add", build=index_add, keys={**LINEAR}),
+    Family(name="index", build=index, keys={}),
+    Family(
+        name="index_put",
+        build=index_put,
+        keys={},
+        excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
+    ),
+    Family(name="concat", build=concat, keys={}),
+    Family(name="pad", build=pad, keys={**LINEAR}),
+    Family(name="histogram", build=histogram, keys={}),
+)

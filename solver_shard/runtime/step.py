@@ -1,0 +1,599 @@
+"""A planned step on one device, compiled once into a list of small functions over local tensors.
+
+>>> step = compile_step(plan, program, device=1, communicator=Processes(...))
+>>> state = step.forward(sources)           # local tensors by position in the program
+>>> state.outputs[program.outputs[0]]
+tensor(4.1589)
+>>> gradients = step.backward(state)        # by position of the parameter
+
+Everything that can be known when a plan is loaded is decided then: which slots an op reads and writes, what is forgotten after it, the
+sizes of shards, what a collective sends and where it puts what it receives. What is left for a step is a loop over functions.
+
+The first step checks the shape of everything that is made; the later ones trust it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from solver_shard.errors import InternalError
+from solver_shard.layout import Layout
+from solver_shard.ops.bound import bind
+from solver_shard.ops.implementations import Part, Running, way_of
+from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
+from solver_shard.ops.run import DTYPES, arguments_of, call
+from solver_shard.ops.shards import Box, Shape, boxes, local_move
+from solver_shard.plan.plan import Inside, Plan, Reshard
+from solver_shard.program import Op, Phase, Program, Role
+from solver_shard.runtime.collectives import Exchange, Move, in_turn, prepare
+from solver_shard.runtime.schedule import Bring, Run, Schedule, Take, schedule
+
+Values = Any
+"""Local tensors by slot; None where nothing is (any more)."""
+
+Instruction = Callable[[Values], None]
+
+
+class Communicator(Protocol):
+    """What talks to the other devices."""
+
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        """One step, prepared: from the local tensor before to the one after, in one or more moves."""
+
+    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+        """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
+
+
+@dataclass(slots=True, weakref_slot=True)
+class State:
+    """A step between its forward and its backward pass."""
+
+    values: Values
+    outputs: dict[int, torch.Tensor]
+    spent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A step on one device; see ``compile_step``.
+
+    Attributes:
+        sources: positions of the tensors that it is given.
+        gradients: parameter position to the slot of its gradient.
+    """
+
+    plan: Plan
+    program: Program
+    order: Schedule
+    sources: tuple[int, ...]
+    gradients: Mapping[int, int]
+    tangent: int | None
+    size: int
+    ahead: tuple[Instruction, ...]
+    back: tuple[Instruction, ...]
+    checks: tuple[tuple[tuple[int, tuple[int, ...], str], ...], ...]
+    checked: set[bool] = field(default_factory=set)
+
+    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> State:
+        """Run the forward pass.
+
+        Args:
+            sources: local tensors by position in the program, one for each of ``sources``.
+            seed, step: of random ops.
+        """
+        values: Values = [None] * self.size
+        values[-2] = seed, step
+        for t in self.sources:
+            values[t] = sources[t]
+        self._run(self.ahead, values, 0)
+        return State(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
+
+    def backward(self, state: State, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
+        """Run the backward pass; the local gradients by position of their parameter, as their reshards leave them.
+
+        Args:
+            tangent: the gradient of the loss, a scalar; 1 where it is left out.
+        """
+        if state.spent:
+            raise RuntimeError(
+                "this step has run its backward pass already, and what it had kept for it is gone; run the forward pass again"
+            )
+        state.spent = True
+        values = state.values
+        values[-1] = tangent
+        self._run(self.back, values, len(self.ahead))
+        found = {p: values[slot] for p, slot in self.gradients.items()}
+        values.clear()
+        if self.tangent is None and tangent is not None:
+            found = {p: value * tangent for p, value in found.items()}
+        return found
+
+    def _run(self, instructions: tuple[Instruction, ...], values: Values, first: int) -> None:
+        with torch.no_grad():
+            if bool(first) in self.checked:
+                for instruction in instructions:
+                    instruction(values)
+                return
+            for k, instruction in enumerate(instructions, start=first):
+                keeping = _Keeping(values)
+                instruction(keeping)
+                for slot, shape, said in self.checks[k]:
+                    made = keeping.made.get(slot)
+                    if made is not None and tuple(made.shape) != shape:
+                        raise InternalError(f"{said} made {tuple(made.shape)} where its device holds {shape}; please report this")
+            self.checked.add(bool(first))
+
+
+class _Keeping:
+    """Slots that remember what was put into them."""
+
+    def __init__(self, values: Values) -> None:
+        self.values, self.made = values, dict[int, torch.Tensor]()
+
+    def __getitem__(self, slot: int) -> Any:
+        return self.values[slot]
+
+    def __setitem__(self, slot: int, value: Any) -> None:
+        self.values[slot] = value
+        if value is not None:
+            self.made[slot] = value
+
+
+def compile_step(plan: Plan, program: Program, *, device: int, communicator: Communicator, place: torch.device | None = None) -> Compiled:
+    """Prepare everything that a device does in one microbatch.
+
+    Args:
+        place: where tensors are made; default the CPU.
+
+    Raises:
+        InternalError: the plan is not executable.
+    """
+    order = schedule(plan, program, early=True)
+    parameter_of = {g: p for p, g in program.gradients.items()}
+    slot_of = {g: order.slots + k for k, g in enumerate(parameter_of)}
+    size = order.slots + len(slot_of) + 2
+    tangent, random = _tangent(program), numbers(program)
+    made: list[Instruction] = []
+    checks: list[tuple[tuple[int, tuple[int, ...], str], ...]] = []
+    for instruction in order.instructions:
+        if isinstance(instruction, Bring):
+            reshard = plan.reshards[instruction.reshard]
+            made.append(
+                _unary(moves_of(plan, program, reshard, device, communicator), instruction.source, instruction.result, instruction.drops)
+            )
+            shape = boxes(reshard.layout, program.tensors[reshard.tensor].shape, plan.mesh)[device].length
+            checks.append(((instruction.result, shape, f"the reshard of {program.tensors[reshard.tensor].name!r}"),))
+        elif isinstance(instruction, Take):
+            made.append(_unary(None, instruction.source, slot_of[plan.reshards[instruction.reshard].tensor], instruction.drops))
+            checks.append(())
+        elif instruction.op == tangent:
+            dtype = DTYPES[program.tensors[program.ops[tangent].results[0]].dtype]
+            made.append(_seed(instruction.results[0], dtype, instruction.drops))
+            checks.append(())
+        else:
+            local = localise(plan, program, instruction, device, random.get(instruction.op), place or torch.device("cpu"))
+            made.append(_op(local, plan, instruction, communicator))
+            checks.append(_expected(plan, program, instruction, device))
+    return Compiled(
+        plan=plan,
+        program=program,
+        order=order,
+        sources=tuple(program.sources()),
+        gradients={parameter_of[g]: slot for g, slot in slot_of.items()},
+        tangent=tangent,
+        size=size,
+        ahead=tuple(made[: order.forward]),
+        back=tuple(made[order.forward :]),
+        checks=tuple(checks),
+    )
+
+
+def moves_of(plan: Plan, program: Program, reshard: Reshard, device: int, communicator: Communicator) -> Move | None:
+    """What brings a tensor to a group of readers; None where it is read as it is."""
+    tensor = program.tensors[reshard.tensor]
+    steps: list[Move] = []
+    if reshard.purpose in ("accumulate", "optimizer"):
+        dtype = DTYPES[plan.options.reduce_dtype or tensor.dtype]
+        if dtype != DTYPES[tensor.dtype]:
+            steps.append(lambda part: part.to(dtype))
+    layout = reshard.source
+    for step in reshard.steps:
+        if step.before != layout:
+            raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
+        exchange = prepare(step, tensor.shape, plan.mesh, device)
+        steps.extend((exchange.pack,) if exchange.is_local else communicator.stages(exchange))
+        layout = step.after
+    if layout != reshard.layout:
+        raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
+    return in_turn(steps) if steps else None
+
+
+def _tangent(program: Program) -> int | None:
+    """The op that stands for the gradient of the loss."""
+    found = [i for i, op in enumerate(program.ops) if _is_tangent(op)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_tangent(op: Op) -> bool:
+    return op.name == "aten.full.default" and op.phase is Phase.BACKWARD and len(op.raw) == 1 and op.raw[0].startswith("tangents_")
+
+
+def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tuple[int, tuple[int, ...], str], ...]:
+    said = where(plan, program, run.op)
+    layouts = plan.ops[run.op].result_layouts
+    return tuple(
+        (slot, boxes(layout, program.tensors[t].shape, plan.mesh)[device].length, said)
+        for slot, t, layout in zip(run.results, program.ops[run.op].results, layouts, strict=True)
+        if slot is not None
+    )
+
+
+def _op(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Instruction:
+    function: Callable[..., Any] = local.run
+    if local.finish is not None:
+        function = _implementation(local, plan, run, communicator)
+    reads = tuple(slot for j in local.reads if (slot := run.operands[j]) is not None)
+    writes = tuple((j, slot) for j, slot in enumerate(run.results) if slot is not None)
+    if local.number is not None:
+        return _random(function, local.number, reads, writes, run.drops)
+    return _call(function, reads, writes, run.drops, single=local.single)
+
+
+def _implementation(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Callable[..., Sequence[torch.Tensor]]:
+    """An implementation with its reductions among the devices."""
+    start, finish = local.run, local.finish
+    assert finish is not None
+    inside = communicator.inside(local.axes, plan.ops[run.op].collectives)
+
+    def call(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
+        running = start(*operands)
+        if isinstance(running, tuple):
+            return finish(running)
+        reduce = inside()
+        try:
+            reduction, buffer = next(running)
+            while True:
+                reduction, buffer = running.send(reduce(reduction, buffer))
+        except StopIteration as end:
+            return finish(end.value)
+
+    return call
+
+
+def _seed(slot: int | None, dtype: torch.dtype, drops: tuple[int, ...]) -> Instruction:
+    """The gradient of the loss, from the last slot."""
+
+    def run(values: Values) -> None:
+        given = values[-1]
+        if slot is not None:
+            values[slot] = torch.ones((), dtype=dtype) if given is None else given.to(dtype).reshape(())
+        for k in drops:
+            values[k] = None
+
+    return run
+
+
+def _unary(function: Move | None, source: int, result: int, drops: tuple[int, ...]) -> Instruction:
+    if function is None:
+
+        def alias(values: Values) -> None:
+            values[result] = values[source]
+            for k in drops:
+                values[k] = None
+
+        return alias
+
+    def run(values: Values) -> None:
+        values[result] = function(values[source])
+        for k in drops:
+            values[k] = None
+
+    return run
+
+
+def _call(
+    function: Callable[..., Any], reads: Sequence[int], writes: Sequence[tuple[int, int]], drops: tuple[int, ...], *, single: bool
+) -> Instruction:
+    """A function of slots; those that one tensor comes out of, by their number of operands."""
+    if not single:
+
+        def several(values: Values) -> None:
+            made = function(*[values[k] for k in reads])
+            for j, slot in writes:
+                values[slot] = made[j]
+            for k in drops:
+                values[k] = None
+
+        return several
+    result = writes[0][1] if writes else None
+    if result is None or len(reads) not in (1, 2, 3):
+
+        def any_number(values: Values) -> None:
+            made = function(*[values[k] for k in reads])
+            if result is not None:
+                values[result] = made
+            for k in drops:
+                values[k] = None
+
+        return any_number
+    if len(reads) == 1:
+        return _unary(function, reads[0], result, drops)
+    if len(reads) == 2:
+        a, b = reads
+
+        def two(values: Values) -> None:
+            values[result] = function(values[a], values[b])
+            for k in drops:
+                values[k] = None
+
+        return two
+    a, b, c = reads
+
+    def three(values: Values) -> None:
+        values[result] = function(values[a], values[b], values[c])
+        for k in drops:
+            values[k] = None
+
+    return three
+
+
+def _random(
+    function: Callable[..., Any], number: int, reads: Sequence[int], writes: Sequence[tuple[int, int]], drops: tuple[int, ...]
+) -> Instruction:
+    """A random op; the slot before the last has the seed and the step."""
+
+    def run(values: Values) -> None:
+        seed, step = values[-2]
+        made = function(key_of(seed, step, number), *[values[k] for k in reads])
+        for j, slot in writes:
+            values[slot] = made[j]
+        for k in drops:
+            values[k] = None
+
+    return run
+
+
+# One op as one device runs it: a function of local tensors, prepared once.
+#
+# >>> run = localise(plan, program, instruction, device=0)
+# >>> run(x, weight)
+# (tensor(...),)
+#
+# What a device does with its operands is known beforehand: free moves into the layouts that the op reads, sizes of its shard in place of
+# traced ones, its part of what an implementation cuts, the values of a factory that lie in its shard.
+
+Results = tuple[torch.Tensor, ...]
+Local = Callable[..., Results]
+
+_CPU = torch.device("cpu")
+_LEAVING = frozenset(f"aten.{name}.default" for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"))
+"""Ops of one result, which torch leaves in the storage of the losses of all elements that it was summed up from."""
+_IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOp:
+    """One op on one device.
+
+    Attributes:
+        reads: per operand of the call, which of the op's operands it is; those of which only the shape is needed are left out.
+        run: from these operands, as their reshards leave them, to the result or the results; or to a running implementation, which
+            asks for reductions on its way (see :mod:`solver_shard.ops.implementations`).
+        single: whether ``run`` returns the one result itself, not a tuple.
+        finish: where ``run`` starts an implementation: from what it returns to the results, in the shapes and dtypes of the plan.
+        axes: the mesh axes whose devices share the implementation's cut.
+        number: of a random op, whose ``run`` takes the key of its draws first (see :mod:`solver_shard.ops.random`).
+    """
+
+    reads: tuple[int, ...]
+    run: Callable[..., Any]
+    single: bool = False
+    finish: Callable[[Results], Results] | None = None
+    axes: tuple[int, ...] = ()
+    number: int | None = None
+
+    def started(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Any:
+        """``run``; ``key`` gives the key of a random op's number."""
+        return self.run(*operands) if self.number is None else self.run(key(self.number), *operands)
+
+    def results(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Results:
+        """``started``, with the results in a tuple."""
+        made = self.started(key, *operands)
+        return (made,) if self.single else tuple(made)
+
+
+def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
+    """Prepare an op for a device.
+
+    Args:
+        number: of a random op, among those of the program.
+        place: where tensors are made.
+
+    Raises:
+        InputError: a random op that must be drawn whole is cut, or an op cannot be executed here.
+        InternalError: the plan cannot be executed there.
+    """
+    return _Device(plan, program, instruction, device, number, place).op()
+
+
+def where(plan: Plan, program: Program, i: int) -> str:
+    """An op, for a person to find."""
+    op = program.ops[i]
+    return f"op {i} ({op.name}, {op.module or 'model'}), with strategies {', '.join(plan.ops[i].strategy)}"
+
+
+class _Device:
+    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device) -> None:
+        self.number, self.place = number, place
+        self.plan, self.program, self.instruction, self.device, self.mesh = plan, program, instruction, device, plan.mesh
+        self.op_, self.planned = program.ops[instruction.op], plan.ops[instruction.op]
+        self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
+        self.dtypes = tuple(DTYPES[program.tensors[t].dtype] for t in self.op_.results)
+
+    def _box(self, t: int, layout: Layout) -> Box:
+        return boxes(layout, self.program.tensors[t].shape, self.mesh)[self.device]
+
+    @property
+    def lengths(self) -> tuple[Shape, ...]:
+        return tuple(box.length for box in self.wanted)
+
+    def op(self) -> LocalOp:
+        op, planned = self.op_, self.planned
+        number = self.number
+        if not op.operands:
+            return LocalOp(reads=(), run=self._factory() if number is None else self._random(), number=number)
+        reads = tuple(j for j, position in enumerate(self.instruction.reshards) if position is not None)
+        arrange = self._arrangement(reads)
+        read = [self._box(op.operands[j], planned.operand_layouts[j]) for j in reads]
+        idle = any(box.empty and self.program.tensors[op.operands[j]].numel for j, box in zip(reads, read, strict=True))
+        if planned.implementation:
+            axes = tuple(axis for axis, name in enumerate(planned.strategy) if name == planned.implementation)
+            run = _arranged(self._implementation(), arrange, keyed=number is not None)
+            return LocalOp(reads=reads, run=run, finish=self._finished, axes=axes, number=number)
+        if idle:
+            return LocalOp(reads=reads, run=self._idle())
+        if number is not None:
+            return LocalOp(reads=reads, run=_arranged(self._random(), arrange, keyed=True), number=number)
+        shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
+        bound = bind(op, shapes, self.lengths)
+        run = bound.function if op.name not in _LEAVING else lambda *local: _whole_storage(bound.function(*local))
+        return LocalOp(reads=reads, run=_arranged(run, arrange), single=bound.single)
+
+    def _arrangement(self, reads: tuple[int, ...]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None:
+        """From what the reshards leave to all the operands of the call: free moves, and what stands for operands that are not read."""
+        op, planned = self.op_, self.planned
+        items: list[tuple[int, Callable[[torch.Tensor], torch.Tensor] | None] | torch.Tensor] = []
+        for j, t in enumerate(op.operands):
+            position = self.instruction.reshards[j]
+            if position is None:
+                items.append(self._unread(j))
+                continue
+            before, shape = self.plan.reshards[position].layout, self.program.tensors[t].shape
+            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device)))
+        if all(isinstance(item, tuple) and item[1] is None for item in items):
+            return None
+
+        def arrange(local: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            made = []
+            for item in items:
+                if isinstance(item, tuple):
+                    k, move = item
+                    made.append(local[k] if move is None else move(local[k]))
+                else:
+                    made.append(item)
+            return made
+
+        return arrange
+
+    def _random(self) -> Callable[..., Results]:
+        """This device's part of a random op's draws, from their key."""
+        op, box, shape, dtype = self.op_, self._drawn(), shape_of(self.program, self.instruction.op), self.dtypes[0]
+        if drawn_whole(op) and any(not p.is_replicate for x in (*self.planned.operand_layouts, *self.planned.result_layouts) for p in x):
+            refuse_cut(op)
+        return lambda key, *local: draw(op.name, arguments_of(op, local), key=key, box=box, shape=shape, dtype=dtype, device=self.place)
+
+    def _drawn(self) -> Box:
+        operands, layouts = self.op_.operands, self.planned.operand_layouts
+        return drawn_box(self.op_, lambda j: self._box(operands[j], layouts[j]), self.wanted[0])
+
+    def _factory(self) -> Local:
+        """Made whole, then cut; a single number once, for it stays."""
+        op, wanted = self.op_, self.wanted
+        shapes = tuple(self.program.tensors[t].shape for t in op.results)
+        places = [box.inside(Box((0,) * len(shape), shape)) for box, shape in zip(wanted, shapes, strict=True)]
+        whole = [box.length == shape for box, shape in zip(wanted, shapes, strict=True)]
+
+        def run() -> Results:
+            with self.place:
+                made = tuple(value.to(self.place) for value in call(op, (), shapes))
+            return tuple(value if all_ else value[at].clone() for value, at, all_ in zip(made, places, whole, strict=True))
+
+        handed = any(self.program.tensors[t].role is Role.OUTPUT for t in op.results)
+        if handed or sum(math.prod(shape) for shape in shapes) > 1:
+            return run
+        once = run()
+        return lambda: once
+
+    def _unread(self, j: int) -> torch.Tensor:
+        """What stands for an operand that no group of readers serves: its local shape, without bytes, and values that spoil whatever
+        reads them."""
+        t = self.op_.operands[j]
+        dtype = DTYPES[self.program.tensors[t].dtype]
+        fill = float("nan") if dtype.is_floating_point or dtype.is_complex else dtype != torch.bool and torch.iinfo(dtype).min
+        return torch.full((), fill, dtype=dtype, device=self.place).expand(self._box(t, self.planned.operand_layouts[j]).length)
+
+    def _idle(self) -> Local:
+        """What a device without a share of the work returns: nothing, or what changes nothing in the pending reduction."""
+        fills: list[float] = []
+        for layout, length, slot in zip(self.planned.result_layouts, self.lengths, self.instruction.results, strict=True):
+            found = {_IDENTITY[placement.reduction] for placement in layout if placement.is_partial}
+            if 0 not in length and len(found) != 1 and slot is not None:
+                raise InternalError(f"there is nothing to read, but {length} of a result in layout {layout} must be made")
+            fills.append(found.pop() if found else 0.0)
+        made = list(zip(self.lengths, fills, self.dtypes, strict=True))
+        return lambda *_: tuple(torch.full(length, fill, dtype=dtype, device=self.place) for length, fill, dtype in made)
+
+    def _implementation(self) -> Callable[..., Running | Results]:
+        """The start of an implementation, from its operands; of a random one, attention with dropout, from the key of its draws first."""
+        op, tensors = self.op_, self.program.tensors
+        way = way_of(self.planned.implementation, op)
+        operand, dim = way.cut(op, [len(tensors[t].shape) for t in op.operands], len(tensors[op.results[0]].shape))
+        t = op.results[0] if operand is None else op.operands[operand]
+        layout = self.planned.result_layouts[0] if operand is None else self.planned.operand_layouts[operand]
+        box = self._box(t, layout)
+        part = Part(start=box.start[dim], length=box.length[dim], size=tensors[t].shape[dim])
+
+        def start(a: dict[str, Any]) -> Running | Results:
+            if self.place == _CPU:
+                return way.run(op, a, part)
+            with self.place:
+                started = way.run(op, a, part)
+            return started if isinstance(started, tuple) else _there(self.place, started)
+
+        if self.number is None:
+            return lambda *local: start(arguments_of(op, local))
+        drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
+
+        def keyed(key: Key, *local: torch.Tensor) -> Running | Results:
+            a = arguments_of(op, local)
+            return start(a | {"keep": kept(a, key=key, box=drawn, shape=shape)})
+
+        return keyed
+
+    def _finished(self, results: Results) -> Results:
+        """The results of an implementation in their dtypes (kernels differ in that of statistics), without its scratch."""
+        found = [tuple(result.shape) for result in results]
+        if found != list(self.lengths):
+            raise InternalError(f"{self.planned.implementation!r} gave results of shapes {found}, expected {list(self.lengths)}")
+        return tuple(_whole_storage(result.to(dtype)) for result, dtype in zip(results, self.dtypes, strict=True))
+
+
+def _arranged(
+    run: Callable[..., Any], arrange: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None, *, keyed: bool = False
+) -> Callable[..., Any]:
+    if arrange is None:
+        return run
+    return (lambda key, *local: run(key, *arrange(local))) if keyed else (lambda *local: run(*arrange(local)))
+
+
+def _there(place: torch.device, running: Running) -> Running:
+    """An implementation makes its tensors where its operands are."""
+    reduced: torch.Tensor | None = None
+    while True:
+        with place:
+            try:
+                asked = next(running) if reduced is None else running.send(reduced)
+            except StopIteration as end:
+                made: Results = end.value
+                return made
+        reduced = yield asked
+
+
+def _whole_storage(part: torch.Tensor) -> torch.Tensor:
+    """What an implementation cuts from its scratch does not keep the scratch."""
+    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part

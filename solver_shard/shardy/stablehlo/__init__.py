@@ -1,0 +1,189 @@
+"""StableHLO modules with sdy annotations: from text to the graph that propagation works on, and back.
+
+>>> module = StablehloModule.parse(text)
+>>> module.graph.values[0].sharding          # of the first function's first argument
+>>> module.print(propagate(module.graph, "user-priority", StablehloRules()).graph)
+
+jaxlib parses and prints (``pip install 'solver-shard[jax]'``); no pass of the reference implementation is run. The printed module
+differs from the parsed one in what the graph changed, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solver_shard.errors import InputError
+from solver_shard.files import read_text
+from solver_shard.shardy.graph import Graph
+from solver_shard.shardy.stablehlo.read import bindings, read_graph
+from solver_shard.shardy.stablehlo.write import write_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StablehloModule:
+    """A module's text and what propagation sees of it.
+
+    Attributes:
+        text: as it was given.
+        file: what messages call it.
+        graph: its values, ops, functions and meshes.
+    """
+
+    text: str
+    file: str
+    graph: Graph
+
+    @classmethod
+    def parse(cls, text: str, file: str = "module") -> StablehloModule:
+        """Read a module's text.
+
+        Raises:
+            InputError: jaxlib is missing; the text is no valid module (the message names line, value and what is legal), is too
+                large or nested too deeply; or a tensor has no static shape.
+        """
+        check_bounds(text, file)
+        mlir = bindings()
+        with mlir.context():
+            try:
+                module = mlir.ir.Module.parse(text)
+            except mlir.ir.MLIRError as error:
+                raise parse_error(error, text, file) from None
+            except ValueError as error:
+                raise InputError(f"{file}: jaxlib cannot read it: {error}") from None
+            try:
+                return cls(text=text, file=file, graph=read_graph(module, mlir).graph)
+            except InputError as error:
+                raise InputError(f"{file}, {error}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> StablehloModule:
+        """Read a file; InputError as in ``parse``, and where it cannot be read."""
+        try:
+            text = read_text(path, MAX_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {path}: {error}; give a StableHLO module as text") from None
+        return cls.parse(text, str(path))
+
+    def print(self, graph: Graph | None = None, *, verify: bool = True) -> str:
+        """The module as jaxlib prints it, changed to what ``graph``, made from this module's graph, says.
+
+        ``verify=False`` is for the state between two user priorities, where axes that are kept aside need not be in
+        their short form (the text is then in MLIR's generic form).
+
+        Raises:
+            InputError: the changed module is not valid, as where a manual computation does not name all its manual axes, and they
+                are used for something else.
+        """
+        mlir = bindings()
+        with mlir.context() as context:
+            module = mlir.ir.Module.parse(self.text)
+            if graph is not None:
+                write_graph(read_graph(module, mlir), graph, mlir, context)
+                if not verify:
+                    return str(module)
+                try:
+                    module.operation.verify()
+                except mlir.ir.MLIRError as error:
+                    fault = parse_error(error, self.text, self.file)
+                    raise InputError(f"{fault}; the module with these shardings is not valid, so it is not written") from None
+            return str(module)
+
+
+# What the MLIR parser and verifier object to, as messages that name line, value and what is legal.
+
+MAX_BYTES = 512 * 2**20
+MAX_NESTING = 250
+MAX_DEPTH = 1000
+"""Of brackets with those of the aliases that they hold."""
+MAX_AFFINE = 2000
+"""Characters of an affine map."""
+
+_TOKENS = re.compile(
+    r'"(?:[^"\\\n]++|\\.)*+"?|//[^\n]*|->|>=|<=|(?P<alias>[#!][A-Za-z_][\w$.-]*+)(?P<defined>\s*+=(?!=))?'
+    r"|affine_(?:map|set)\s*<(?P<affine>(?:[^>]|(?<=-)>|>=)*+)|[(\[{<>}\])]"
+)
+"""Brackets, aliases, and what may hold brackets that are none. A string without an end goes to the end of its line: text is read once."""
+MAX_MESSAGE = 1000
+_LOCATION = re.compile(r':(\d+):\d+\)?"?\)?\Z')
+_RESULTS = re.compile(r"\s*(%[\w$.#:-]+)[^=]*=\s")
+_ARGUMENT = re.compile(r"op arg (\d+) - ")
+_MESH = re.compile(r"sdy\.mesh\s+@([\w$.-]+)\s*=\s*<([^>]*)>")
+
+
+def check_bounds(text: str, file: str) -> None:
+    """Refuse text that would take the parser too much memory or stack: MLIR's own parser and printer recurse without a bound.
+
+    Raises:
+        InputError: more than ``MAX_BYTES``, brackets nested deeper than ``MAX_NESTING``, or ``MAX_DEPTH`` with aliases
+            (``#a1 = [#a0]``) written out, or an affine map longer than ``MAX_AFFINE``.
+    """
+
+    def fault(piece: re.Match[str], what: str) -> InputError:
+        line = text.count("\n", 0, piece.start()) + 1
+        return InputError(f"{file}, line {line}: {what}; that is not read")
+
+    if len(text) > MAX_BYTES:
+        raise InputError(f"{file}: {len(text):,} characters; at most {MAX_BYTES:,} are read")
+    depth, alias, deepest = 0, "", 0
+    depths: dict[str, int] = {}
+    for piece in _TOKENS.finditer(text):
+        sign = piece[0]
+        if sign in "([{<":
+            depth += 1
+            deepest = max(deepest, depth)
+            if depth > MAX_NESTING:
+                raise fault(piece, f"brackets are nested deeper than {MAX_NESTING}")
+        elif sign in ")]}>":
+            depth = max(depth - 1, 0)
+        elif piece["defined"] is not None:
+            depths[alias] = deepest
+            alias, depth, deepest = piece["alias"], 0, 0
+        elif piece["alias"] is not None:
+            deepest = max(deepest, depth + depths.get(sign, 0) + 1)
+            if deepest > MAX_DEPTH:
+                raise fault(piece, f"aliases are nested deeper than {MAX_DEPTH}")
+        elif piece["affine"] is not None:
+            depth += 1
+            if len(piece["affine"]) > MAX_AFFINE:
+                raise fault(piece, f"an affine map has {len(piece['affine']):,} characters, at most {MAX_AFFINE:,} are read")
+
+
+def parse_error(error: Any, text: str, file: str) -> InputError:
+    """The first diagnostic of an MLIRError, with the line and the value it is about, and what is legal there."""
+    diagnostics = list(error.error_diagnostics)
+    message = diagnostics[0].message if diagnostics else str(error)
+    found = _LOCATION.search(str(diagnostics[0].location)) if diagnostics else None
+    line = int(found[1]) if found else 0
+    where = f"{file}, line {line}" if line else file
+    message = message.split(". If this is intended")[0]
+    message = message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 3]}..."
+    value = _value(message, text, line)
+    return InputError(f"{where}: {message}{f' (value {value})' if value else ''}{_legal(message, text)}")
+
+
+def _value(message: str, text: str, line: int) -> str | None:
+    """The value that a message is about: a function's argument, or the result of the op on the line."""
+    lines = text.split("\n")
+    if not 0 < line <= len(lines):
+        return None
+    argument = _ARGUMENT.search(message)
+    if argument:
+        names = re.findall(r"(%[\w$.-]+)\s*:", "\n".join(lines[line - 1 : line + 200]).partition("{\n")[0])
+        return names[int(argument[1])] if int(argument[1]) < len(names) else None
+    result = _RESULTS.match(lines[line - 1])
+    return result[1].partition(":")[0] if result else None
+
+
+def _legal(message: str, text: str) -> str:
+    if "unregistered dialect" in message or message.startswith("Dialect "):
+        return "; ops of stablehlo, sdy, func, chlo, mhlo and MLIR's own dialects are read"
+    if not re.search(r"unknown mesh|axis|doesn't match tensor rank|sharding_per_value|TensorSharding", message):
+        return ""
+    if "rank" in message:
+        return "; write one {...} per dim of the tensor"
+    meshes = ", ".join(f"@{name} = <{axes}>" for name, axes in _MESH.findall(text)) or "none"
+    once = ", each axis once in a sharding" if "duplicate" in message else ""
+    return f"; meshes of this module{once}: {meshes}"

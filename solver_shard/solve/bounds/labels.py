@@ -1,0 +1,429 @@
+"""The best assignment below a target, or that there is none: by enumeration in exact integers, cut short where nothing can come of it.
+
+    best_below(problem, target, split_of(dual)).assignment      # TooMany where that takes too many labels
+
+Nodes are decided one after the other, in an order in which few decided nodes have an undecided neighbour. A **label** is what of a partial
+assignment matters for the rest: the strategies of those few, the cost so far, the bytes in use at the times that decided and undecided
+nodes share. A label goes where
+
+- its bytes and the least of the undecided nodes exceed the limit at some time (also where they make the peak too expensive);
+- its cost, and the least that every undecided neighbour adds to it, reach the target;
+- the same is so of the parts of a split (``Split``), in which memory has a price: with good prices that leaves few;
+- another label with the same strategies costs no more and has no more bytes at any time (Desrochers and Soumis 1988 label resource
+  constrained paths so). Bytes that cannot matter any more, because the rest cannot fill a time even at its largest, do not count.
+
+So an answer rests on sums of int64 alone, in which nothing is rounded: costs above the target are cut to it, sums of bytes are below 2**63
+in every graph. The split is in floats that are exact (trws.py) and only ever drops what a valid bound excludes; no solver is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.graph.choice_graph import MAX_BYTES, MIB, Bools, Ints
+from solver_shard.solve.bounds.elimination import EXACT
+from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve.bounds.trws import Parts
+from solver_shard.solve.problem import Floats, Problem
+
+MOST_CELLS = 2**24
+"""Numbers that the labels of one step may have."""
+
+MOST_USES = 2**24
+"""Strategies x times of a problem that is tried."""
+
+MOST_WEIGHT = 2**42
+"""Weight of the peak whose product with a MiB is below 2**63."""
+
+WIDEST = 26.0
+"""Logarithm to base 2 of the states of an order's widest step beyond which a problem is not tried."""
+
+STARTS = 6
+"""Nodes that an order is tried from."""
+
+NODE_WORK, CELL_WORK = 4e-4, 6e-9
+"""Work of a step, and of a number in it."""
+
+COMPARED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Distances in a sorted list at which labels are compared."""
+
+MIXTURES = 4
+"""Sortings after which labels are compared."""
+
+MANY = 64
+"""Labels from which on all these comparisons are worth their work."""
+
+
+class TooMany(Exception):  # noqa: N818 - not an error: it ends one way of proving
+    """More labels than may be made, or than there is time for; ``work``: spent."""
+
+    def __init__(self, work: float) -> None:
+        super().__init__(work)
+        self.work = work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Parts that are never negative: every assignment within the limit has constant + their sum <= scale x its objective."""
+
+    parts: Parts
+    constant: float
+    scale: float
+
+    def room(self, target: int) -> float:
+        """What the parts of an assignment below the target stay below."""
+        scaled = scaled_up(target, self.scale)
+        return scaled - self.constant if abs(scaled) < EXACT / 2 else np.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The best assignment below the target, None where there is none, and the work that it took."""
+
+    assignment: Ints | None
+    work: float
+
+
+def split_of(dual: Dual) -> Split | None:
+    """At a dual's best multipliers; None where sums would not be exact."""
+    parts = dual.parts()
+    most = sum(float(row[np.isfinite(row)].max(initial=0)) for row in parts.unary)
+    most += sum(float(table[np.isfinite(table)].max(initial=0)) for table in parts.tables)
+    constant = parts.constant + dual.offset(dual.multipliers)
+    if not most + abs(constant) < EXACT / 2:
+        return None
+    return Split(parts, constant, dual.scale)
+
+
+def best_below(
+    problem: Problem,
+    target: int | None,
+    split: Split | None = None,
+    *,
+    least_peak: int = 0,
+    most_work: float = np.inf,
+    over: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """See the module.
+
+    Args:
+        problem: with edges between different nodes, no two between the same ones.
+        target: only what has an objective below this counts; None: any assignment within the limit.
+        split: of the problem.
+        least_peak: a bound on the peak of every assignment.
+        most_work: that may be spent.
+        over: asked at every step whether to stop.
+
+    Raises:
+        TooMany: it would take more work than that, or more memory than a step may have.
+    """
+    labels = _Labels(problem, target, split, least_peak, most_work, over)
+    return labels.run()
+
+
+_Later = tuple[int, Ints, Floats | None]
+"""An edge to a node that is decided later: (that node, costs, parts of the split), its own strategies second."""
+
+
+class _Labels:
+    def __init__(
+        self, problem: Problem, target: int | None, split: Split | None, least_peak: int, most_work: float, over: Callable[[], bool]
+    ) -> None:
+        self.problem, self.most_work, self.over = problem, most_work, over
+        self.split = None if target is None else split
+        self.work = 0.0
+        self.target = target
+        room = FORBIDDEN if target is None else min(FORBIDDEN, target - problem.constant)
+        self.room = max(0, room)
+        """Costs, without the constant, reach this at most: then nothing else counts."""
+        self.parts_room = np.inf if split is None or target is None else split.room(target)
+        self.limit = problem.limit
+        if problem.weight:  # weight x peak // MIB < room: so much is the peak at most
+            highest = min((self.room * MIB - 1) // problem.weight, MAX_BYTES)
+            self.limit = highest if self.limit is None else min(self.limit, highest)
+        self.low = max(least_peak, problem.least())
+        counted = (self.limit is not None or bool(problem.weight)) and len(problem.base) > 0
+        self.times = len(problem.base) if counted else 0
+        self.base = problem.base if counted else problem.base[:0]
+
+    def run(self) -> Answer:
+        problem = self.problem
+        if self.room <= 0 or self.parts_room <= 0 or (self.limit is not None and self.low > self.limit):
+            return Answer(None, self.work)
+        if self.times * max(int(problem.offsets[-1]), problem.width) > MOST_USES or problem.weight > MOST_WEIGHT:
+            raise TooMany(self.work)
+        order, widest = _order(problem)
+        self.work += 1e-4 * problem.size
+        if widest > WIDEST:
+            raise TooMany(self.work)
+        return self._along(order)
+
+    def _along(self, order: list[int]) -> Answer:
+        problem = self.problem
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        later: list[list[_Later]] = [[] for _ in order]
+        for e, edge in enumerate(problem.edges):
+            raw = np.minimum(edge.table(), self.room)
+            priced = None if self.split is None else self.split.parts.tables[e][edge.rows[:, None], edge.cols]
+            if place[edge.a] < place[edge.b]:
+                later[edge.a].append((edge.b, raw, priced))
+            else:
+                later[edge.b].append((edge.a, raw.T, None if priced is None else priced.T))
+        uses = self._uses()
+        rest = np.zeros((2, self.times), dtype=np.int64)
+        for use in uses:
+            rest += np.stack([use.min(axis=0), use.max(axis=0)])
+        left = np.zeros(self.times, dtype=np.int64)  # undecided nodes that may use something at a time
+        for use in uses:
+            left += use.any(axis=0)
+        state = _State(
+            front=[],
+            states=np.zeros((1, 0), dtype=np.int64),
+            cost=np.zeros(1, dtype=np.int64),
+            value=np.zeros(1),
+            times=np.zeros(0, dtype=np.int64),
+            bytes=np.zeros((1, 0), dtype=np.int64),
+            top=np.full(1, self.low, dtype=np.int64),
+            near={},
+        )
+        opened = left == 0  # what is in use then does not depend on the choice: `low` has that
+        trail: list[tuple[Ints, Ints]] = []
+        for i, v in enumerate(order):
+            use = uses[v]
+            rest = rest - np.stack([use.min(axis=0), use.max(axis=0)])
+            there = use.any(axis=0)
+            left = left - there
+            new = np.flatnonzero(there & ~opened)
+            opened |= there
+            front = [f for f in [*state.front, v] if any(place[w] > i for w, _, _ in later[f])]
+            state, rows, chosen = self._step(state, v, front, later[v], use, new, rest, left)
+            trail.append((rows, chosen))
+            if not len(state.cost):
+                return Answer(None, self.work)
+        best = self._best(state)
+        found = np.empty(problem.size, dtype=np.int64)
+        for v, (rows, chosen) in zip(reversed(order), reversed(trail), strict=True):
+            found[v] = chosen[best]
+            best = int(rows[best])
+        return Answer(found, self.work)
+
+    def _uses(self) -> list[Ints]:
+        """Bytes per strategy and time of every node."""
+        uses = [np.zeros((int(k), self.times), dtype=np.int64) for k in self.problem.sizes]
+        if self.times:
+            for carrier in self.problem.carriers:
+                uses[carrier.node] += carrier.usage[:, None] * self.problem.mult[:, carrier.column]
+        return uses
+
+    def _step(
+        self, state: _State, v: int, front: list[int], edges: list[_Later], use: Ints, new: Ints, rest: Ints, left: Ints
+    ) -> tuple[_State, Ints, Ints]:
+        """All labels with every strategy of one more node, as far as they stay; the row and the strategy that each came from.
+
+        Args:
+            state: before.
+            v: the node.
+            front: decided nodes with undecided neighbours, after it.
+            edges: from the node to undecided ones.
+            use: its bytes per strategy and time.
+            new: times that it is the first to use.
+            rest: least and most bytes of all undecided nodes at each time, int64[2, times].
+            left: how many of these use any then.
+        """
+        problem, room = self.problem, self.room
+        near = dict(state.near)
+        count, k = len(state.cost), int(problem.sizes[v])
+        width = len(state.times) + len(new) + sum(raw.shape[1] for raw, _ in near.values()) + k + len(state.front) + 4
+        self._count(count * k * 2)
+        raw, priced = near.pop(v, self._alone(v, count))
+        cost = np.minimum(state.cost[:, None] + raw, room)
+        value = None if priced is None else state.value[:, None] + priced
+        keep = cost < room
+        if value is not None:
+            keep &= value < self.parts_room
+        rows, chosen = np.nonzero(keep)
+        self._count(len(rows) * width)
+        times = np.concatenate([state.times, new])
+        started = np.broadcast_to(self.base[new], (len(rows), len(new)))
+        bytes_ = np.concatenate([state.bytes[rows], started], axis=1) + use[chosen][:, times]
+        cost, top = cost[rows, chosen], state.top[rows]
+        value = state.value[rows] if value is None else value[rows, chosen]
+        surely = bytes_ + rest[0][times]
+        keep = np.ones(len(rows), dtype=bool) if self.limit is None else (surely <= self.limit).all(axis=1)
+        if problem.weight:
+            keep &= self._objective(cost, np.maximum(top, surely.max(axis=1, initial=0))) < room
+        near = {w: (own[rows], None if parts is None else parts[rows]) for w, (own, parts) in near.items()}
+        for w, table, parts in edges:
+            own, theirs = near.get(w) or self._alone(w, len(rows))
+            near[w] = np.minimum(own + table[chosen], room), None if theirs is None or parts is None else theirs + parts[chosen]
+        keep &= self._ahead(cost, value, near)
+        states = np.concatenate([state.states[rows], chosen[:, None]], axis=1)[:, [[*state.front, v].index(f) for f in front]]
+        ended = left[times] == 0
+        if problem.weight:
+            top = np.maximum(top, bytes_[:, ended].max(axis=1, initial=0))
+        times, bytes_ = times[~ended], bytes_[:, ~ended]
+        floor = self.low if problem.weight else self.limit
+        if floor is not None:  # below that, the rest cannot fill a time
+            bytes_ = np.maximum(bytes_, floor - rest[1][times])
+        kept = np.flatnonzero(keep)
+        kept = kept[self._efficient(front, states[kept], cost[kept], bytes_[kept], top[kept])]
+        return (
+            _State(
+                front=front,
+                states=states[kept],
+                cost=cost[kept],
+                value=value[kept],
+                times=times,
+                bytes=bytes_[kept],
+                top=top[kept],
+                near={w: (own[kept], None if parts is None else parts[kept]) for w, (own, parts) in near.items()},
+            ),
+            rows[kept],
+            chosen[kept],
+        )
+
+    def _alone(self, v: int, count: int) -> tuple[Ints, Floats | None]:
+        """What each strategy of a node costs without any neighbour, for so many labels."""
+        own = np.minimum(self.problem.unary[v], self.room)
+        shape = count, len(own)
+        return np.broadcast_to(own, shape), None if self.split is None else np.broadcast_to(self.split.parts.unary[v], shape)
+
+    def _ahead(self, cost: Ints, value: Floats, near: dict[int, tuple[Ints, Floats | None]]) -> Bools:
+        """Which labels may stay below the target with the least of what each undecided neighbour adds."""
+        cost, value = cost.copy(), value.copy()
+        for raw, priced in near.values():
+            cost = np.minimum(cost + raw.min(axis=1), self.room)
+            if priced is not None:
+                value += priced.min(axis=1)
+        return np.asarray((cost < self.room) & ((value < self.parts_room) | (self.split is None)))
+
+    def _objective(self, cost: Ints, peak: Ints) -> Ints:
+        """Objectives without the constant, cut to the room; no peak is above the limit."""
+        weight = self.problem.weight
+        paid = weight * (peak >> 20) + (weight * (peak & (MIB - 1)) >> 20)
+        return np.minimum(cost + np.minimum(paid, self.room), self.room)
+
+    def _best(self, state: _State) -> int:
+        """The label of the best assignment: none has anything open."""
+        return int((self._objective(state.cost, state.top) if self.problem.weight else state.cost).argmin())
+
+    def _efficient(self, front: list[int], states: Ints, cost: Ints, used: Ints, top: Ints) -> Ints:
+        """Labels (ascending) that none of those compared with them is as good as, in cost and all bytes, with the same strategies."""
+        kept = np.arange(len(cost))
+        if len(cost) < 2:
+            return kept
+        codes, states_count = np.zeros(len(cost), dtype=np.int64), 1
+        for column, v in zip(states.T, front, strict=True):
+            size = int(self.problem.sizes[v])
+            if states_count * size > 2**61:
+                known, codes = np.unique(codes, return_inverse=True)
+                states_count = len(known)
+            codes, states_count = codes * size + column, states_count * size
+        if self.problem.weight:
+            used = np.concatenate([used, top[:, None]], axis=1)
+        if len(kept) > MANY and used.shape[1]:
+            used = used[:, (used != used[:1]).any(axis=0)]
+        near = np.stack([cost.astype(np.float64), *used.T.astype(np.float64)], axis=1)
+        near -= near.min(axis=0)
+        near /= np.maximum(near.max(axis=0), 1.0)
+        rng = np.random.default_rng(0)
+        for mixture in range(MIXTURES if len(kept) > MANY else 1):
+            weights = np.concatenate([[1e6 if mixture == 0 else 1.0], 3 * rng.random(used.shape[1]) ** 3])
+            self._count(len(kept) * (near.shape[1] + 20))
+            order = np.lexsort((near[kept] @ weights, codes[kept]))
+            kept = kept[order]
+            dead = np.zeros(len(kept), dtype=bool)
+            for far in COMPARED:
+                ahead = np.flatnonzero((codes[kept[far:]] == codes[kept[:-far]]) & ~dead[far:]) if far < len(kept) else kept[:0]
+                if not len(ahead):
+                    break
+                ahead = ahead[cost[kept[ahead]] <= cost[kept[ahead + far]]]
+                better = (used[kept[ahead]] <= used[kept[ahead + far]]).all(axis=1)
+                dead[ahead[better] + far] = True
+                self._count(2 * len(ahead) * (used.shape[1] + 2))
+            kept = kept[~dead]
+        return np.sort(kept)
+
+    def _count(self, cells: int) -> None:
+        self.work += NODE_WORK / 4 + CELL_WORK * cells
+        if cells > MOST_CELLS or self.work > self.most_work or self.over():
+            raise TooMany(self.work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _State:
+    """The labels after a step.
+
+    Attributes:
+        front: decided nodes with undecided neighbours.
+        states: their strategies, int64[labels, front].
+        cost: without the problem's constant.
+        value: sum of the parts of the split.
+        times: that decided and undecided nodes use together, positions.
+        bytes: in use then, int64[labels, times].
+        top: the peak at times that nothing undecided uses, and at least what is known of any peak.
+        near: per undecided neighbour, what each of its strategies adds: costs, and parts of the split.
+    """
+
+    front: list[int]
+    states: Ints
+    cost: Ints
+    value: Floats
+    times: Ints
+    bytes: Ints
+    top: Ints
+    near: dict[int, tuple[Ints, Floats | None]]
+
+
+def _order(problem: Problem) -> tuple[list[int], float]:
+    """Always the node after which decided nodes with undecided neighbours have the fewest states; logarithm of the most of these."""
+    around: list[set[int]] = [set() for _ in range(problem.size)]
+    for edge in problem.edges:
+        around[edge.a].add(edge.b)
+        around[edge.b].add(edge.a)
+    logs = np.log2(problem.sizes).tolist()
+    best: tuple[float, float, list[int]] | None = None
+    for start in range(min(problem.size, STARTS)):
+        found = _order_from(start, around, logs)
+        if best is None or found[:2] < best[:2]:
+            best = found
+    return (best[2], best[0]) if best is not None else ([], 0.0)
+
+
+def _order_from(start: int, around: list[set[int]], logs: list[float]) -> tuple[float, float, list[int]]:
+    """(Logarithm of the most states, states of all steps, order)."""
+    undecided = [len(near) for near in around]
+    left = set(range(len(around)))
+    front: set[int] = set()
+    order: list[int] = []
+    widest = total = 0.0
+
+    def after(v: int) -> float:
+        """Logarithm of the states when this one is decided."""
+        gone = sum(logs[w] for w in around[v] if w in front and undecided[w] == 1)
+        return (logs[v] if undecided[v] else 0.0) - gone
+
+    v = start
+    while True:
+        left.discard(v)
+        order.append(v)
+        for w in around[v]:
+            undecided[w] -= 1
+        front = {w for w in front | {v} if undecided[w]}
+        states = sum(logs[w] for w in sorted(front))
+        widest, total = max(widest, states), total + 2.0 ** min(states, 60.0)
+        if not left:
+            return widest, total, order
+        near = {w for f in front for w in around[f] if w in left}
+        v = min(near or left, key=lambda w: (after(w), w))
+
+
+def scaled_up(value: int, scale: float) -> float:
+    """A value times a power of two, rounded up."""
+    whole, part = divmod(value * scale.as_integer_ratio()[0], scale.as_integer_ratio()[1])
+    return float(whole + (part > 0)) if abs(whole) < EXACT else np.inf

@@ -1,0 +1,71 @@
+"""The floors that CONTRIBUTING draws: no import goes up, and no files or folders import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+import solver_shard
+
+PACKAGE = Path(solver_shard.__file__).parent
+DRAWING = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FLOORS = {name: height for height, line in enumerate(re.findall(r"^[a-z ]+(?=   +\S)", DRAWING, re.MULTILINE)) for name in line.split()}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+    if path.parent != PACKAGE or not path.name.startswith("__")
+}
+LATE = {("plan.plan", "plan.io"), ("plan.plan", "plan.summary")}
+"""``Plan.save`` and ``str(plan)`` are methods for their users' sake, and written a file further up."""
+
+
+def imports(source: str) -> Iterator[str]:
+    """The modules of the package that a file imports anywhere: at its top, in functions, for types."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            names = [
+                f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}"[13:] in MODULES else str(node.module) for alias in node.names
+            ]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (name.removeprefix("solver_shard.") for name in names if name.startswith("solver_shard."))
+
+
+EDGES = [(name, to) for name, path in MODULES.items() for to in imports(path.read_text(encoding="utf-8"))]
+
+
+def floor(module: str) -> int:
+    return FLOORS[module.partition(".")[0]]
+
+
+def test_every_folder_has_a_floor() -> None:
+    assert {name.partition(".")[0] for name in MODULES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("name", sorted(FLOORS))
+def test_no_import_goes_up(name: str) -> None:
+    up = [f"{module} imports {to}" for module, to in EDGES if module.partition(".")[0] == name and floor(to) > floor(module)]
+    assert not up
+
+
+def test_no_files_and_no_folders_import_each_other_in_a_circle() -> None:
+    files = nx.DiGraph([(a, b) for a, b in EDGES if (a, b) not in LATE])
+    folders = nx.DiGraph([(a.partition(".")[0], b.partition(".")[0]) for a, b in EDGES])
+    folders.remove_edges_from(list(nx.selfloop_edges(folders)))
+    assert [sorted(circle) for graph in (files, folders) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
+
+
+def test_an_import_that_goes_up_is_seen() -> None:
+    late = "def save(self):\n    from solver_shard.cli import app\n    import solver_shard.api\n"
+    assert list(imports(late)) == ["cli.app", "api"]
+    assert all(floor(module) > floor("plan.plan") for module in imports(late))
+
+
+def test_the_house_stays_small() -> None:
+    assert len(list(PACKAGE.rglob("*.py"))) <= 200
