@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 import conflict_cases  # noqa: E402
 import large_numbers  # noqa: E402
 
-from solver_shard.solve.conflict import find_conflict  # noqa: E402
+from solver_shard.solve.iis import compute_infeasible_subsystem  # noqa: E402
 
 
 def graphs(large: str, count: int) -> Iterator[tuple[str, str]]:
@@ -44,7 +44,7 @@ def conflicts(count: int) -> Iterator[tuple[str, str]]:
     found_so_far = seed = 0
     while found_so_far < count:
         graph, pins, every = conflict_cases.dense_case(seed)
-        found = find_conflict(graph, pins, time_limit=None)
+        found = compute_infeasible_subsystem(graph, pins, time_limit=None)
         wrong = conflict_cases.wrong(graph, pins, every, found)
         kind = "none" if found is None else " and ".join(["pins"] * bool(found.constraints) + ["times"] * bool(found.times)) or "the graph"
         found_so_far += found is not None

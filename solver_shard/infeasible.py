@@ -30,9 +30,8 @@ from solver_shard.plan.plan import MemoryTimeline
 from solver_shard.plan.summary import largest_holders
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.solve.conflict import Conflict as Found
-from solver_shard.solve.conflict import find_conflict, least_bytes, masks, narrowed
 from solver_shard.solve.engine import solve_in_rounds
+from solver_shard.solve.iis import InfeasibleSubsystem, compute_infeasible_subsystem, least_bytes, masks, narrowed
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Solution, Status
 from solver_shard.text import fold_names, format_bytes, format_ns
@@ -176,7 +175,9 @@ def find(unsolved: Unsolved) -> Conflict | None:
     """What conflicts in a problem without a plan; None where that is not found within its share of the limits."""
     clock, apart = _clock(unsolved), _pins_apart(unsolved)
     likely = _likely(unsolved, apart.problem)
-    found = find_conflict(apart.graph, apart.there, times=likely, seed=unsolved.options.seed, clock=_part(clock, SEARCH_SHARE))
+    found = compute_infeasible_subsystem(
+        apart.graph, apart.there, times=likely, seed=unsolved.options.seed, clock=_part(clock, SEARCH_SHARE)
+    )
     if found is None:
         return None
     times = tuple(_need(unsolved, apart, found, t, _part(clock, TIME_SHARE)) for t in found.times)
@@ -226,7 +227,7 @@ def _pins_apart(unsolved: Unsolved) -> _Apart:
     return _Apart(lowering=lowering, constraints=constraints, classes=classes, problem=problem, there=there)
 
 
-def _need(unsolved: Unsolved, apart: _Apart, found: Found, t: int, clock: Clock) -> tuple[str, int | None, int]:
+def _need(unsolved: Unsolved, apart: _Apart, found: InfeasibleSubsystem, t: int, clock: Clock) -> tuple[str, int | None, int]:
     """What runs at a time of a conflict, and the fewest bytes then, found and proven."""
     options = unsolved.options
     most, least = least_bytes(apart.graph, apart.there, found, t, gap=options.gap, seed=options.seed, clock=clock)
@@ -239,7 +240,7 @@ def _meeting(unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], clock: Cl
     folded = apart.problem.folded
     member = np.arange(apart.lowering.graph.size) if folded is None else folded.member
     owners, positions = op_constraints(apart.lowering, bare.edges, member)
-    found = find_conflict(bare, owners, seed=unsolved.options.seed, clock=clock)
+    found = compute_infeasible_subsystem(bare, owners, seed=unsolved.options.seed, clock=clock)
     if found is None:
         return (), True
     return tuple(_op(unsolved.program, positions[k]) for k in found.constraints), found.minimal

@@ -32,6 +32,7 @@ from solver_shard.options import Options
 from solver_shard.program import Program
 from solver_shard.solve.engine import solve_in_rounds
 from solver_shard.solve.limits import Saver
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.solution import Event, Solution, Status, objective_value, relative_gap
 
 if TYPE_CHECKING:
@@ -296,18 +297,20 @@ class _Solving:
 
         found = solve_in_rounds(
             problem,
-            objective=options.objective,
-            memory_weight=options.memory_weight,
-            gap=options.gap if gap is None else gap,
-            time_limit=share * max(whole - seconds, LEAST_SHARE * whole),
-            work_limit=None if options.work_limit is None else share * max(options.work_limit - work, 0.0),
-            seed=options.seed,
+            parameters=SolveParameters(
+                objective=options.objective,
+                memory_weight=options.memory_weight,
+                gap=options.gap if gap is None else gap,
+                seed=options.seed,
+                workers=self.workers,
+                time_limit=share * max(whole - seconds, LEAST_SHARE * whole),
+                work_limit=None if options.work_limit is None else share * max(options.work_limit - work, 0.0),
+                limited=self.limited,
+            ),
             warm_starts=starts,
-            workers=self.workers,
             progress=report,
             stop=halt,
             saver=self._saver(problem),
-            limited=self.limited,
         )
         self.work += found.work
         return dataclasses.replace(

@@ -10,7 +10,7 @@ from enumeration import enumerate_allowed
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph, Constraint
-from solver_shard.solve.conflict import Conflict
+from solver_shard.solve.iis import InfeasibleSubsystem
 
 
 def random_pins(rng: np.random.Generator, graph: ChoiceGraph, most: int = 5) -> list[Constraint]:
@@ -62,7 +62,7 @@ class Enumerated:
         return len(self.which(kept, times, limit)) > 0
 
 
-def wrong(graph: ChoiceGraph, pins: Sequence[Constraint], every: Enumerated, found: Conflict | None) -> str:
+def wrong(graph: ChoiceGraph, pins: Sequence[Constraint], every: Enumerated, found: InfeasibleSubsystem | None) -> str:
     """What is wrong with an answer, nothing if it is right."""
     limit, times = graph.limit, range(every.profiles.shape[1] if graph.limit is not None else 0)
     if found is None:

@@ -150,7 +150,7 @@ def test_a_template_that_does_not_carry_through_the_model_is_named_instead_of_th
 
 
 def test_conflicts_that_are_not_found_in_time_are_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_shard.infeasible, "find_conflict", lambda *given, **options: None)
+    monkeypatch.setattr(solver_shard.infeasible, "compute_infeasible_subsystem", lambda *given, **options: None)
     with pytest.raises(InfeasibleError, match=r"drop or loosen a pin \('\*=R,R'\)") as caught:
         plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
     assert caught.value.conflict is None

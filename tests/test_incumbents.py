@@ -36,7 +36,7 @@ def plan_of(program: Program, **options: Any) -> Plan:
 def test_every_better_plan_is_complete_and_within_the_limit(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver_shard.pipeline, "FIRST_INCUMBENT", 0.0)
     monkeypatch.setattr(solver_shard.pipeline, "INCUMBENTS", 0.0)
-    monkeypatch.setattr("solver_shard.solve.limits.SHARE", float("inf"))
+    monkeypatch.setattr("solver_shard.solve.parameters.WRITING_SHARE", float("inf"))
     found: list[Plan] = []
     least = plan_of(program, objective="memory").memory.peak
     final = plan_of(program, memory=least + 100_000, reserve=0, incumbent=found.append)

@@ -36,8 +36,9 @@ from solver_shard.layout import Layout
 from solver_shard.pipeline import is_enough
 from solver_shard.plan.plan import Plan
 from solver_shard.program import AS_MADE, BEFORE, Kept, places, without
-from solver_shard.solve.conflict import narrowed
 from solver_shard.solve.engine import solve, solve_in_rounds
+from solver_shard.solve.iis import narrowed
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.solution import Solution, Status, objective_value
 from solver_shard.text import fold_names
 
@@ -115,26 +116,27 @@ def solve_instead(
     options, lowered = reopened.plan.options, question.lowered
     lowering = dataclasses.replace(lowered.lowering, graph=narrowed(lowered.lowering.graph, masks))
     problem = Transients(lowering, lowered.costs, question.classes)
-    asked = {"objective": options.objective, "memory_weight": options.memory_weight, "gap": options.gap if gap is None else gap}
-    began, seed = time.monotonic(), options.seed if seed is None else seed
+    began = time.monotonic()
+    asked = SolveParameters(
+        objective=options.objective,
+        memory_weight=options.memory_weight,
+        gap=options.gap if gap is None else gap,
+        seed=options.seed if seed is None else seed,
+        workers=workers,
+        limited=lowered.relays != "shared",
+    )
     starts = [] if start is None else [problem.complete(np.array(start), "the plan so far")]
-    near, work = _near(reopened, question, masks, problem, asked, limits.part(NEAR_SHARE), seed, stop) if start is None else (None, 0.0)
+    near, work = _near(reopened, question, masks, problem, asked, limits.part(NEAR_SHARE), stop) if start is None else (None, 0.0)
     if near is not None:
         starts = [problem.complete(near, "the present plan, but for what is near")]
     left = limits.less(time.monotonic() - began, work)
-    limited = lowered.relays != "shared"
     found = solve_in_rounds(
         problem,
-        time_limit=left.seconds,
-        work_limit=left.work,
-        seed=seed,
+        parameters=dataclasses.replace(asked, time_limit=left.seconds, work_limit=left.work),
         warm_starts=tuple(starts),
-        workers=workers,
         stop=stop,
-        limited=limited,
-        **asked,  # type: ignore[arg-type]  # one value each of the types it asks for
     )
-    if not (limited or is_enough(found)):
+    if not (asked.limited or is_enough(found)):
         return None
     bound = found.bound or 0
     if question.own and reopened.bounded:
@@ -153,9 +155,8 @@ def _near(
     question: Question,
     masks: Masks,
     problem: Transients,
-    asked: Mapping[str, object],
+    asked: SolveParameters,
     limits: Limits,
-    seed: int,
     stop: Callable[[], bool] | None,
 ) -> tuple[Ints | None, float]:
     """The best plan, plain, that decides anew only what is near the forced nodes, None where none of these fits; and the work it took.
@@ -163,6 +164,7 @@ def _near(
     ``limits`` are those of each try.
     """
     graph = problem.graph
+    asked = dataclasses.replace(asked, time_limit=limits.seconds, work_limit=limits.work, limited=True)
     if question.own:
         kept: Masks = {v: np.arange(size) == k for v, (size, k) in enumerate(zip(_sizes(question), reopened.assignment, strict=True))}
     else:
@@ -176,7 +178,7 @@ def _near(
             break
         around = _around(graph, [int(member[v]) for v in masks], radius)
         left = narrowed(graph, {c: mask for c, mask in there.items() if not around[c]})
-        found = solve(left, time_limit=limits.seconds, work_limit=limits.work, seed=seed, **asked)  # type: ignore[arg-type]  # as above
+        found = solve(left, asked)
         work += found.work
         if not found.feasible or found.assignment is None or found.cost is None:
             continue

@@ -86,7 +86,7 @@ def solve_graph(
     task = Task(
         graph=graph, file=str(file), nodes=file_nodes(graph), objective=objective.value, time_limit=time_limit, work_limit=work_limit
     )
-    from solver_shard.solve.engine import clock_of
+    from solver_shard.solve.limits import clock_of
 
     clock = clock_of(time_limit, work_limit)
 

@@ -1,30 +1,25 @@
-"""The solver: a ChoiceGraph in, a Solution with its certificate out.
+"""The door of the solver: stages of a solve, and the same with lazy constraints. The page of the solver is the package's docstring.
 
-Stages: the graph without its memory limit (often its optimum fits, and then is the optimum); the graph with the limit; when no
-solution was found, the least peak of any assignment, which tells an infeasible limit from a hard one.
-
-What a certificate rests on. An assignment is evaluated in exact integers before it counts. A bound is the dual's, of sums that are exact in
-floats and rounded down (trws.py, lagrangian.py, trws_compiled.py), by elimination of the same parts (elimination.py), by enumeration in
-exact integers (labels.py), or a claim that two integer programs for two solvers make alike (integer_program.py); never one solver's word.
-So is the claim that nothing keeps a limit. Linear programs (dual.Master, elimination.py) only suggest multipliers, which are valid whatever
-they are.
+solution = solve(graph, SolveParameters(gap=1e-3, time_limit=30.0))
+solution = solve_in_rounds(transients, gap=1e-3)        # where the graph does not count all of its memory
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from solver_shard.errors import InputError, InternalError
+from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import MIB, ChoiceGraph, Ints, WarmStart
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds import is_large
-from solver_shard.solve.limits import Clock, Saver
+from solver_shard.solve.limits import Clock, Saver, clock_of
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
-from solver_shard.solve.presolve.postsolve import Undo
+from solver_shard.solve.presolve.postsolve import Postsolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Problem, from_graph
 from solver_shard.solve.search import Search
@@ -33,36 +28,17 @@ from solver_shard.solve.solution import Ended, Event, Solution, Stage, Status, o
 Progress = Callable[[Event], None]
 Watch = Callable[[Ints, int], None]
 
-FREE_SHARE, FREE_GAP = 0.05, 0.02
-"""Share of time or work, and gap, after which the problem without its limit is left if its best assignment is above the limit."""
-
-PEAK_GAP, PEAK_SHARE = 0.01, 0.05
-"""Gap to the least peak, and share of time or work, after which it is no longer sought once it is known to be above the limit."""
-
-RELAXED_SHARE = 0.4
-"""Share of what is left of time or work that the problem without its limit gets once more, where the limited one does not get on.
-(DeepSeek-V3 on 1,024 devices: optimal after 125 CPU s in place of a gap of 1.1% after 300.)"""
-
-RESERVE = 0.03
-"""Share of the time limit kept for finishing up."""
-
 
 def solve(
     graph: ChoiceGraph,
+    parameters: SolveParameters | None = None,
     *,
-    objective: str = "time",
-    memory_weight: int = 0,
-    gap: float = 1e-4,
-    time_limit: float | None = 60.0,
-    work_limit: float | None = None,
-    seed: int = 0,
     warm_starts: Sequence[WarmStart] = (),
-    workers: int = 2,
     progress: Progress | None = None,
     clock: Clock | None = None,
     proven: int | None = None,
     watch: Watch | None = None,
-    limited: bool = True,
+    **changes: Any,
 ) -> Solution:
     """Choose a strategy for every node: the cheapest within the memory limit, or the one of least peak memory.
 
@@ -71,58 +47,30 @@ def solve(
 
     Args:
         graph: the choice graph; its ``limit`` is kept for either objective.
-        objective: "time" minimises cost + memory_weight * peak // 2**20; "memory" minimises the peak.
-        memory_weight: nanoseconds per MiB of peak, for the objective "time".
-        gap: relative gap at which to stop.
-        time_limit: seconds, or None. The result is valid whenever it stops.
-        work_limit: work units (see ``Solution.work``), or None. With the same graph, seed and work limit, and no time limit that
-            strikes, the assignment is the same.
-        seed: of all random choices.
+        parameters: what is asked; the defaults where None.
         warm_starts: restrictions to start from. One that names a single strategy of every node is taken as it is if it is allowed
             and within the limit: the solution is at least as good.
-        workers: processor cores that may be used; the result does not depend on it. One is used at present.
         progress: called at every improvement.
         clock: what is left of time and work, where this is a part of something larger; the two limits are then those of the clock.
         proven: a lower bound that is known, because a relaxation of this graph was solved. The graph without its limit, a
             relaxation too, is then not tried.
         watch: called with every better assignment within the limit, and its cost.
-        limited: False where only a bound that holds without the limit is of use: where what is cheapest does not keep the limit, the search
-            ends with what it has.
+        changes: fields of the parameters by name, for short calls.
 
     Raises:
-        InputError: an argument is not legal.
+        InputError: a parameter is not legal.
     """
-    _check(objective, memory_weight, gap, time_limit, work_limit, workers)
+    asked = SolveParameters.of(parameters, changes)
+    asked.check()
     for start in warm_starts:
         for v, mask in start.allowed.items():
             if not 0 <= v < graph.size or len(mask) != len(graph.node_costs(v)):
                 raise InternalError(f"warm start {start.name!r}: node {v} with {len(mask)} strategies is not one of the graph")
-    clock = clock or clock_of(time_limit, work_limit)
-    run = _Run(graph, objective, memory_weight, gap, seed, clock, tuple(warm_starts), workers, progress, proven, watch, limited)
+    run = _Run(graph, asked, clock or clock_of(asked.time_limit, asked.work_limit), tuple(warm_starts), progress, proven, watch)
     for start in warm_starts:
         run.take(start)
     run.take_lightest()
     return run.solve()
-
-
-def clock_of(time_limit: float | None, work_limit: float | None) -> Clock:
-    """A clock for these limits, of which a little time is kept back."""
-    return Clock(None if time_limit is None else time_limit * (1 - RESERVE), work_limit)
-
-
-def _check(objective: str, memory_weight: int, gap: float, time_limit: float | None, work_limit: float | None, workers: int) -> None:
-    if objective not in ("time", "memory"):
-        raise InputError(f"objective {objective!r} is unknown; legal: 'time', 'memory'")
-    if memory_weight < 0:
-        raise InputError(f"memory weight {memory_weight} ns per MiB is negative; legal: 0 or more")
-    if not 0 <= gap < 1:
-        raise InputError(f"gap {gap} is not legal; give a fraction from 0 to 1, such as 1e-4")
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(f"time limit {time_limit} s is not legal; give a positive number of seconds, or none")
-    if work_limit is not None and not work_limit > 0:
-        raise InputError(f"work limit {work_limit} is not legal; give a positive number, or none")
-    if workers < 1:
-        raise InputError(f"{workers} workers are not legal; give 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +78,7 @@ class _Left:
     """The problem without its limit, presolved, when it was left, and the value of its best assignment, which is above the limit."""
 
     problem: Problem
-    undo: Undo
+    postsolve: Postsolve
     order: Ints
     value: int | None
 
@@ -141,22 +89,15 @@ class _Run:
     def __init__(
         self,
         graph: ChoiceGraph,
-        objective: str,
-        memory_weight: int,
-        gap: float,
-        seed: int,
+        parameters: SolveParameters,
         clock: Clock,
         warm_starts: tuple[WarmStart, ...],
-        workers: int,
         progress: Progress | None,
         proven: int | None,
         watch: Watch | None,
-        limited: bool,
     ) -> None:
-        self.graph, self.objective, self.gap, self.seed, self.clock = graph, objective, gap, seed, clock
-        self.workers = workers
-        self.memory_weight, self.warm_starts, self.progress, self.watch = memory_weight, warm_starts, progress, watch
-        self.weight = MIB if objective == "memory" else memory_weight
+        self.graph, self.parameters, self.clock = graph, parameters, clock
+        self.warm_starts, self.progress, self.watch = warm_starts, progress, watch
         self.assignment: Ints | None = None
         self.value: int | None = None
         self.proven = self.bound = proven
@@ -166,7 +107,6 @@ class _Run:
         self.peak_bound = graph.peak(self.lightest)
         self.searched_peak = self.hopeless = False
         self.left: _Left | None = None
-        self.limited = limited
         self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
@@ -185,7 +125,7 @@ class _Run:
 
     def solve(self) -> Solution:
         try:
-            if not self._unlimited() and self.limited and (self.assignment is None or not self.clock.over()):
+            if not self._unlimited() and self.parameters.limited and (self.assignment is None or not self.clock.over()):
                 self._limited()
         except NoAssignment:
             return self._solution(Status.INFEASIBLE)
@@ -194,27 +134,29 @@ class _Run:
         assert self.value is not None
         bound = min(self.value, self.bound if self.bound is not None else 0)
         found = relative_gap(self.value, bound)
-        return self._solution(Status.OPTIMAL if bound == self.value else Status.GAP if found <= self.gap else Status.FEASIBLE)
+        return self._solution(Status.OPTIMAL if bound == self.value else Status.GAP if found <= self.parameters.gap else Status.FEASIBLE)
 
     def _unlimited(self) -> bool:
         """Solve without the memory limit; true when the result is within it, and so the solution."""
-        if self.weight or self.proven is not None or (self.graph.limit is not None and self.peak_bound > self.graph.limit):
+        if self.parameters.peak_price or self.proven is not None or (self.graph.limit is not None and self.peak_bound > self.graph.limit):
             return False
         started = self.clock.seconds()
         free, order = from_graph(self.graph, limit=None, memory_counts=False)
         limited = self.graph.limit is not None
-        small, undo = presolve(free, stop=lambda: self.clock.over() or (limited and self.clock.used() > FREE_SHARE))
+        small, postsolve = presolve(free, stop=lambda: self.clock.over() or (limited and self.clock.used() > tuned.FREE_SHARE))
         self.clock.spend(1e-3 * free.size)
-        search = self._search(small, undo, order, self.clock)
+        search = self._search(small, postsolve, order, self.clock)
         if limited:  # with a limit to come, no more than it takes to see that the cheapest is above it
-            search.stop = lambda: (self.clock.used() > FREE_SHARE or search.best.gap() < FREE_GAP) and not self._fits(search, undo, order)
+            search.stop = lambda: (
+                (self.clock.used() > tuned.FREE_SHARE or search.best.gap() < tuned.FREE_GAP) and not self._fits(search, postsolve, order)
+            )
         search.run()
         if search.infeasible:
             raise NoAssignment
-        fits = self._fits(search, undo, order)
+        fits = self._fits(search, postsolve, order)
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
         if limited and not search.closed():
-            self.left = _Left(problem=small, undo=undo, order=order, value=search.best.value)
+            self.left = _Left(problem=small, postsolve=postsolve, order=order, value=search.best.value)
         return fits and (search.closed() or self.clock.over())
 
     def _relaxed(self, search: Search) -> None:
@@ -227,8 +169,8 @@ class _Run:
         if left is None or value is None or (left.value is not None and left.value <= search.best.bound):
             return  # of no use: the least cost without the limit is below what is proven with it
         started, work = self.clock.seconds(), self.clock.work_left()
-        clock = self.clock.part(time_share=RELAXED_SHARE, work=None if work == float("inf") else RELAXED_SHARE * work)
-        free = self._search(left.problem, left.undo, left.order, clock)
+        clock = self.clock.part(time_share=tuned.RELAXED_SHARE, work=None if work == float("inf") else tuned.RELAXED_SHARE * work)
+        free = self._search(left.problem, left.postsolve, left.order, clock)
         free.best.value = value
         free.run()
         search.raise_bound(self.bound if self.bound is not None else 0, "without the limit")
@@ -236,43 +178,45 @@ class _Run:
             search.best.value = self.value
         self._stage("without the limit, below the incumbent", started, f"objective {self.value}, bound {self.bound}")
 
-    def _fits(self, search: Search, undo: Undo, order: Ints) -> bool:
+    def _fits(self, search: Search, postsolve: Postsolve, order: Ints) -> bool:
         """Whether a search's incumbent is within the limit."""
         best = search.best.assignment
         if best is None or self.graph.limit is None:
             return best is not None
         if self._fit is None or self._fit[0] is not best:
-            self._fit = best, self.graph.peak(_unordered(undo.restore(best), order)) <= self.graph.limit
+            self._fit = best, self.graph.peak(_unordered(postsolve.restore(best), order)) <= self.graph.limit
         return self._fit[1]
 
     def _limited(self) -> None:
         """Solve with the limit; for the objective "memory" without it: the least peak tells whether there is anything within it."""
         started = self.clock.seconds()
-        memory = self.objective == "memory"
-        problem, order = from_graph(self.graph, limit=None if memory else self.graph.limit, weight=self.weight, costs_count=not memory)
-        small, undo = presolve(problem, stop=self.clock.over)
+        memory = self.parameters.objective == "memory"
+        problem, order = from_graph(
+            self.graph, limit=None if memory else self.graph.limit, weight=self.parameters.peak_price, costs_count=not memory
+        )
+        small, postsolve = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
         self.peak_bound = max(self.peak_bound, problem.least())
         self._stage("presolve", started, f"{small.size} nodes, {len(small.edges)} edges, {len(small.base)} times")
         started = self.clock.seconds()
-        search = self._search(small, undo, order, self.clock)
+        search = self._search(small, postsolve, order, self.clock)
         large = is_large(small)
         partial = [start for start in self.warm_starts if not _complete(start, self.graph)]
-        self._warm(search, undo, order, [start for start in self.warm_starts if _complete(start, self.graph)])
+        self._warm(search, postsolve, order, [start for start in self.warm_starts if _complete(start, self.graph)])
         if not large:  # a large one has better incumbents from its relaxation
-            self._warm(search, undo, order, partial)
+            self._warm(search, postsolve, order, partial)
         if self.value is not None and self.assignment is not self.lightest:  # which is too far off to aim at
             search.best.value = self.value if search.best.value is None else min(self.value, search.best.value)
         if self.proven is not None:
-            search.enough = self.proven if self.gap == 0 else int(self.proven / (1 - self.gap))
+            search.enough = self.proven if self.parameters.gap == 0 else int(self.proven / (1 - self.parameters.gap))
 
         def rescue() -> bool:
             if large:
-                self._warm(search, undo, order, partial)
+                self._warm(search, postsolve, order, partial)
             if self.value is None:
                 self._least_peak()
             if search.best.assignment is None and self.assignment is not None:
-                self._warm(search, undo, order, [_start(self.assignment, self.graph)])
+                self._warm(search, postsolve, order, [_start(self.assignment, self.graph)])
             if self.value is not None and search.best.value is None:
                 search.best.value = self.value
             return self.value is None and self.hopeless
@@ -295,36 +239,36 @@ class _Run:
 
     def _least_peak(self) -> None:
         """Minimise the peak alone, until something is within the limit or it is proven that nothing is."""
-        if self.searched_peak or self.objective == "memory":
+        if self.searched_peak or self.parameters.objective == "memory":
             return
         assert self.graph.limit is not None
         self.searched_peak, limit = True, self.graph.limit
         started = self.clock.seconds()
         problem, order = from_graph(self.graph, limit=self.graph.limit, costs_count=False)
-        small, undo = presolve(problem, stop=self.clock.over)
+        small, postsolve = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
         if is_large(small):
             from solver_shard.solve.bounds.subgradient import lightest
             from solver_shard.solve.flat import Flat
 
-            found, least = lightest(Flat.of(small, 1.0), self.clock, np.random.default_rng(self.seed))
+            found, least = lightest(Flat.of(small, 1.0), self.clock, np.random.default_rng(self.parameters.seed))
             self.peak_bound = max(self.peak_bound, least)
             if found is not None:
-                self._offer(_unordered(undo.restore(found), order), "least peak")
+                self._offer(_unordered(postsolve.restore(found), order), "least peak")
             self._stage("least peak", started, f"within the limit: {found is not None}, bound {self.peak_bound}")
             self.hopeless = self.peak_bound > limit
             return
         problem, order = from_graph(self.graph, limit=None, weight=MIB, costs_count=False)
-        small, undo = presolve(problem, stop=self.clock.over)
+        small, postsolve = presolve(problem, stop=self.clock.over)
         self.clock.spend(1e-3 * problem.size)
 
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
             if assignment is not None:
-                self._offer(_unordered(undo.restore(assignment), order), f"least peak, {found_by}")
+                self._offer(_unordered(postsolve.restore(assignment), order), f"least peak, {found_by}")
             if bound is not None:
                 self.peak_bound = max(self.peak_bound, bound)
 
-        search = Search(small, self.clock, gap=self.gap, seed=self.seed, report=report, least_peak=self.peak_bound)
+        search = Search(small, self.clock, self.parameters, report=report, least_peak=self.peak_bound)
         search.enough = limit
         above: list[float] = []
 
@@ -333,14 +277,14 @@ class _Run:
             if self.peak_bound <= limit:
                 return False
             above.append(self.clock.used())
-            return search.best.gap() <= PEAK_GAP or above[-1] - above[0] > PEAK_SHARE
+            return search.best.gap() <= tuned.PEAK_GAP or above[-1] - above[0] > tuned.PEAK_SHARE
 
         search.stop = stop
         search.run()
         self.hopeless = self.peak_bound > limit or search.infeasible
         self._stage("least peak", started, f"peak {search.best.value} bytes, bound {self.peak_bound}")
 
-    def _warm(self, search: Search, undo: Undo, order: Ints, starts: Sequence[WarmStart]) -> None:
+    def _warm(self, search: Search, postsolve: Postsolve, order: Ints, starts: Sequence[WarmStart]) -> None:
         """Complete each warm start as well as a little work allows; what is found is an incumbent of the search."""
         small = search.problem
         for start in starts:
@@ -349,7 +293,7 @@ class _Run:
             started = self.clock.seconds()
             rank = np.empty_like(order)
             rank[order] = np.arange(len(order))
-            masks = undo.reduce({int(rank[v]): mask for v, mask in start.allowed.items()})
+            masks = postsolve.reduce({int(rank[v]): mask for v, mask in start.allowed.items()})
             keep = [np.ones(int(k), dtype=bool) if mask is None else mask for mask, k in zip(masks, small.sizes, strict=True)]
             self.clock.spend(1e-3 * small.size)
             try:
@@ -358,23 +302,23 @@ class _Run:
                 self._stage(f"warm start {start.name}", started, "cannot be completed")
                 continue
 
-            def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Undo = inner, name: str = start.name) -> None:
+            def report(assignment: Ints | None, bound: int | None, found_by: str, inner: Postsolve = inner, name: str = start.name) -> None:
                 if assignment is not None:
                     search.offer(inner.restore(assignment), f"warm start {name}, {found_by}")
 
-            clock = self.clock.part(time_share=0.05, work=1.0)
-            part = Search(restricted, clock, gap=max(self.gap, 0.01), seed=self.seed, report=report)
+            clock = self.clock.part(time_share=tuned.WARM_SHARE, work=tuned.WARM_WORK)
+            part = Search(restricted, clock, replace(self.parameters, gap=max(self.parameters.gap, tuned.WARM_GAP)), report=report)
             part.run()
             self._stage(f"warm start {start.name}", started, f"objective {part.best.value}")
 
-    def _search(self, small: Problem, undo: Undo, order: Ints, clock: Clock) -> Search:
+    def _search(self, small: Problem, postsolve: Postsolve, order: Ints, clock: Clock) -> Search:
         def report(assignment: Ints | None, bound: int | None, found_by: str) -> None:
             if assignment is not None:
-                self._offer(_unordered(undo.restore(assignment), order), found_by)
+                self._offer(_unordered(postsolve.restore(assignment), order), found_by)
             if bound is not None:
                 self._raise(bound, found_by)
 
-        search = Search(small, clock, gap=self.gap, seed=self.seed, report=report, workers=self.workers)
+        search = Search(small, clock, self.parameters, report=report)
         search.fine = True
         return search
 
@@ -388,7 +332,7 @@ class _Run:
         if self.graph.limit is not None and peak > self.graph.limit:
             return
         cost = self.graph.cost(assignment)
-        value = objective_value(self.objective, self.memory_weight, cost, peak)
+        value = objective_value(self.parameters.objective, self.parameters.memory_weight, cost, peak)
         if self.value is None or value < self.value:
             self.value, self.assignment = value, assignment
             self._event(source)
@@ -417,13 +361,13 @@ class _Run:
                 peak_bound=self.peak_bound,
                 history=tuple(self.history),
                 stages=tuple(self.stages),
-                seed=self.seed,
+                seed=self.parameters.seed,
                 work=self.clock.work,
                 interrupted=self.clock.halted(),
                 ended=self._ended(status),
             )
         cost, peak = self.graph.cost(found), self.graph.peak(found)
-        value = objective_value(self.objective, self.memory_weight, cost, peak)
+        value = objective_value(self.parameters.objective, self.parameters.memory_weight, cost, peak)
         bound = None if self.bound is None or status is Status.INFEASIBLE else min(self.bound, value)
         return Solution(
             status=status,
@@ -436,7 +380,7 @@ class _Run:
             gap=None if self.assignment is None or bound is None else relative_gap(value, bound),
             history=tuple(self.history),
             stages=tuple(self.stages),
-            seed=self.seed,
+            seed=self.parameters.seed,
             work=self.clock.work,
             interrupted=self.clock.halted(),
             ended=self._ended(status),
@@ -473,7 +417,8 @@ def _unordered(assignment: Ints, order: Ints) -> Ints:
     return result
 
 
-# Solve a problem whose graph does not count all of its memory: what a solution shows to be missing is added, and it is solved again.
+# Lazy constraints: a problem whose graph does not count all of its memory. What a solution shows to be missing is added, and it is solved
+# again.
 #
 # Every round's graph is a relaxation: it allows all that is allowed, at the same cost and with no larger peak. So what a round proves
 # (a bound, or that nothing keeps the limit) is true of the problem itself, and the first solution whose true peak the graph has counted
@@ -482,17 +427,8 @@ def _unordered(assignment: Ints, order: Ints) -> Ints:
 # needs more than its graph has counted ends as soon as it is nearly proven, for the proof would not be of use: the next one starts from
 # there.
 
-PATIENCE = 0.5
-"""Share of what a round has of time or work after which it stops if its best plan needs more than the graph has counted."""
 
-NEARLY = 0.01
-"""Gap at which it stops earlier."""
-
-WIDER = 0.01
-"""Part of the limit by which more than what is missed is added after the first round; twice as much after each further one."""
-
-
-class Relaxed(Protocol):
+class LazyGraph(Protocol):
     """A graph to which what it misses can be added; assignments are those of any of its graphs so far."""
 
     graph: ChoiceGraph
@@ -517,52 +453,39 @@ class Relaxed(Protocol):
 
 
 def solve_in_rounds(
-    relaxed: Relaxed,
+    relaxed: LazyGraph,
+    parameters: SolveParameters | None = None,
     *,
-    objective: str = "time",
-    memory_weight: int = 0,
-    gap: float = 1e-4,
-    time_limit: float | None = 60.0,
-    work_limit: float | None = None,
-    seed: int = 0,
     warm_starts: Sequence[WarmStart] = (),
-    workers: int = 2,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     saver: Saver[Solution] | None = None,
-    limited: bool = True,
+    **changes: Any,
 ) -> Solution:
-    """``engine.solve`` with the true peak; the solution's assignment is a plain one. Arguments and errors are those of ``solve``, and:
+    """``engine.solve`` with the true peak, by lazy constraints; the solution's assignment is a plain one.
+
+    Arguments and errors are those of ``solve``, and:
 
     Args:
         stop: asked often; True ends the search with what it has.
         saver: is offered every better plan that keeps the limit, as a solution with the bound of that moment.
     """
-    clock = clock_of(time_limit, work_limit)
+    asked = SolveParameters.of(parameters, changes)
+    clock = clock_of(asked.time_limit, asked.work_limit)
     clock.halt = stop
-    rounds = _Rounds(relaxed, objective, memory_weight, gap, clock, seed, workers, progress, saver, limited)
-    return rounds.run(tuple(warm_starts))
+    inner = replace(asked, time_limit=None, work_limit=None)  # the rounds share the clock
+    return _LazyConstraints(relaxed, inner, clock, progress, saver).run(tuple(warm_starts))
 
 
-class _Rounds:
+class _LazyConstraints:
+    """One call of ``solve_in_rounds``."""
+
     def __init__(
-        self,
-        relaxed: Relaxed,
-        objective: str,
-        memory_weight: int,
-        gap: float,
-        clock: Clock,
-        seed: int,
-        workers: int,
-        progress: Progress | None,
-        saver: Saver[Solution] | None,
-        limited: bool,
+        self, relaxed: LazyGraph, parameters: SolveParameters, clock: Clock, progress: Progress | None, saver: Saver[Solution] | None
     ) -> None:
-        self.relaxed, self.objective, self.memory_weight = relaxed, objective, memory_weight
-        self.gap, self.clock, self.seed, self.workers, self.progress, self.saver = gap, clock, seed, workers, progress, saver
-        self.priced = objective == "memory" or memory_weight > 0
+        self.relaxed, self.parameters, self.clock, self.progress, self.saver = relaxed, parameters, clock, progress, saver
+        self.priced = parameters.peak_price > 0
         self.limit = relaxed.graph.limit
-        self.limited = limited
         self.bound: int | None = None
         self.peak_bound = 0
         self.best: _Plan | None = None
@@ -580,11 +503,11 @@ class _Rounds:
             self.bound = max(self.bound or 0, found.bound or 0)
             above = found.peak if self.priced else self.limit
             missed = () if above is None else self.relaxed.missed(found.assignment, above)
-            closed = self.best is not None and relative_gap(self.best.value, self.bound) <= self.gap
-            if not missed or closed or self.clock.over() or not self.limited:
+            closed = self.best is not None and relative_gap(self.best.value, self.bound) <= self.parameters.gap
+            if not missed or closed or self.clock.over() or not self.parameters.limited:
                 return self._final(found)
             assert above is not None
-            self.relaxed.add(self.relaxed.missed(found.assignment, int(above * (1 - min(1.0, WIDER * 2 ** (number - 1))))))
+            self.relaxed.add(self.relaxed.missed(found.assignment, int(above * (1 - min(1.0, tuned.ROUND_WIDER * 2 ** (number - 1))))))
             warm_starts = (self.relaxed.start(found.assignment, missed),)
             if self.best is not None:
                 warm_starts += (self.relaxed.complete(self.best.assignment, "the best plan so far"),)
@@ -611,27 +534,22 @@ class _Rounds:
 
         def report(event: Event) -> None:
             events.append(event)
-            moved = dataclasses.replace(event, seconds=event.seconds + seconds, work=event.work + work)
+            moved = replace(event, seconds=event.seconds + seconds, work=event.work + work)
             self.history.append(moved)
             if self.progress is not None:
                 self.progress(moved)
 
         found = solve(
             self.relaxed.graph,
-            objective=self.objective,
-            memory_weight=self.memory_weight,
-            gap=self.gap,
-            seed=self.seed,
+            parameters=self.parameters,
             warm_starts=warm_starts,
-            workers=self.workers,
             progress=report,
             clock=clock,
             proven=self.bound,
             watch=watch,
-            limited=self.limited,
         )
         prefix = "" if number == 1 else f"round {number}, "
-        self.stages += [dataclasses.replace(stage, name=prefix + stage.name) for stage in found.stages]
+        self.stages += [replace(stage, name=prefix + stage.name) for stage in found.stages]
         self.peak_bound = max(self.peak_bound, found.peak_bound)
         if not offered.plans and found.assignment is not None and found.cost is not None:
             offered.plans.append((np.array(found.assignment, dtype=np.int64), found.cost))  # the one of least peak, for the message
@@ -664,10 +582,10 @@ class _Rounds:
 
         def nearly() -> bool:
             value, bound = events[-1].objective, events[-1].bound
-            return value is not None and bound is not None and relative_gap(value, bound) <= NEARLY
+            return value is not None and bound is not None and relative_gap(value, bound) <= tuned.ROUND_NEARLY
 
         def halt() -> bool:
-            if not offered.plans or (clock.used() < PATIENCE and not nearly()):
+            if not offered.plans or (clock.used() < tuned.ROUND_PATIENCE and not nearly()):
                 return False
             known.extend(untrue(assignment) for assignment, _ in offered.plans[len(known) :])
             return known[-1]
@@ -677,7 +595,7 @@ class _Rounds:
     def _true(self, assignment: Ints, cost: int) -> bool:
         """Whether an assignment keeps the limit with all that it uses; it is kept if it is better than what is known."""
         peak = self.relaxed.peak(assignment)
-        value = objective_value(self.objective, self.memory_weight, cost, peak)
+        value = objective_value(self.parameters.objective, self.parameters.memory_weight, cost, peak)
         plan = _Plan(assignment=self.relaxed.plain(assignment), cost=cost, peak=peak, value=value)
         if self.least is None or peak < self.least.peak:
             self.least = plan
@@ -694,7 +612,7 @@ class _Rounds:
             found = self._solution(self.least, last.status if last.status is Status.INFEASIBLE else Status.UNKNOWN, None)
         if found.status not in (Status.FEASIBLE, Status.UNKNOWN) or found.interrupted:
             return found
-        return dataclasses.replace(found, ended="limit" if self.clock.spent() else "search")
+        return replace(found, ended="limit" if self.clock.spent() else "search")
 
     def _solution(self, plan: _Plan | None, status: Status, bound: int | None) -> Solution:
         """What is known so far. ``bound`` is for a plan that keeps the limit, whose status follows from it."""
@@ -702,7 +620,7 @@ class _Rounds:
         if plan is not None and bound is not None:
             bound = min(plan.value, bound)
             gap = relative_gap(plan.value, bound)
-            status = Status.OPTIMAL if bound == plan.value else Status.GAP if gap <= self.gap else Status.FEASIBLE
+            status = Status.OPTIMAL if bound == plan.value else Status.GAP if gap <= self.parameters.gap else Status.FEASIBLE
         return Solution(
             status=status,
             assignment=None if plan is None else tuple(plan.assignment.tolist()),
@@ -714,7 +632,7 @@ class _Rounds:
             gap=gap,
             history=tuple(self.history),
             stages=tuple(self.stages),
-            seed=self.seed,
+            seed=self.parameters.seed,
             work=self.clock.work,
             interrupted=self.clock.halted(),
         )

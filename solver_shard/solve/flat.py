@@ -17,7 +17,7 @@ import numpy as np
 
 from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve.bounds.trws import CLASH, scaled
-from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.problem import Floats, Problem, starts_of, within
 
 
 class Graph(NamedTuple):
@@ -123,7 +123,7 @@ class Flat:
         column_start = np.searchsorted(spans[:, 0], np.arange(int(spans[:, 0].max(initial=-1)) + 2))
         columns = np.array([c.column for c in carriers], dtype=np.int64)
         counts = column_start[columns + 1] - column_start[columns] if len(columns) else columns
-        which = np.repeat(column_start[columns], counts) + _within(counts) if len(columns) else columns
+        which = np.repeat(column_start[columns], counts) + within(counts) if len(columns) else columns
         graph = Graph(
             k=sizes,
             off=problem.offsets,
@@ -140,16 +140,16 @@ class Flat:
             fl=fl,
             bs=bs,
             bl=bl,
-            bo=_starts(_ints(nr)),
-            fo=_starts(_ints(nc)),
+            bo=starts_of(_ints(nr)),
+            fo=starts_of(_ints(nc)),
             share=1.0 / np.maximum(1, np.maximum(np.diff(fs), np.diff(bs))),
         )
         node = np.array([c.node for c in carriers], dtype=np.int64)
         memory = Bytes(
             ms=np.searchsorted(node, np.arange(n + 1)).astype(np.int64),
-            uoff=_starts(_ints([len(c.usage) for c in carriers]))[:-1],
+            uoff=starts_of(_ints([len(c.usage) for c in carriers]))[:-1],
             usage=np.concatenate([np.zeros(0, dtype=np.int64), *[c.usage for c in carriers]]),
-            ss=_starts(counts),
+            ss=starts_of(counts),
             starts=np.ascontiguousarray(spans[which, 1]),
             stops=np.ascontiguousarray(spans[which, 2]),
             node=node,
@@ -191,7 +191,7 @@ class Flat:
         np.add.at(live, carrier[(m.starts <= time) & (time < m.stops)], 1)
         active = np.flatnonzero(live)
         lengths = g.k[m.node[active]]
-        inside = _within(lengths)
+        inside = within(lengths)
         place = np.repeat(g.off[m.node[active]], lengths) + inside
         total = np.zeros(int(g.off[-1]), dtype=np.int64)
         np.add.at(total, place, np.repeat(live[active], lengths) * m.usage[np.repeat(m.uoff[active], lengths) + inside])
@@ -232,15 +232,6 @@ class _Store:
 
 def _ints(values: object) -> Ints:
     return np.array(values, dtype=np.int64)
-
-
-def _starts(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]).astype(np.int64)
-
-
-def _within(lengths: Ints) -> Ints:
-    """0, 1, ... within each run of the given lengths."""
-    return np.arange(int(lengths.sum())) - np.repeat(_starts(lengths)[:-1], lengths)
 
 
 def _incidence(end: Ints, n: int) -> tuple[Ints, Ints]:

@@ -1,22 +1,25 @@
-"""Every program for CP-SAT is made for a solver that is set up here, and its memory rows are put into a safe range here.
+"""Integer programs on what is left of a problem: the kernel, two solvers for it, and claims that are held against another's.
 
-CP-SAT's presolve (OR-Tools 9.15) looks for linear rows that others include, and where coefficients of a row sum to 2**31 or more it may
-then drop what a solution needs: a program is called optimal at more than its least cost, or infeasible (experiments/cpsat_presolve.md has
-the smallest one found). So
+    proof = prove(problem, margins, value=incumbent, ...)       # one kernel: a better assignment, or a better bound
+    result = solve_kernel(kernel, dual, clock, cutoff=incumbent, ...)
 
-- that step is switched off, for all programs;
-- a memory row is given in units in which its coefficients sum to less than 2**30, usages and room both rounded down: whatever keeps the
-  true row keeps this one, so what is proven of the program is true. A solution may break the true row; then a cover is added
-  (``covering``), which what keeps the true row keeps too, and the program is solved again.
+A **kernel** (Angelelli, Mansini and Speranza 2010) holds the strategies whose min-marginal exceeds the relaxation's bound by less than some
+delta: ``prove``. It is solved by enumeration where that is quick, else by HiGHS; what is claimed is made again by labels or CP-SAT:
+``solve_kernel``.
 
-What any such program proves is held against something else all the same; see integer_program.py.
+**CP-SAT in a safe range.** CP-SAT's presolve (OR-Tools 9.15) looks for linear rows that others include, and where coefficients of a row sum
+to 2**31 or more it may then drop what a solution needs: a program is called optimal at more than its least cost, or infeasible
+(experiments/cpsat_presolve.md has the smallest one found). So that step is switched off, for all programs (``new_solver``); and a memory
+row is given in units in which its coefficients sum to less than 2**30, usages and room both rounded down (``in_safe_units``): whatever
+keeps the true row keeps this one, so what is proven of the program is true. A solution may break the true row; then a cover is added
+(``covering``), which what keeps the true row keeps too, and the program is solved again.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -28,9 +31,11 @@ from ortools.sat.python import cp_model
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import MIB, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.labels import TooMany, best_below, scaled_up, split_of
-from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.limits import Clock, call_watched
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Edge, Floats, Problem
@@ -53,6 +58,21 @@ def new_solver(*, seed: int, seconds: float, work: float) -> cp_model.CpSolver:
     if np.isfinite(work):
         solver.parameters.max_deterministic_time = work
     return solver
+
+
+def class_literals(model: cp_model.CpModel, xs: Sequence[cp_model.IntVar], which: Ints, count: int) -> list[cp_model.IntVar]:
+    """A literal per row of a table: some strategy of that row is chosen. ``which``: the row of each strategy."""
+    members: list[list[cp_model.IntVar]] = [[] for _ in range(count)]
+    for x, row in zip(xs, which.tolist(), strict=True):
+        members[row].append(x)
+    literals = []
+    for group in members:
+        literal = group[0]
+        if len(group) > 1:
+            literal = model.new_bool_var("")
+            model.add(cp_model.LinearExpr.sum(group) == literal)
+        literals.append(literal)
+    return literals
 
 
 def in_safe_units(usage: Ints, room: int) -> tuple[Ints, int]:
@@ -84,35 +104,13 @@ def covering(usage: Ints, chosen: Ints, owner: Ints, room: int) -> list[Ints]:
     return [np.flatnonzero((owner == owner[i]) & (usage >= usage[i])) for i in order[:needed].tolist()]
 
 
-# What is left after reductions: solved by enumeration where that is quick, else by integer programs whose claims are held against others.
-#
-# 1. *Labels* (labels.py) enumerate in exact integers. Most problems are small enough; that they say rests on no solver.
-# 2. *HiGHS* gets the local polytope: a variable per strategy and per allowed pair of an edge's core, marginals consistent. Its linear
-#    relaxation with memory rows is as strong as the dual, and its cuts on the memory rows close most of the rest. It sees memory rows only
-#    at the times that matter: rows are added when a solution breaks them, and the program is solved again. Its bound is in floating point,
-#    so it is lowered by ``HIGHS_MARGIN``.
-# 3. What HiGHS claims (a bound, an optimum, that there is nothing) is a *candidate*. Where only a better assignment is wanted that does not
-#    matter: assignments are evaluated in exact integers. A claim that raises a bound or ends a search is made again: by labels with the
-#    target that HiGHS gave, which drop all that does not come below it; or by CP-SAT, another solver with another program (the
-#    reparametrised costs in integers: a boolean per strategy, one per costly pair, a clause where a pair alone exceeds the target; see
-# integer_program.py for its ranges). What both solvers claim counts: of two bounds the lower. Where neither confirms it, the claim is
-# dropped,
-#    and the bound stays the dual's, which rests on sums that are exact (trws.py, lagrangian.py).
-#
-# So every bound that leaves this module is the dual's, is enumerated, or is claimed by two solvers alike.
-
 HIGHS_MARGIN = 1e-8
 """Relative. HiGHS allows 1e-7 of dual infeasibility per column; costs are scaled to about 1e6 in total, so that 1e4 columns
 of range 1 can make its bound too high by 1e-9 of it."""
 
-QUICK_WORK = 0.3
-"""Work of labels before an integer program is tried."""
 
 FINEST, FINE_STEP = 2.0**-20, 2.0**20
 """Least unit of an objective with the peak in it, and the price of a unit of the peak, in such units, that is fine enough."""
-
-CHECK_WORK = 2.0
-"""Work of making a claim again, for labels and for CP-SAT: so many units, or so many times the work of the program that made it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,9 +136,18 @@ def cells_of(problem: Problem) -> int:
 
 
 def solve_kernel(
-    problem: Problem, dual: Dual, clock: Clock, *, cutoff: int | None, gap: float, seed: int, effort: float, sure: bool = True
+    problem: Problem, dual: LagrangianDual, clock: Clock, *, cutoff: int | None, gap: float, seed: int, effort: float, sure: bool = True
 ) -> KernelResult:
-    """Solve a reduced problem.
+    """Solve a reduced problem; every bound that is returned is the dual's, is enumerated, or is claimed by two solvers alike.
+
+    1. *Labels* (labels.py) enumerate in exact integers. Most problems are small enough.
+    2. *HiGHS* gets the local polytope: a variable per strategy and per allowed pair of an edge's core, marginals consistent. Its linear
+       relaxation with memory rows is as strong as the dual, and its cuts on the memory rows close most of the rest. It sees memory rows
+       only at the times that matter (lazy constraints). Its bound is in floating point, so it is lowered by ``HIGHS_MARGIN``.
+    3. What HiGHS claims (a bound, an optimum, that there is nothing) is a *candidate*. A claim that raises a bound or ends a search is made
+       again: by labels with the target that HiGHS gave, which drop all that does not come below it; or by CP-SAT with another program (the
+       reparametrised costs in integers: a boolean per strategy, one per costly pair, a clause where a pair alone exceeds the target). What
+       both claim counts: of two bounds the lower. Where neither confirms it, the claim is dropped, and the bound stays the dual's.
 
     Args:
         problem: presolved.
@@ -159,18 +166,18 @@ def solve_kernel(
         return KernelResult(np.zeros(0, dtype=np.int64), value, proven=True)
     if problem.limit is not None and problem.least() > problem.limit:
         return KernelResult(None, None, empty=True, proven=True)
-    enumerated = _enumerated(problem, dual, clock, cutoff, min(QUICK_WORK, effort))
+    enumerated = _enumerated(problem, dual, clock, cutoff, min(tuned.QUICK_WORK, effort))
     if enumerated is not None:
         return enumerated
     spent = clock.work
     result = _lazily(problem, _Highs(problem, dual, gap, seed), dual, clock, cutoff, effort, gap)
     if not sure:
         return result
-    work = CHECK_WORK * max(1.0, clock.work - spent)
+    work = tuned.CHECK_WORK * max(1.0, clock.work - spent)
     return _confirmed(problem, dual, clock, result, cutoff=cutoff, seed=seed, work=work)
 
 
-def _enumerated(problem: Problem, dual: Dual, clock: Clock, target: int | None, work: float) -> KernelResult | None:
+def _enumerated(problem: Problem, dual: LagrangianDual, clock: Clock, target: int | None, work: float) -> KernelResult | None:
     """The best below a target by labels; None where that takes more work."""
     try:
         answer = best_below(problem, target, split_of(dual), least_peak=dual.low, most_work=min(work, clock.work_left()), over=clock.over)
@@ -187,9 +194,9 @@ def _enumerated(problem: Problem, dual: Dual, clock: Clock, target: int | None, 
 
 
 def _confirmed(
-    problem: Problem, dual: Dual, clock: Clock, result: KernelResult, *, cutoff: int | None, seed: int, work: float
+    problem: Problem, dual: LagrangianDual, clock: Clock, result: KernelResult, *, cutoff: int | None, seed: int, work: float
 ) -> KernelResult:
-    """A result without what only HiGHS claims; see the module."""
+    """A result without what only HiGHS claims; see ``solve_kernel``."""
     value = cutoff if result.assignment is None else problem.value(result.assignment)
     nothing = KernelResult(result.assignment, None)
     claim = value if result.empty or result.bound is None else result.bound if value is None else min(value, result.bound)
@@ -233,7 +240,7 @@ LEFT = _Answer(None, None, False, False, 0.0)
 
 
 def _lazily(
-    problem: Problem, backend: _CpSat | _Highs, dual: Dual, clock: Clock, cutoff: int | None, effort: float, gap: float
+    problem: Problem, backend: _CpSat | _Highs, dual: LagrangianDual, clock: Clock, cutoff: int | None, effort: float, gap: float
 ) -> KernelResult:
     """Solve with the rows of the priced times; add rows that solutions break until none is broken, or the bound is near the best value.
 
@@ -308,7 +315,7 @@ class _CpSat:
     what the limit allows, ``top``, and ``slack`` is the rest of it.
     """
 
-    def __init__(self, problem: Problem, dual: Dual, cutoff: int | None, seed: int) -> None:
+    def __init__(self, problem: Problem, dual: LagrangianDual, cutoff: int | None, seed: int) -> None:
         self.problem, self.dual, self.seed, self.scale = problem, dual, seed, dual.scale
         if problem.weight:  # the peak is a variable: nothing to gain from penalties
             dual.multipliers = np.zeros_like(dual.multipliers)
@@ -328,8 +335,8 @@ class _CpSat:
             np.inf if cutoff is None or problem.weight else scaled_up(cutoff, self.scale) - dual.offset(dual.multipliers) - parts.constant
         )
         for edge, table in zip(problem.edges, parts.tables, strict=True):
-            rows = self._classes(edge.rows, table.shape[0], self.xs[edge.a])
-            cols = self._classes(edge.cols, table.shape[1], self.xs[edge.b])
+            rows = class_literals(model, self.xs[edge.a], edge.rows, table.shape[0])
+            cols = class_literals(model, self.xs[edge.b], edge.cols, table.shape[1])
             for i, j in zip(*np.nonzero(table), strict=True):
                 if table[i, j] >= room or not np.isfinite(table[i, j]):
                     model.add_bool_or([rows[i].negated(), cols[j].negated()])
@@ -366,21 +373,6 @@ class _CpSat:
             objective += slack
             self.constant -= top * Fraction(self.unit)
         model.minimize(objective)
-
-    def _classes(self, which: Ints, count: int, xs: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """A literal per row of a core: some strategy of that row is chosen."""
-        members: list[list[cp_model.IntVar]] = [[] for _ in range(count)]
-        for x, row in zip(xs, which.tolist(), strict=True):
-            members[row].append(x)
-        literals = []
-        for group in members:
-            if len(group) == 1:
-                literals.append(group[0])
-                continue
-            literal = self.model.new_bool_var("")
-            self.model.add(cp_model.LinearExpr.sum(group) == literal)
-            literals.append(literal)
-        return literals
 
     def add_row(self, t: int) -> None:
         where, usage, least = row_of(self.problem, t)
@@ -438,7 +430,7 @@ class _CpSat:
 class _Highs:
     """The local polytope with raw costs, built as flat arrays."""
 
-    def __init__(self, problem: Problem, dual: Dual, gap: float, seed: int) -> None:
+    def __init__(self, problem: Problem, dual: LagrangianDual, gap: float, seed: int) -> None:
         self.problem, self.gap, self.seed = problem, gap, seed
         count = int(problem.offsets[-1])
         costs: list[Floats] = [np.concatenate(problem.unary).astype(np.float64)]
@@ -541,24 +533,8 @@ class _Highs:
         return _Answer(chosen, bound, False, reason == mathopt.TerminationReason.OPTIMAL, done)
 
 
-# One integer program on the strategies that may still matter: a better assignment, or a better bound.
-#
-# The kernel of a problem holds the strategies whose bound exceeds the relaxation's by less than some delta. A solution of it is an
-# incumbent. Whatever it proves, every other solution costs at least base + delta: so the bound rises to the smaller of both. Delta starts
-# small and grows until the gap is closed.
-
-LARGER, QUICK = 3, 0.5
-"""How many times as many pairs the next kernel has; work of an integer program after which that one follows at once."""
-
-AT_ONCE = 12.0
-"""Work after which no larger kernel follows at once."""
-
-MOST_CELLS = 60_000
-"""Pairs after presolve beyond which an integer program is not tried."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Margins:
+class MinMarginals:
     """Objective that any solution with a strategy exceeds ``base`` by, per node and strategy."""
 
     base: float
@@ -597,15 +573,15 @@ class Proof:
     @property
     def quick(self) -> bool:
         """Whether the next larger one may be tried at once."""
-        return self.proven and not self.whole and not self.large and self.assignment is None and self.effort <= QUICK
+        return self.proven and not self.whole and not self.large and self.assignment is None and self.effort <= tuned.KERNEL_QUICK
 
 
 def prove_quickly(prove_one: Callable[[int], Proof], cells: int) -> Proof:
     """The kernel of so many pairs, and larger ones while they are solved at once and find nothing; the last one, with the best bound."""
     last = prove_one(cells)
     work, bound = last.work, last.bound
-    while last.quick and bound is not None and work < AT_ONCE:
-        last = prove_one(LARGER * last.cells)
+    while last.quick and bound is not None and work < tuned.KERNEL_AT_ONCE:
+        last = prove_one(tuned.KERNEL_GROWTH * last.cells)
         work += last.work
         bound = bound if last.large else None if last.bound is None else max(bound, last.bound)
     return replace(last, work=work, bound=bound)
@@ -613,18 +589,20 @@ def prove_quickly(prove_one: Callable[[int], Proof], cells: int) -> Proof:
 
 def prove(
     problem: Problem,
-    margins: Margins,
+    margins: MinMarginals,
     *,
     value: int | None,
     multipliers: Mapping[int, float],
     least_peak: int,
     cells: int,
     patience: float,
-    gap: float,
-    seed: int,
+    parameters: SolveParameters,
     clock: Clock,
 ) -> Proof:
-    """Solve the kernel of about so many pairs (before presolve).
+    """Solve the kernel of about so many pairs (before presolve): a better assignment, or a better bound.
+
+    A solution of it is an incumbent. Whatever it proves, every other solution costs at least base + delta: so the bound rises to the
+    smaller of both. Delta starts small and grows until the gap is closed.
 
     Args:
         problem: presolved.
@@ -634,8 +612,7 @@ def prove(
         least_peak: a bound on the peak.
         cells: pairs wanted.
         patience: times the work units that such a size usually takes are spent at most.
-        gap: relative gap at which to stop.
-        seed: random seed.
+        parameters: of the solve; the program stops at a quarter of its gap.
         clock: limits.
     """
     room = margins.room(value) if value is not None else np.inf
@@ -646,23 +623,25 @@ def prove(
     spent = clock.work
     clock.spend(1e-3 * problem.size)
     try:
-        kernel, undo = presolve(problem, keep)
+        kernel, postsolve = presolve(problem, keep)
     except NoAssignment:
         return Proof(bound=outside, whole=whole, work=clock.work - spent, cells=cells)
     size = cells_of(kernel)
-    if size > MOST_CELLS:
+    if size > tuned.KERNEL_CELLS:
         return Proof(whole=whole, large=True, work=clock.work - spent, cells=cells)
-    inner = Dual(kernel, least_peak=least_peak)
+    inner = LagrangianDual(kernel, least_peak=least_peak)
     start = np.array([multipliers.get(t, 0.0) for t in kernel.times.tolist()]) * inner.scale
     for _ in range(4):
         inner.evaluate(start, 5)
     inner.multipliers = start
     clock.spend(inner.work)
     before = clock.work
-    result = solve_kernel(kernel, inner, clock, cutoff=value, gap=gap, seed=seed, effort=patience * usual_effort(size))
+    result = solve_kernel(
+        kernel, inner, clock, cutoff=value, gap=parameters.gap / 4, seed=parameters.seed, effort=patience * usual_effort(size)
+    )
     inside = max(inner.bound, result.bound if result.bound is not None else inner.bound)
     bound = outside if result.empty else inside if outside is None else min(inside, outside)
-    assignment = None if result.assignment is None else undo.restore(result.assignment)
+    assignment = None if result.assignment is None else postsolve.restore(result.assignment)
     return Proof(
         assignment=assignment,
         bound=bound,

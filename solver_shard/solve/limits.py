@@ -1,4 +1,4 @@
-"""How long a solve may still run: wall time and counted work.
+"""How long a solve may still run (wall time and counted work), and what obeys that: calls that wait, savers and forked tasks.
 
 Work is counted, not timed: one unit is about one second of one idle core where it was calibrated. Decisions depend on work only, so
 the same input, seed and work limit give the same result; the time limit, and a caller who asks to stop, are all that can change it.
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
+
+from solver_shard.solve import parameters as tuned
 
 
 class Clock:
@@ -80,29 +82,27 @@ class Clock:
         return self.spent() or self.halted()
 
 
-# A blocking call of a solver that can be stopped: by a signal, by the caller, or when it does not keep its own time limit.
-#
-#     status = call_watched(lambda: solver.solve(model), clock, seconds=5.0, stop=solver.stop_search)
-#
-# While C++ code runs, Python handles no signals: a Ctrl-C would wait until the call returns. So the call runs in a thread of its own
-# and the calling one waits for it in Python, looking at the clock. A solver that can be told to stop is told so. One that cannot
-# (HiGHS through MathOpt has no interrupter) is left behind: its thread ends when the solver's own time limit strikes, and what it
-# finds is dropped. Nothing else may be shared with such a call.
+def clock_of(time_limit: float | None, work_limit: float | None) -> Clock:
+    """A clock for these limits, of which a little time is kept back."""
+    return Clock(None if time_limit is None else time_limit * (1 - tuned.TIME_RESERVE), work_limit)
+
 
 T = TypeVar("T")
 
-POLL = 0.05
-"""Seconds between two looks at the clock; a call that returns is noticed at once."""
-
-WAITING_GRACE = 0.5
-"""Seconds by which a call may exceed its own time limit, and that one which is told to stop has for it."""
 
 LEFT_BEHIND = "solver-shard: a solver that was left behind"
 """Name of the threads of such calls, which :func:`left_behind` looks for."""
 
 
 def call_watched(call: Callable[[], T], clock: Clock, *, seconds: float, stop: Callable[[], None] | None = None) -> T | None:
-    """The result of ``call``; None where it was left behind, because it would not end.
+    """The result of a blocking call of a solver that can be stopped; None where it was left behind, because it would not end.
+
+        status = call_watched(lambda: solver.solve(model), clock, seconds=5.0, stop=solver.stop_search)
+
+    While C++ code runs, Python handles no signals: a Ctrl-C would wait until the call returns. So the call runs in a thread of its own and
+    the calling one waits for it in Python, looking at the clock. A solver that can be told to stop is told so. One that cannot (HiGHS
+    through MathOpt has no interrupter) is left behind: its thread ends when the solver's own time limit strikes, and what it finds is
+    dropped. Nothing else may be shared with such a call.
 
     Args:
         call: runs in another thread. What it raises is raised here.
@@ -124,11 +124,11 @@ def call_watched(call: Callable[[], T], clock: Clock, *, seconds: float, stop: C
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(POLL)
-            if thread.is_alive() and (clock.now() - started > seconds + WAITING_GRACE or clock.halted()):
+            thread.join(tuned.POLL_SECONDS)
+            if thread.is_alive() and (clock.now() - started > seconds + tuned.CALL_GRACE or clock.halted()):
                 if stop is not None:
                     stop()
-                    thread.join(WAITING_GRACE)
+                    thread.join(tuned.CALL_GRACE)
                 break
     except BaseException:  # a KeyboardInterrupt, most often
         if stop is not None:
@@ -148,21 +148,14 @@ def left_behind() -> bool:
     return any(thread.name == LEFT_BEHIND for thread in threading.enumerate())
 
 
-# What is better is handed on now and then while the search goes on, so that who waits or kills the process has it.
-#
-#     saver = Saver(write, every=10.0)
-#     saver.offer(lambda: describe(best))     # whenever something better is found: costs nothing
-#     saver.poll()                            # often: writes what was last offered, when it is time
-#
-# Describing and writing may be costly (a plan of a large model takes seconds), so it is done at most every so often, and takes at
-# most a small share of the time.
-
-SHARE = 0.02
-"""Of the time that may go into writing."""
-
-
 class Saver(Generic[T]):
-    """Writes the newest of what is offered: first after ``first`` seconds, then every ``every``, or less often where that is costly.
+    """Hands on what is better now and then while the search goes on, so that who waits or kills the process has it.
+
+        saver = Saver(write, every=10.0)
+        saver.offer(lambda: describe(best))     # whenever something better is found: costs nothing
+        saver.poll()                            # often: writes what was last offered, when it is time
+
+    Writes the newest of what is offered: first after ``first`` seconds, then every ``every``, or less often where that is costly.
 
     Forked copies of this process, in which parts of the search may run, write nothing: what they know is older.
     """
@@ -186,24 +179,18 @@ class Saver(Generic[T]):
         made = make()
         if made is not None:
             self.write(made)
-        self.next = self.now() + max(self.every, (self.now() - started) / SHARE)
-
-
-# Several tasks at once in processes of their own: the same results for any number of workers.
-#
-#     first, second = run([task_a, task_b], workers=2, over=clock.over)
-#
-# A task is a function without arguments; its result is pickled. The last task runs in this process, the others in forked copies of it, so
-# everything that a task reads is there already. Where forking is not possible, or with one worker, tasks run one after the other. A task
-# must not depend on the others' results, nor leave anything behind in this process that another one reads: then the number of
-# workers changes nothing.
-
-GRACE = 1.0
-"""Seconds that a process still gets after ``over`` before it is stopped, and after that to end."""
+        self.next = self.now() + max(self.every, (self.now() - started) / tuned.WRITING_SHARE)
 
 
 def run(tasks: Sequence[Callable[[], T]], *, workers: int, over: Callable[[], bool]) -> list[T]:
-    """The results of the tasks in their order; fewer where ``over`` says stop. An error of a task is raised here."""
+    """The results of the tasks in their order, the same for any number of workers; fewer where ``over`` says stop.
+
+        first, second = run([task_a, task_b], workers=2, over=clock.over)
+
+    A task is a function without arguments; its result is pickled, its error is raised here. The last task runs in this process, the others
+    in forked copies of it, so everything that a task reads is there already. Where forking is not possible, or with one worker, tasks run
+    one after the other. A task must not depend on the others' results, nor leave anything behind in this process that another one reads.
+    """
     if workers < 2 or len(tasks) < 2 or not hasattr(os, "fork"):
         return [task() for task in tasks]
     results: list[T] = []
@@ -219,7 +206,7 @@ def run(tasks: Sequence[Callable[[], T]], *, workers: int, over: Callable[[], bo
             for process, here in running:
                 here.close()
                 process.terminate()
-                process.join(GRACE)
+                process.join(tuned.TASK_GRACE)
                 process.kill()  # one that does not end when asked
                 process.join()
     return results
@@ -240,7 +227,7 @@ def _wait(here: Connection, over: Callable[[], bool]) -> list[Any]:
     while not here.poll(0.05):
         if over():
             late = late or time.monotonic()
-            if time.monotonic() - late > GRACE:
+            if time.monotonic() - late > tuned.TASK_GRACE:
                 return []
     try:
         answer = here.recv()

@@ -6,6 +6,16 @@ carriers; carriers that are in use at the same times share a column.
 
 An edge's table is ``core[rows[x], cols[y]]``: strategies that a neighbour cannot tell apart share a row. On sharding
 graphs cores are several times smaller than their tables, and shared between edges.
+
+A **column** says how many times something is in use at each time. It is stored as spans, rows (column, start, stop) of an int64[S, 3]
+array: half-open intervals over the positions of the kept times, so that 65,000 nodes over 40,000 times need no matrix. Spans of one column
+may overlap and then add up. What depends on a weight per column (bytes, multipliers) is one pass over the spans: a difference array and its
+cumulative sum.
+
+>>> spans = np.array([[0, 0, 3], [0, 2, 4], [1, 1, 2]])
+>>> counts(spans, times=4, columns=2).T
+array([[1, 1, 2, 1],
+       [0, 1, 0, 0]])
 """
 
 from __future__ import annotations
@@ -20,14 +30,9 @@ from numpy.typing import NDArray
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import MIB, Bools, ChoiceGraph, Ints, exact_sum
+from solver_shard.solve import parameters as tuned
 
 Floats = NDArray[np.float64]
-
-SMALL_DENSE = 2**22
-"""Matrix of counts that is kept for looking up rows."""
-
-MAX_DENSE = 2**26
-"""Largest matrix of counts (times x columns) that is built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +104,7 @@ class Problem:
     def __post_init__(self) -> None:
         sizes = np.array([len(row) for row in self.unary], dtype=np.int64)
         object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "offsets", np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]).astype(np.int64))
+        object.__setattr__(self, "offsets", starts_of(sizes))
         object.__setattr__(self, "columns", np.array([c.column for c in self.carriers], dtype=np.int64))
 
     @property
@@ -150,13 +155,13 @@ class Problem:
         Raises:
             InternalError: it would not be small.
         """
-        if len(self.base) * self.width > MAX_DENSE:
+        if len(self.base) * self.width > tuned.MAX_DENSE:
             raise InternalError(f"counts of {len(self.base)} times x {self.width} columns asked for as a matrix; use spans or rows")
         return counts(self.spans, len(self.base), self.width)
 
     def rows(self, where: Ints) -> Ints:
         """The counts at some times only, int64[len(where), columns]."""
-        if len(self.base) * self.width <= SMALL_DENSE:
+        if len(self.base) * self.width <= tuned.SMALL_DENSE:
             return self.mult[where]
         return counts_at(self.spans, np.asarray(where, dtype=np.int64), self.width)
 
@@ -215,6 +220,16 @@ class Problem:
         total = np.zeros(self.width, dtype=np.int64)
         np.add.at(total, self.columns, used)
         return self.base + over_time(self.spans, total, len(self.base))
+
+
+def starts_of(lengths: Ints) -> Ints:
+    """Where runs of these lengths begin, end to end, and where the last one ends: int64[runs + 1]."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]).astype(np.int64)
+
+
+def within(lengths: Ints) -> Ints:
+    """0, 1, ... within each run of the given lengths."""
+    return np.arange(int(lengths.sum())) - np.repeat(starts_of(lengths)[:-1], lengths)
 
 
 def from_graph(
@@ -350,22 +365,6 @@ def _distinct(table: Ints) -> tuple[Ints, Ints]:
             first.append(x)
         which[x] = known[key]
     return np.array(first, dtype=np.int64), which
-
-
-# When bytes are in use: counts over time as intervals, so that 65,000 nodes over 40,000 times need no matrix.
-#
-# A **column** says how many times something is in use at each time. It is stored as spans, rows (column, start, stop) of an
-# int64[S, 3] array: half-open intervals over the positions of the kept times. Spans of one column may overlap and then add up.
-#
-# >>> spans = np.array([[0, 0, 3], [0, 2, 4], [1, 1, 2]])
-# >>> counts(spans, times=4, columns=2).T
-# array([[1, 1, 2, 1],
-#        [0, 1, 0, 0]])
-#
-# What depends on a weight per column (bytes, multipliers) is one pass over the spans: a difference array and its cumulative sum.
-
-PERIODS = 6
-"""Distances between repetitions that are tried in ``between``."""
 
 
 def canonical(spans: Ints) -> Ints:
@@ -508,7 +507,7 @@ def _periods(spans: Ints, times: int) -> list[int]:
     order = np.argsort(key, kind="stable")
     same = key[order][1:] == key[order][:-1]
     distance, number = np.unique((order[1:] - order[:-1])[same], return_counts=True)
-    return [int(p) for p in distance[np.lexsort((distance, -number))][:PERIODS]]
+    return [int(p) for p in distance[np.lexsort((distance, -number))][: tuned.PERIODS]]
 
 
 def _positive(columns: Ints, at: Ints, change: Ints) -> Ints:
@@ -523,23 +522,18 @@ def _positive(columns: Ints, at: Ints, change: Ints) -> Ints:
     return np.stack([columns[found], at[found], at[found + 1]], axis=1)
 
 
-# The memory side of a problem in its smallest form: constant bytes in the base, a carrier for each distinct need of a node.
-#
-#     carriers, spans, base = regrouped(found, spans, base)
-#
-# - The least bytes over the strategies of a node are in use whatever is chosen: they join ``base``.
-# - Carriers of one node with the same column add up; those with the same bytes become one, in use when any of them is. A node that
-#   stands for hundreds of tensors is left with a few carriers.
-# - Columns with the same spans are one.
-#
-# The profile of every assignment stays the same, time by time.
-
 Need = tuple[int, Ints, int]
 """(node, bytes per strategy, column)."""
 
 
 def regrouped(found: Iterable[Need], spans: Ints, base: Ints) -> tuple[tuple[Carrier, ...], Ints, Ints]:
-    """See the module; ``spans`` int64[S, 3] by column, ``base`` int64[times]. Carriers keep the order of their nodes in ``found``."""
+    """The memory side of a problem in its smallest form, as (carriers, spans, base); every profile stays the same, time by time.
+
+    - The least bytes over the strategies of a node are in use whatever is chosen: they join ``base``, int64[times].
+    - Carriers of one node with the same column add up; those with the same bytes become one, in use when any of them is. A node that stands
+      for hundreds of tensors is left with a few carriers.
+    - Columns with the same spans (int64[S, 3]) are one. Carriers keep the order of their nodes in ``found``.
+    """
     needs = list(found)
     columns = np.array([column for _, _, column in needs], dtype=np.int64)
     spans, place = shared(spans, 1 + int(max(spans[:, 0].max(initial=-1), columns.max(initial=-1))))

@@ -1,15 +1,17 @@
-"""The search on one problem: bound, incumbent, fixing, and integer programs on what is left, until the gap is closed.
+"""The search on one presolved problem: bound, incumbent, fixing, integer programs and elimination, until the gap is closed.
 
-1. *bound* (solve/bounds/__init__.py): every decoded assignment within the limit is an incumbent.
-2. *fix*, whenever incumbent and bound have come closer: strategies whose bound exceeds the incumbent go. If that is a good part, the
-   problem is presolved again and bounding starts over on the smaller one. Without memory that waits for the bound to settle.
+    search = Search(problem, clock, parameters, report=report)
+    search.run()
+    search.best.assignment, search.best.value, search.best.bound
+
+1. *bound* (bounds/): every decoded assignment within the limit is an incumbent.
+2. *fix*, whenever incumbent and bound have come closer. If that removes a good part of the strategies, the problem is presolved again and
+   bounding starts over on the smaller one. Without memory that waits for the bound to settle.
 3. *prove* (integer_program.py): integer programs on ever more of the strategies that may still matter.
-4. *sharpen* (search.py), where a problem is narrow as those of traced models are and programs bring the incumbent and the bound no nearer:
+4. *sharpen* (``Sharpening``), where a problem is narrow as those of traced models are and programs bring incumbent and bound no nearer:
    exact bounds by elimination, and multipliers that are best for these. They mostly leave a small part of the strategies.
-5. *improve* a large problem (search.py) beside the proof, and a small one by annealing (annealing.py) before and after each program;
-   where the gap is wide, annealing goes on beside all of this.
-
-All bounds compose: removed strategies only occur in solutions that cost at least the incumbent they were removed with.
+5. *improve*: a large problem by large neighbourhood search beside the proof, a small one by annealing before and after each program; where
+   the gap is wide, annealing goes on beside all of this.
 """
 
 from __future__ import annotations
@@ -22,70 +24,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds import Bounding, SmallBounding, is_large
-from solver_shard.solve.bounds.elimination import EXACT, Planes, TooWide, between, eliminate
+from solver_shard.solve.bounds.elimination import EXACT, CuttingPlanes, TooWide, between, eliminate
 from solver_shard.solve.bounds.trws import Parts, scale_of
-from solver_shard.solve.integer_program import LARGER, Margins, Proof, prove, prove_quickly
+from solver_shard.solve.integer_program import MinMarginals, Proof, prove, prove_quickly
 from solver_shard.solve.limits import Clock
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Floats, Problem
 
 if TYPE_CHECKING:
-    from solver_shard.solve.campaign import Campaign
     from solver_shard.solve.primal.annealing import Annealing
+    from solver_shard.solve.primal.lns import LargeNeighbourhoodSearch
 
 Report = Callable[[Ints | None, int | None, str], None]
 """Called with a better assignment of the search's problem, or a better bound, and what found it."""
 
 Restore = Callable[[Ints], Ints]
-
-FIRST_CELLS = 2500
-"""Pairs in the first kernel before presolve; each next one has three times as many."""
-
-MOST_PATIENCE = 9.0
-"""Times the usual effort for an integer program: three times as much after one that is not solved to the end."""
-
-PAUSE = 2
-"""Epochs without an integer program after one that gave nothing."""
-
-WORTH_FIXING = 600
-"""Strategies below which a problem is not worth shrinking before its bound is done."""
-
-SHRINK = 0.8
-"""Part of the strategies that fixing must leave at most, for a problem to be presolved and bounded anew."""
-
-NEARER = 0.5
-"""Part of its distance to the bound to which an incumbent must come nearer for exact bounds to be tried again."""
-
-STEADY = 0.9
-"""Part of the distance to the bound that an epoch must leave for exact bounds to be tried: they are the easier the better the incumbent."""
-
-SHARPENING, HALF = 5.0, 0.5
-"""Work after which, and part of the strategies below which, no further step to exact bounds follows at once."""
-
-NARROWER = 0.7
-"""Part of the strategies of a problem that was too wide for exact bounds that another must have at most to be tried."""
-
-RELAX_AFTER = 0.4
-"""Share of time or work after which a better bound is looked for in other ways, if the search was not seen to stand before."""
-
-IDLE = 12
-"""Epochs without a better assignment or bound after which a large problem is given up."""
-
-
-FIRST_WORK, FAR, ANNEALING_SHARE = 0.3, 0.01, 0.25
-"""Work of the first epoch of annealing; gap from which on it is worth a part of the work while bounds are sought, or beside a
-campaign; that part. (1,000 nodes with 12 strategies on circles: 79,652 after 2 s of annealing, 81,942 after 20 s without.)"""
-
-TINY_VALUES, TINY_CELLS = 80, 800
-"""Strategies and pairs up to which a problem is enumerated sooner than annealed."""
-
-FINE = 0.01
-"""Part of the gap asked for that is tried for when that gap is reached: the plan that is then found is mostly the proven best."""
-
-MORE_SHARE, MORE_WORK = 0.1, 1.0
-"""What that may take: this part of the work so far, and some units."""
 
 
 @dataclass
@@ -114,7 +71,7 @@ class _Ladder:
         pause: epochs to go without one, because the last one was of no use.
     """
 
-    cells: int = FIRST_CELLS
+    cells: int = tuned.FIRST_CELLS
     patience: float = 1.0
     ended: bool = False
     complete: bool = False
@@ -123,7 +80,7 @@ class _Ladder:
     @property
     def first(self) -> bool:
         """Whether none was tried so far: one that holds everything is done before an improvement would be."""
-        return self.cells == FIRST_CELLS and self.patience == 1.0 and not self.ended
+        return self.cells == tuned.FIRST_CELLS and self.patience == 1.0 and not self.ended
 
     @property
     def due(self) -> bool:
@@ -135,12 +92,12 @@ class _Ladder:
             self.pause = max(0, self.pause - 1)
             return
         self.complete = proof.whole and proof.proven
-        self.ended = proof.large or self.complete or (not proof.proven and self.patience >= MOST_PATIENCE)
+        self.ended = proof.large or self.complete or (not proof.proven and self.patience >= tuned.KERNEL_PATIENCE)
         if proof.proven:
-            self.cells = LARGER * proof.cells
+            self.cells = tuned.KERNEL_GROWTH * proof.cells
         else:
-            self.patience = min(MOST_PATIENCE, 3 * self.patience)
-        self.pause = 0 if useful or proof.proven else PAUSE
+            self.patience = min(tuned.KERNEL_PATIENCE, 3 * self.patience)
+        self.pause = 0 if useful or proof.proven else tuned.KERNEL_PAUSE
 
 
 class Search:
@@ -155,17 +112,15 @@ class Search:
             that there is none.
         relax: called once with the search, where it has an incumbent and gets on no more: looks for a better bound in other ways.
         multipliers: cost per byte by time label, for the next problem.
-        campaign: improvement of the search's problem, where it is large.
+        lns: large neighbourhood search on the search's problem, where it is large.
         annealing: of the search's problem, where its programs are not tiny or its gap is wide; ``annealed``: its work.
         fine: whether a little more work goes into a smaller gap than the one asked for.
         patient: problems shrink only when their bound is done. At first they shrink as soon as they can, which is fast and sometimes
             ends where little can be proven; then the search begins anew, patiently, with the incumbent it has.
     """
 
-    def __init__(
-        self, problem: Problem, clock: Clock, *, gap: float, seed: int, report: Report, least_peak: int = 0, workers: int = 1
-    ) -> None:
-        self.problem, self.clock, self.gap, self.seed, self.report = problem, clock, gap, seed, report
+    def __init__(self, problem: Problem, clock: Clock, parameters: SolveParameters, *, report: Report, least_peak: int = 0) -> None:
+        self.problem, self.clock, self.parameters, self.report = problem, clock, parameters, report
         self.least_peak = least_peak
         self.best = Best()
         self.infeasible = False
@@ -174,7 +129,7 @@ class Search:
         self.rescue: Callable[[], bool] | None = None
         self.relax: Callable[[Search], None] | None = None
         self.multipliers: dict[int, float] = {}
-        self.campaign: Campaign | None = None
+        self.lns: LargeNeighbourhoodSearch | None = None
         self.annealing: Annealing | None = None
         self.annealed = 0.0
         self.fine = False
@@ -182,20 +137,19 @@ class Search:
         self.patient = False
         self.wide = np.inf
         self.level = -np.inf
-        self.workers = workers
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(parameters.seed)
 
     def closed(self) -> bool:
-        return self._enough() or self.infeasible or (self.best.value is not None and self.best.gap() <= self.gap)
+        return self._enough() or self.infeasible or (self.best.value is not None and self.best.gap() <= self.parameters.gap)
 
     def done(self) -> bool:
         """Whether it is closed, and nothing more is worth trying."""
         if not self.closed():
             return False
-        if not self.fine or self.infeasible or self._enough() or self.best.gap() <= FINE * self.gap:
+        if not self.fine or self.infeasible or self._enough() or self.best.gap() <= tuned.FINE_GAP * self.parameters.gap:
             return True
         if self.until is None:
-            self.until = (1 + MORE_SHARE) * self.clock.work + MORE_WORK
+            self.until = (1 + tuned.FINE_SHARE) * self.clock.work + tuned.FINE_WORK
         return self.clock.work >= self.until
 
     def _enough(self) -> bool:
@@ -273,7 +227,7 @@ class Search:
             if self.patient or not len(current.base):  # messages alone nearly always solve what has no memory: let them settle
                 continue
             room = self._room(bounding)
-            if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > WORTH_FIXING:
+            if room < min(0.5 * fixed_at, 0.05 * abs(bounding.level())) and current.offsets[-1] > tuned.WORTH_FIXING:
                 fixed_at = room
                 keep = self._fixing(bounding.margins())
                 if keep is not None:
@@ -292,7 +246,7 @@ class Search:
 
         if is_large(current):  # compiled loops, so imported only here: numba takes longer to import than a small problem to solve
             from solver_shard.solve.bounds.subgradient import LargeBounding
-            from solver_shard.solve.campaign import Campaign
+            from solver_shard.solve.primal.lns import LargeNeighbourhoodSearch
 
             large = LargeBounding(
                 current,
@@ -304,13 +258,13 @@ class Search:
                 reached=self.level,
                 rng=self.rng,
             )
-            if current is self.problem and self.campaign is None:
-                self.campaign = Campaign(large.relaxation, seed=self.seed, workers=self.workers)
+            if current is self.problem and self.lns is None:
+                self.lns = LargeNeighbourhoodSearch(large.relaxation, self.parameters)
             return large
         return SmallBounding(
             current,
             self.clock,
-            gap=self.gap,
+            gap=self.parameters.gap,
             found=found,
             value=value,
             prices=self.multipliers,
@@ -326,25 +280,25 @@ class Search:
         """Prove and improve until the gap is closed or nothing helps; a smaller problem if that has become possible."""
         margins = bounding.margins()
         self.multipliers, self.level = bounding.prices(), bounding.level()
-        if self.campaign is not None:
-            self.clock.spend(self.campaign.reprice(self.multipliers))
+        if self.lns is not None:
+            self.clock.spend(self.lns.reprice(self.multipliers))
         ladder, tried = _Ladder(), None
         sharpening, sharpened, settled = self._sharpening(current, bounding, margins), np.inf, False
         while not self.stopped():
-            if self.relax is not None and self.best.value is not None and (settled or self.clock.used() > RELAX_AFTER):
+            if self.relax is not None and self.best.value is not None and (settled or self.clock.used() > tuned.RELAX_AFTER):
                 relax, self.relax = self.relax, None
                 relax(self)
                 continue
-            if self.campaign is None or self._far:
+            if self.lns is None or self._far:
                 self._anneal(current)
             if settled and sharpening is not None and self.best.value is not None:
                 before = self._gap(margins)
-                if before < NEARER * sharpened:
+                if before < tuned.SHARPEN_NEARER * sharpened:
                     sharpening.again()
                 if not sharpening.finished:
                     margins, tried = self._sharpen(sharpening, current, restore), None
                     sharpened = min(before, self._gap(margins))
-                    ladder = _Ladder() if self._gap(margins) < STEADY * before else ladder
+                    ladder = _Ladder() if self._gap(margins) < tuned.SHARPEN_STEADY * before else ladder
             if self.best.value is not None and self.best.value != tried:
                 tried = self.best.value
                 keep = self._fixing(margins)
@@ -357,18 +311,18 @@ class Search:
             if proof is not None:
                 self._take(proof, restore)
             ladder.climb(proof, useful=known != (self.best.bound, self.best.value))
-            settled = known[1] is not None and self._gap(margins) > STEADY * (known[1] - margins.base)
+            settled = known[1] is not None and self._gap(margins) > tuned.SHARPEN_STEADY * (known[1] - margins.base)
             if ladder.complete:
                 return None
             if ladder.ended and sharpening is not None and not sharpening.finished and self.best.value is not None:
-                settled = settled or self.campaign is None
+                settled = settled or self.lns is None
                 continue
-            if ladder.ended and self.campaign is not None and not self.patient:
+            if ladder.ended and self.lns is not None and not self.patient:
                 self.patient = True
                 self.multipliers, self.level = {}, -np.inf
                 return self.problem, _same
-            improving = self.campaign or self.annealing
-            if ladder.ended and (improving is None or self.best.assignment is None or improving.idle > IDLE):
+            improving = self.lns or self.annealing
+            if ladder.ended and (improving is None or self.best.assignment is None or improving.idle > tuned.IDLE_EPOCHS):
                 break
         return None
 
@@ -377,13 +331,13 @@ class Search:
         if self.best.assignment is None:
             return
         if self.annealing is None:
-            if int(current.offsets[-1]) <= TINY_VALUES and current.pairs <= TINY_CELLS:
+            if int(current.offsets[-1]) <= tuned.TINY_VALUES and current.pairs <= tuned.TINY_CELLS:
                 return
             from solver_shard.solve.flat import Flat
             from solver_shard.solve.primal.annealing import Annealing
 
-            flat = self.campaign.flat if self.campaign is not None else Flat.of(self.problem, scale_of(self.problem))
-            self.annealing = Annealing(flat, self.rng, work=FIRST_WORK)
+            flat = self.lns.flat if self.lns is not None else Flat.of(self.problem, scale_of(self.problem))
+            self.annealing = Annealing(flat, self.rng, work=tuned.ANNEALING_FIRST_WORK)
         before = self.clock.work
         price = sum(self.multipliers.values()) * self.annealing.flat.scale
         self.offer(self.annealing.epoch(self.best.assignment, price=price, clock=self.clock), "annealing")
@@ -392,14 +346,18 @@ class Search:
     @property
     def _far(self) -> bool:
         """Whether annealing is worth a part of the work beside other ways to improve: the incumbent is far from the bound."""
-        work = FIRST_WORK if self.annealing is None else self.annealing.work
-        return self.best.assignment is not None and self.best.gap() > FAR and self.annealed + work < ANNEALING_SHARE * self.clock.work
+        work = tuned.ANNEALING_FIRST_WORK if self.annealing is None else self.annealing.work
+        return (
+            self.best.assignment is not None
+            and self.best.gap() > tuned.ANNEALING_FAR
+            and self.annealed + work < tuned.ANNEALING_SHARE * self.clock.work
+        )
 
-    def _gap(self, margins: Margins) -> float:
+    def _gap(self, margins: MinMarginals) -> float:
         """Distance of the incumbent to the bound of the margins."""
         return np.inf if self.best.value is None else self.best.value - margins.base
 
-    def _epoch(self, current: Problem, margins: Margins, ladder: _Ladder, *, quickly: bool) -> Proof | None:
+    def _epoch(self, current: Problem, margins: MinMarginals, ladder: _Ladder, *, quickly: bool) -> Proof | None:
         """An integer program where the ladder has one, and improvements beside it."""
 
         def prover(clock: Clock) -> Proof:
@@ -412,16 +370,15 @@ class Search:
                     least_peak=self.least_peak,
                     cells=cells,
                     patience=ladder.patience,
-                    gap=self.gap / 4,
-                    seed=self.seed,
+                    parameters=self.parameters,
                     clock=clock,
                 )
 
             return prove_quickly(one, ladder.cells) if quickly else one(ladder.cells)
 
-        if self.campaign is None or self.best.assignment is None or (ladder.first and current.pairs <= FIRST_CELLS):
+        if self.lns is None or self.best.assignment is None or (ladder.first and current.pairs <= tuned.FIRST_CELLS):
             return None if ladder.ended else prover(self.clock)
-        found, proof = self.campaign.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
+        found, proof = self.lns.run(self.best.assignment, prover if ladder.due else None, ladder.patience, self.clock)
         for assignment in found:
             self.offer(assignment, "improvement")
         return proof
@@ -437,7 +394,7 @@ class Search:
         else:
             self.raise_bound(proof.bound, "kernel")
 
-    def _fixing(self, margins: Margins) -> list[Bools] | None:
+    def _fixing(self, margins: MinMarginals) -> list[Bools] | None:
         """Which strategies may still occur in a better solution; None where that removes little."""
         if self.best.value is None:
             return None
@@ -445,29 +402,31 @@ class Search:
         if not all(mask.any() for mask in keep):
             self._exhausted("fixing")
             return None
-        return keep if _share(keep) < SHRINK else None
+        return keep if _share(keep) < tuned.FIXING_SHRINK else None
 
-    def _kept(self, margins: Margins) -> list[Bools]:
+    def _kept(self, margins: MinMarginals) -> list[Bools]:
         """The strategies that are below the incumbent."""
         assert self.best.value is not None
         room = margins.room(self.best.value)
         return [row < room for row in margins.extra]
 
-    def _sharpening(self, current: Problem, bounding: Bounding, margins: Margins) -> Sharpening | None:
+    def _sharpening(self, current: Problem, bounding: Bounding, margins: MinMarginals) -> Sharpening | None:
         """Exact margins of a problem that is worth shrinking and not known to be too wide for them."""
         count = int(current.offsets[-1])
-        return Sharpening(current, bounding, margins, self.clock) if WORTH_FIXING < count < NARROWER * self.wide else None
+        return (
+            Sharpening(current, bounding, margins, self.clock) if tuned.WORTH_FIXING < count < tuned.SHARPEN_NARROWER * self.wide else None
+        )
 
-    def _sharpen(self, sharpening: Sharpening, current: Problem, restore: Restore) -> Margins:
+    def _sharpen(self, sharpening: Sharpening, current: Problem, restore: Restore) -> MinMarginals:
         """Some steps; the margins after them."""
         started = self.clock.work
         while self.best.value is not None and not sharpening.finished and not self.stopped():
-            sharpening.step(self.best.value, self.gap / 4 * abs(self.best.value))
+            sharpening.step(self.best.value, self.parameters.gap / 4 * abs(self.best.value))
             for assignment in sharpening.found:
                 self.offer(restore(assignment), "elimination")
             sharpening.found.clear()
             self.raise_bound(current.whole(sharpening.margins.base), "elimination")
-            if _share(self._kept(sharpening.margins)) < HALF or self.clock.work - started > SHARPENING:
+            if _share(self._kept(sharpening.margins)) < tuned.SHARPEN_HALF or self.clock.work - started > tuned.SHARPEN_WORK:
                 break
         if sharpening.wide:
             self.wide = float(current.offsets[-1])
@@ -476,12 +435,12 @@ class Search:
 
     def _smaller(self, current: Problem, restore: Restore, keep: list[Bools]) -> tuple[Problem, Restore] | None:
         try:
-            smaller, undo = presolve(current, keep)
+            smaller, postsolve = presolve(current, keep)
         except NoAssignment:
             self._exhausted("fixing")
             return None
         self.clock.spend(1e-3 * current.size)
-        return smaller, lambda x: restore(undo.restore(x))
+        return smaller, lambda x: restore(postsolve.restore(x))
 
 
 def _same(assignment: Ints) -> Ints:
@@ -493,31 +452,15 @@ def _share(keep: list[Bools]) -> float:
     return sum(int(mask.sum()) for mask in keep) / max(1, sum(map(len, keep)))
 
 
-# Exact bounds by elimination, and the multipliers that are best for them.
-#
-#     sharpening = Sharpening(problem, bounding, margins, clock)
-#     while not sharpening.finished:
-#         sharpening.step(incumbent, small)
-#     sharpening.margins, sharpening.prices, sharpening.found
-#
-# For multipliers of the memory rows, elimination finds the least priced cost exactly, and an assignment that has it: a cutting plane
-# (elimination.py). Message passing needs more steps for good multipliers, and its bound may end far below.
-
-STEPS = 12
-"""Multipliers that are tried at most."""
-
-WHOLE_STEPS = 3
-"""Of those, the first ones that go all the way to what the planes say is best."""
-
-REACH = 1.5
-"""Factor by which a step changes a multiplier at most."""
-
-SMALL = 0.05
-"""Part of the distance to the incumbent that a step must promise."""
-
-
 class Sharpening:
-    """Exact margins of one problem, step by step.
+    """Exact bounds of one problem by elimination, step by step, and the multipliers that are best for them.
+
+        sharpening = Sharpening(problem, bounding, margins, clock)
+        while not sharpening.finished:
+            sharpening.step(incumbent, small)
+
+    For multipliers of the memory rows, elimination finds the least priced cost exactly, and an assignment that has it: a cutting plane.
+    Message passing needs more steps for good multipliers, and its bound may end far below.
 
     Attributes:
         margins: the largest bounds that any multipliers gave; none of those given at the start is lost.
@@ -527,14 +470,14 @@ class Sharpening:
         wide: the problem is too wide for any.
     """
 
-    def __init__(self, problem: Problem, bounding: Bounding, margins: Margins, clock: Clock) -> None:
+    def __init__(self, problem: Problem, bounding: Bounding, margins: MinMarginals, clock: Clock) -> None:
         """``bounding``: of the problem, with good multipliers; ``clock``: work is added to it."""
         self.problem, self.bounding, self.margins, self.clock = problem, bounding, margins, clock
         self.prices = self.next = bounding.prices()
         self.best = -np.inf
         self.found: list[Ints] = []
         self.steps = 0
-        self.planes = Planes(problem)
+        self.planes = CuttingPlanes(problem)
         self.order = bounding.order
         self.finished = self.wide = self.order is None
 
@@ -559,14 +502,14 @@ class Sharpening:
             self.planes.add(assignment, self.next)
         room = value - self.margins.base
         single = self.problem.weight or self.problem.limit is None
-        self.finished = bool(single) or bound == -np.inf or self.steps >= STEPS or room <= small
+        self.finished = bool(single) or bound == -np.inf or self.steps >= tuned.SHARPEN_STEPS or room <= small
         if self.finished:
             return
-        answer = self.planes.best(value, near=self.prices, reach=REACH)
-        if answer is None or answer[0] - self.best <= SMALL * room:
+        answer = self.planes.best(value, near=self.prices, reach=tuned.SHARPEN_REACH)
+        if answer is None or answer[0] - self.best <= tuned.SHARPEN_SMALL * room:
             self.finished = True
             return
-        self.next = answer[1] if self.steps <= WHOLE_STEPS and assignment is not None else between(self.prices, answer[1])
+        self.next = answer[1] if self.steps <= tuned.SHARPEN_WHOLE_STEPS and assignment is not None else between(self.prices, answer[1])
 
     def _eliminate(self, parts: Parts, value: int) -> tuple[float, Ints | None]:
         """(The bound, -inf where there is none, and an assignment of least priced cost, if there is one below the value)."""
@@ -596,7 +539,7 @@ class Sharpening:
         base = max(self.margins.base, bound)
         known = [self.margins.base + row for row in self.margins.extra]
         best = known if lows is None else [np.maximum(old, new) for old, new in zip(known, lows, strict=True)]
-        self.margins = Margins(base, [np.maximum(row - base, 0.0) for row in best])
+        self.margins = MinMarginals(base, [np.maximum(row - base, 0.0) for row in best])
 
 
 def _whole(value: int, scale: float) -> int:

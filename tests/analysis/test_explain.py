@@ -22,7 +22,7 @@ from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.plan import Plan, PlannedTensor
-from solver_shard.solve.conflict import narrowed
+from solver_shard.solve.iis import narrowed
 from solver_shard.solve.limits import Clock
 
 pytestmark = pytest.mark.usefixtures("one_thread")

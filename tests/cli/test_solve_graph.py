@@ -228,7 +228,7 @@ def test_what_ended_the_search_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     assert main(["solve-graph", path, "--gap", "0", "--time-limit", "0.5", "-q"]) == 0
     assert "feasible: a limit struck before the gap asked for was proven" in capsys.readouterr().out
     monkeypatch.setattr("solver_shard.solve.search.prove", lambda *_arguments, **_options: Proof(large=True))
-    monkeypatch.setattr("solver_shard.solve.search.IDLE", 0)
+    monkeypatch.setattr("solver_shard.solve.parameters.IDLE_EPOCHS", 0)
     assert main(["solve-graph", path, "--gap", "0", "--time-limit", "600", "-q"]) == 0
     assert (
         "feasible: the gap asked for is not proven, and the solver has nothing left to try; another --seed may" in capsys.readouterr().out

@@ -15,8 +15,8 @@ from solver_shard.graph.pins import folded_constraint, op_constraints, parse_pin
 from solver_shard.graph.symmetry import fold, node_classes
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program, constrain
-from solver_shard.solve.conflict import masks, narrowed
 from solver_shard.solve.engine import solve
+from solver_shard.solve.iis import masks, narrowed
 
 PINS = [
     (mlp(8, 4, 8, 1), ["0.up=S(1)", "x=S(0)", "output=R"]),

@@ -9,8 +9,8 @@ import pytest
 from random_graphs import points, random_graph, some_limit
 
 from solver_shard.graph.choice_graph import MIB, Ints
-from solver_shard.solve.bounds.lagrangian import Dual, Master
-from solver_shard.solve.bounds.min_marginals import marginals
+from solver_shard.solve.bounds.lagrangian import LagrangianDual, RestrictedMaster
+from solver_shard.solve.bounds.min_marginals import min_marginals
 from solver_shard.solve.bounds.trws import Messages, scale_of
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
@@ -70,7 +70,7 @@ def test_bounds_hold_for_any_multipliers(seed: int) -> None:
     if problem is None:
         return
     rng = np.random.default_rng(seed)
-    dual = Dual(problem)
+    dual = LagrangianDual(problem)
     values = [value for x in allowed(problem) if (value := problem.value(x)) is not None]
     for size in (0.0, 1e-3, 1.0, 1e3, 1e6):
         dual.evaluate(rng.random(len(problem.base)) * size * dual.scale, 2)
@@ -83,13 +83,13 @@ def test_marginals_are_what_a_strategy_costs_at_least(seed: int) -> None:
     if problem is None or problem.size == 0:
         return
     rng = np.random.default_rng(seed)
-    dual = Dual(problem)
+    dual = LagrangianDual(problem)
     multipliers = rng.random(len(problem.base)) * rng.choice([0.0, 1e-3, 1.0]) * dual.scale
     for _ in range(3):
         dual.evaluate(multipliers, 2)
     dual.multipliers = multipliers
     parts = dual.parts()
-    extra = marginals(dual.messages, parts, 3, rng)
+    extra = min_marginals(dual.messages, parts, 3, rng)
     base = parts.constant + dual.offset(multipliers)
     for x in allowed(problem):
         value = problem.value(x)
@@ -103,14 +103,14 @@ def test_the_linear_program_over_columns_bounds_the_bound() -> None:
         problem = some_problem(seed)
         if problem is None or not len(problem.base) or problem.limit is None:
             continue
-        dual = Dual(problem)
+        dual = LagrangianDual(problem)
         for x in allowed(problem):
             dual.column(x)
         if not dual.columns:
             continue
         for _ in range(5):
             dual.evaluate(dual.multipliers, 3)
-            answer = Master(dual).solve(dual.multipliers, 1.0 * dual.scale)
+            answer = RestrictedMaster(dual).solve(dual.multipliers, 1.0 * dual.scale)
             assert answer is not None
             assert answer[0] >= dual.best - 1e-6 * abs(dual.best) - 1.0
             dual.evaluate(answer[1], 3)

@@ -9,10 +9,10 @@ import pytest
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph
-from solver_shard.solve import integer_program
-from solver_shard.solve.bounds.lagrangian import Dual
-from solver_shard.solve.conflict import find_conflict
+from solver_shard.solve import integer_program, parameters
+from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.engine import solve
+from solver_shard.solve.iis import compute_infeasible_subsystem
 from solver_shard.solve.integer_program import covering, in_safe_units
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import from_graph
@@ -21,7 +21,7 @@ from solver_shard.solve.problem import from_graph
 def leave_to(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way a integer_program is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
     if way == "highs, labels":
-        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(parameters, "QUICK_WORK", 0.0)
     elif way == "highs, cp-sat":
         monkeypatch.setattr(integer_program, "_enumerated", lambda *_arguments: None)
 
@@ -36,7 +36,7 @@ def test_what_is_blamed_in_dense_graphs_conflicts_and_nothing_of_it_can_be_spare
     found = 0
     for seed in (1072, *range(10_000, 10_080)):  # of the first one CP-SAT's presolve finds an assignment impossible that is not
         graph, pins, every = conflict_cases.dense_case(seed)
-        conflict = find_conflict(graph, pins, time_limit=None)
+        conflict = compute_infeasible_subsystem(graph, pins, time_limit=None)
         assert not conflict_cases.wrong(graph, pins, every, conflict), seed
         found += conflict is not None
     assert found >= 40
@@ -127,11 +127,11 @@ def test_nothing_false_is_proven_of_large_numbers_where_labels_are_left_out(way:
 def test_a_claim_that_one_solver_makes_alone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is called infeasible, or bounded too high, by HiGHS alone."""
     problem, _ = from_graph(large_rows(), limit=large_rows().limit)
-    monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
+    monkeypatch.setattr(parameters, "QUICK_WORK", 0.0)
     for false in (integer_program._Answer(None, None, True, True, 0.1), integer_program._Answer(None, 6_500_000, False, False, 0.1)):
         monkeypatch.setattr(integer_program._Highs, "solve", lambda *_arguments, answer=false: answer)
         for cutoff in (None, 6_700_000):
-            dual = Dual(problem)
+            dual = LagrangianDual(problem)
             dual.evaluate(np.zeros(len(problem.base)), 2)
             found = integer_program.solve_kernel(problem, dual, Clock(None, None), cutoff=cutoff, gap=0.0, seed=0, effort=10.0)
             assert not found.empty

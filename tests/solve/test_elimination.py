@@ -9,9 +9,11 @@ import pytest
 from flat_problems import allowed, some_problem
 
 from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.solve import parameters
 from solver_shard.solve.bounds import elimination
-from solver_shard.solve.bounds.elimination import MOST_ROWS, Exact, Order, TooWide, eliminate, order_of
+from solver_shard.solve.bounds.elimination import Exact, Order, TooWide, eliminate, order_of
 from solver_shard.solve.bounds.trws import Messages, Parts, scale_of
+from solver_shard.solve.parameters import MOST_ROWS
 from solver_shard.solve.problem import Edge, Problem
 
 BLOCKS, PER_BLOCK = 15, 20
@@ -84,7 +86,7 @@ def rising(seed: int, circles: int) -> Problem:
 @pytest.mark.parametrize("windows", [(1e-9,), (1 / 64,), (1 / 4,), (1.0,), (1 / 64, 1 / 4)])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_circles_add_is_found_whatever_the_windows(seed: int, windows: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elimination, "WINDOWS", windows)
+    monkeypatch.setattr(parameters, "FLOOR_WINDOWS", windows)
     problem = rising(seed, 4)
     parts, scale = split(problem, 30)
     least = min(problem.cost(x) for x in allowed(problem)) * scale - parts.constant
@@ -178,6 +180,6 @@ def test_states_of_many_nodes_are_numbered() -> None:
 def test_a_problem_with_too_many_states_around_a_node_is_not_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     circle = rising(0, 1)
     path = replace(circle, edges=circle.edges[:2])
-    monkeypatch.setattr(elimination, "NARROW", 2.5)
+    monkeypatch.setattr(parameters, "NARROW", 2.5)
     assert order_of(circle) is None, "two states of each of three nodes"
     assert order_of(path) is not None

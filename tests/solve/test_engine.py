@@ -14,7 +14,7 @@ from random_graphs import best_value, loopy_graph, points, random_graph, some_li
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import MIB, ChoiceGraph, WarmStart
-from solver_shard.solve import engine, integer_program, search
+from solver_shard.solve import engine, parameters, search
 from solver_shard.solve.engine import solve
 from solver_shard.solve.integer_program import Proof
 from solver_shard.solve.limits import Clock
@@ -28,13 +28,13 @@ def test_optima_of_random_graphs(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(5))
 def test_optima_when_every_stage_is_made_to_work(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "WORTH_FIXING", 0)
-    monkeypatch.setattr(search, "FIRST_CELLS", 3)
+    monkeypatch.setattr(parameters, "WORTH_FIXING", 0)
+    monkeypatch.setattr(parameters, "FIRST_CELLS", 3)
     if block % 2:
-        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(parameters, "QUICK_WORK", 0.0)
     if block > 1:  # leave the problem without its limit at once, and come back to it as soon as there is an incumbent
-        monkeypatch.setattr(engine, "FREE_SHARE", -1.0)
-        monkeypatch.setattr(search, "RELAX_AFTER", -1.0)
+        monkeypatch.setattr(parameters, "FREE_SHARE", -1.0)
+        monkeypatch.setattr(parameters, "RELAX_AFTER", -1.0)
     check_optima(range(1000 + 40 * block, 1000 + 40 * block + 40))
 
 
@@ -119,8 +119,8 @@ def test_the_problem_without_its_limit_closes_the_gap_below_an_incumbent(monkeyp
     graph = loopy_graph(np.random.default_rng(4), "dense", 24)
     best = solve(replace(graph, limit=None), gap=0.0, time_limit=None, work_limit=60.0)
     assert best.status is Status.OPTIMAL
-    monkeypatch.setattr(engine, "FREE_SHARE", -1.0)
-    monkeypatch.setattr(search, "RELAX_AFTER", -1.0)
+    monkeypatch.setattr(parameters, "FREE_SHARE", -1.0)
+    monkeypatch.setattr(parameters, "RELAX_AFTER", -1.0)
     epoch = search.Search._epoch
     monkeypatch.setattr(search.Search, "_epoch", lambda s, p, *a, **o: epoch(s, p, *a, **o) if p.limit is None else Proof(large=True))
     found = solve(replace(graph, limit=best.peak), gap=0.0, time_limit=None, work_limit=60.0)
@@ -169,7 +169,7 @@ def test_an_infeasible_limit_comes_with_a_peak_near_the_least() -> None:
     assert solution.status is Status.INFEASIBLE
     assert solution.peak is not None
     assert solution.peak_bound == graph.limit <= solution.peak
-    assert relative_gap(solution.peak, solution.peak_bound) <= engine.PEAK_GAP
+    assert relative_gap(solution.peak, solution.peak_bound) <= parameters.PEAK_GAP
     assert solution.gap is None
     assert solution.bound is None
     assert solve(graph, time_limit=None).feasible
@@ -180,7 +180,7 @@ def test_the_peak_is_not_minimised_to_the_end_once_nothing_can_keep_the_limit(mo
     assert graph.limit is not None
     small = replace(graph, limit=int(0.97 * graph.limit))
     solution = solve(small, time_limit=None, gap=0.0)
-    monkeypatch.setattr(engine, "PEAK_GAP", 0.0)
+    monkeypatch.setattr(parameters, "PEAK_GAP", 0.0)
     exact = solve(small, time_limit=None, gap=0.0)
     assert solution.status is exact.status is Status.INFEASIBLE
     assert exact.peak == exact.peak_bound == graph.limit
@@ -198,7 +198,7 @@ def test_what_ended_a_search_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert short.status in (Status.FEASIBLE, Status.UNKNOWN)
         assert short.ended == "limit"
     monkeypatch.setattr(search, "prove", lambda *_arguments, **_options: Proof(large=True))
-    monkeypatch.setattr(search, "IDLE", 0)
+    monkeypatch.setattr(parameters, "IDLE_EPOCHS", 0)
     given_up = solve(graph, gap=0.0, time_limit=600.0)
     assert given_up.status is Status.FEASIBLE
     assert given_up.ended == "search"

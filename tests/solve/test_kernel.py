@@ -7,8 +7,8 @@ import pytest
 from random_graphs import best_value, hard_graph, points, random_graph, some_limit
 
 from solver_shard.graph.choice_graph import MIB
-from solver_shard.solve import integer_program
-from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve import integer_program, parameters
+from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.integer_program import solve_kernel
 from solver_shard.solve.limits import Clock, left_behind
 from solver_shard.solve.presolve import presolve
@@ -19,7 +19,7 @@ from solver_shard.solve.problem import from_graph
 def leave_to(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way a integer_program is solved: by labels at once, or by HiGHS, whose claims labels or CP-SAT make again."""
     if way == "highs, labels":
-        monkeypatch.setattr(integer_program, "QUICK_WORK", 0.0)
+        monkeypatch.setattr(parameters, "QUICK_WORK", 0.0)
     elif way == "highs, cp-sat":
         monkeypatch.setattr(integer_program, "_enumerated", lambda *_arguments: None)
 
@@ -43,7 +43,7 @@ def test_optimum_of_a_kernel(seed: int, way: str, monkeypatch: pytest.MonkeyPatc
     except NoAssignment:
         return
     best = best_value(found, limit, objective, weight)
-    dual = Dual(small)
+    dual = LagrangianDual(small)
     for _ in range(3):
         dual.evaluate(rng.random(len(small.base)) * dual.scale * (seed % 3), 2)
     for cutoff in (None, None if best is None else best + 1, best):
@@ -64,7 +64,7 @@ def test_a_call_that_was_left_behind_proves_nothing(monkeypatch: pytest.MonkeyPa
     leave_to("highs, cp-sat", monkeypatch)
     monkeypatch.setattr(integer_program, "call_watched", lambda *_arguments, **_options: None)
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 8, degree=4, room=2.0), limit=None)
-    dual = Dual(problem)
+    dual = LagrangianDual(problem)
     dual.evaluate(np.zeros(len(problem.base)), 2)
     result = solve_kernel(problem, dual, Clock(None, None), cutoff=None, gap=0.0, seed=0, effort=10.0)
     assert (result.assignment, result.bound, result.empty, result.proven) == (None, None, False, False)
@@ -72,7 +72,7 @@ def test_a_call_that_was_left_behind_proves_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_cp_sat_ends_when_the_caller_stops() -> None:
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 60), limit=None)
-    dual = Dual(problem)
+    dual = LagrangianDual(problem)
     dual.evaluate(np.zeros(len(problem.base)), 2)
     polls = 0
     clock = Clock(3600.0, None)
@@ -107,5 +107,5 @@ def test_a_bound_near_the_known_value_is_a_proof(bound: int, proven: bool) -> No
     graph = random_graph(np.random.default_rng(0), 4, 3)
     small, _ = presolve(from_graph(graph, limit=None)[0])
     backend = _NearTheCutoff(bound)
-    result = integer_program._lazily(small, backend, Dual(small), Clock(None, None), 10_000, 5.0, 1e-3)  # type: ignore[arg-type]
+    result = integer_program._lazily(small, backend, LagrangianDual(small), Clock(None, None), 10_000, 5.0, 1e-3)  # type: ignore[arg-type]
     assert (result.proven, result.bound, result.assignment) == (proven, bound, None)

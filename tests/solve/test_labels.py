@@ -10,14 +10,14 @@ from flat_problems import allowed, some_problem
 from random_graphs import hard_graph
 
 from solver_shard.graph.choice_graph import MIB
-from solver_shard.solve.bounds import labels
+from solver_shard.solve import parameters
 from solver_shard.solve.bounds.labels import TooMany, best_below, split_of
-from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.problem import Problem, from_graph
 
 
-def some_question(seed: int) -> tuple[Problem, Dual | None, list[int]]:
+def some_question(seed: int) -> tuple[Problem, LagrangianDual | None, list[int]]:
     """A problem with or without a limit and a weight on the peak, a dual at some multipliers or none, and all objectives, ascending."""
     rng = np.random.default_rng(seed)
     problem = some_problem(rng, nodes=int(rng.integers(1, 7)), degree=float(rng.choice([0.8, 1.6, 3.0])))
@@ -26,7 +26,7 @@ def some_question(seed: int) -> tuple[Problem, Dual | None, list[int]]:
     values = sorted(value for x in allowed(problem) if (value := problem.value(x)) is not None)
     dual = None
     if rng.random() < 0.7:
-        dual = Dual(problem)
+        dual = LagrangianDual(problem)
         for _ in range(2):
             dual.evaluate(rng.random(len(problem.base)) * dual.scale * float(rng.choice([0.0, 1e-3, 1.0])), 2)
     return problem, dual, values
@@ -58,9 +58,9 @@ def test_more_labels_than_allowed_prove_nothing() -> None:
 
 def test_a_problem_that_is_too_wide_or_has_too_many_times_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, _ = from_graph(hard_graph(np.random.default_rng(0), 16, degree=6, room=2.0), limit=10**6)
-    for name in ("WIDEST", "MOST_USES", "MOST_CELLS"):
+    for name in ("LABEL_WIDEST", "LABEL_USES", "LABEL_CELLS"):
         with monkeypatch.context() as less:
-            less.setattr(labels, name, 1)
+            less.setattr(parameters, name, 1)
             with pytest.raises(TooMany):
                 best_below(problem, None)
 

@@ -15,24 +15,25 @@ from enumeration import enumerate_allowed
 from random_graphs import best_value, hard_graph, points, random_graph, some_limit
 
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints
-from solver_shard.solve import bounds, limits, search
-from solver_shard.solve.bounds import LARGE_CELLS, LARGE_FREE_CELLS, is_large
+from solver_shard.solve import limits, parameters, search
+from solver_shard.solve.bounds import is_large
 from solver_shard.solve.bounds.subgradient import Relaxation
 from solver_shard.solve.bounds.trws import scale_of
-from solver_shard.solve.campaign import Campaign
 from solver_shard.solve.engine import solve
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.integer_program import Proof
 from solver_shard.solve.limits import Clock
+from solver_shard.solve.parameters import LARGE_CELLS, LARGE_FREE_CELLS, SolveParameters
 from solver_shard.solve.presolve import presolve
+from solver_shard.solve.primal.lns import LargeNeighbourhoodSearch
 from solver_shard.solve.problem import Edge, Problem, from_graph
 from solver_shard.solve.solution import Event, Status
 
 
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "LARGE_CELLS", -1)
-    monkeypatch.setattr(bounds, "LARGE_FREE_CELLS", -1)
+    monkeypatch.setattr(parameters, "LARGE_CELLS", -1)
+    monkeypatch.setattr(parameters, "LARGE_FREE_CELLS", -1)
 
 
 def case(seed: int) -> tuple[ChoiceGraph, int | None]:
@@ -67,7 +68,7 @@ def test_a_finished_proof_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> No
     def never(*_arguments: object, **_options: object) -> None:
         raise AssertionError("an epoch of improvements for a problem that one program solves")
 
-    monkeypatch.setattr(Campaign, "run", never)
+    monkeypatch.setattr(LargeNeighbourhoodSearch, "run", never)
     closed = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -88,8 +89,8 @@ def mid_size(seed: int) -> ChoiceGraph:
 
 @pytest.mark.usefixtures("everything_is_large")
 def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "FIRST_CELLS", 1)  # improvements beside every program
-    monkeypatch.setattr(search, "FIRST_WORK", 0.1)
+    monkeypatch.setattr(parameters, "FIRST_CELLS", 1)  # improvements beside every program
+    monkeypatch.setattr(parameters, "ANNEALING_FIRST_WORK", 0.1)
     epochs: list[int] = []
     run = limits.run
 
@@ -117,8 +118,8 @@ def test_epochs_improve_an_incumbent_and_keep_the_limit(monkeypatch: pytest.Monk
             break
     first = problem.value(found[0])
     assert first is not None
-    monkeypatch.setattr(search, "FIRST_WORK", 0.2)
-    epochs = Campaign(relaxation, seed=0, workers=1)
+    monkeypatch.setattr(parameters, "ANNEALING_FIRST_WORK", 0.2)
+    epochs = LargeNeighbourhoodSearch(relaxation, SolveParameters(workers=1))
     epochs.reprice(relaxation.prices())
     incumbent, value = found[0], first
     for _ in range(2):
@@ -146,7 +147,7 @@ def test_a_search_ends_that_has_nothing_to_improve_and_no_program_to_solve(monke
         return False
 
     clock.halt = halt
-    found = search.Search(problem, clock, gap=0.0, seed=0, report=lambda *_arguments: None)
+    found = search.Search(problem, clock, SolveParameters(gap=0.0), report=lambda *_arguments: None)
     found.best.value = 1
     found.run()
     assert found.best.assignment is None
@@ -158,7 +159,7 @@ def test_regions_where_nothing_uses_memory() -> None:
     usages = np.where(np.arange(len(graph.usages)) % 6, graph.usages, 0)
     problem, _ = from_graph(replace(graph, usages=usages, limit=1), limit=1)
     relaxation = Relaxation(Flat.of(problem, scale_of(problem)), {}, np.random.default_rng(0))
-    epochs = Campaign(relaxation, seed=0, workers=1)
+    epochs = LargeNeighbourhoodSearch(relaxation, SolveParameters(workers=1))
     epochs.reprice({})
     epochs.work = 0.1
     offers, _ = epochs.run(np.zeros(problem.size, dtype=np.int64), None, 1.0, Clock(None, 10.0))
@@ -189,7 +190,7 @@ import numpy as np
 from random_graphs import hard_graph
 from solver_shard.solve import bounds
 from solver_shard.solve.engine import solve
-bounds.LARGE_CELLS = bounds.LARGE_FREE_CELLS = int(sys.argv[2])
+parameters.LARGE_CELLS = parameters.LARGE_FREE_CELLS = int(sys.argv[2])
 graph = hard_graph(np.random.default_rng(2), int(sys.argv[3]), strategies=3, degree=3, room=1.2)
 found = solve(graph, gap=0.0, seed=0, time_limit=None, work_limit=0.3, workers=1)
 print(json.dumps([found.assignment, found.bound, found.work, "numba" in sys.modules]))

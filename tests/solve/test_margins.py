@@ -8,7 +8,7 @@ from flat_problems import allowed, some_problem
 
 from solver_shard.solve.bounds.subgradient import Rows
 from solver_shard.solve.bounds.trws import scale_of
-from solver_shard.solve.bounds.trws_compiled import Passing, _split, margins
+from solver_shard.solve.bounds.trws_compiled import Passing, _split, min_marginals
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.problem import Problem
 
@@ -45,7 +45,7 @@ def test_no_allowed_assignment_is_below_the_bound_of_any_of_its_strategies(block
         passing = Passing(flat)
         for _ in range(int(rng.integers(0, 6))):
             passing.sweep(theta)
-        base, extra = margins(passing, theta, forests=int(rng.integers(0, 4)), rng=rng)
+        base, extra = min_marginals(passing, theta, forests=int(rng.integers(0, 4)), rng=rng)
         assert (extra >= 0).all(), seed
         least = np.concatenate(least_by_strategy(problem, flat, theta))
         assert (base + extra <= least).all(), seed
@@ -92,6 +92,6 @@ def test_a_tree_without_prices_is_exact_after_enough_sweeps(seed: int) -> None:
     passing = Passing(flat)
     for _ in range(30):
         passing.sweep(flat.theta)
-    base, extra = margins(passing, flat.theta, forests=1, rng=rng)
+    base, extra = min_marginals(passing, flat.theta, forests=1, rng=rng)
     least = np.concatenate(least_by_strategy(problem, flat, flat.theta))
     assert np.abs(base + extra - least).max() <= 1e-3 * flat.scale

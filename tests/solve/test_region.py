@@ -11,7 +11,7 @@ from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
-from solver_shard.solve.primal.region import region
+from solver_shard.solve.primal.lns import region
 from solver_shard.solve.problem import Edge, Problem
 
 SEEDS = range(120)

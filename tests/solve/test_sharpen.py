@@ -10,13 +10,14 @@ from flat_problems import allowed, optimum, some_problem
 
 from solver_shard.solve import search
 from solver_shard.solve.bounds import Bounding, SmallBounding
-from solver_shard.solve.bounds.elimination import Planes, TooWide, between
+from solver_shard.solve.bounds.elimination import CuttingPlanes, TooWide, between
 from solver_shard.solve.bounds.subgradient import LargeBounding
 from solver_shard.solve.bounds.trws import Parts
-from solver_shard.solve.integer_program import Margins
+from solver_shard.solve.integer_program import MinMarginals
 from solver_shard.solve.limits import Clock
+from solver_shard.solve.parameters import SHARPEN_STEPS
 from solver_shard.solve.problem import Problem
-from solver_shard.solve.search import STEPS, Sharpening
+from solver_shard.solve.search import Sharpening
 
 
 def bounding_of(problem: Problem, rng: np.random.Generator, *, large: bool, value: int | None, steps: int) -> Bounding:
@@ -53,7 +54,7 @@ def test_margins_hold_and_only_rise(block: int, large: bool) -> None:
         value = best + int(rng.choice([1, 1 + best // 10, 10 + best]))
         bounding = bounding_of(problem, rng, large=large, value=value, steps=int(rng.integers(0, 4)))
         sharpening = Sharpening(problem, bounding, bounding.margins(), Clock(None, None))
-        for _ in range(STEPS + 1):
+        for _ in range(SHARPEN_STEPS + 1):
             before = sharpening.margins
             if sharpening.finished:
                 break
@@ -146,7 +147,7 @@ def test_an_incumbent_that_comes_nearer_opens_it_again() -> None:
 
 def test_multipliers_stay_in_reach_and_no_larger_than_they_must() -> None:
     problem = knapsack(0)
-    planes = Planes(problem)
+    planes = CuttingPlanes(problem)
     assert problem.limit is not None
     over = next(x for x in allowed(problem) if problem.profile(x)[0] > problem.limit)
     planes.add(over, {})
@@ -201,9 +202,9 @@ def test_what_is_looked_for_costs_less_than_the_incumbent_to_the_last_digit() ->
     """Beyond 2**53 the float of a value may be below it: a strategy between the two may still be in a better solution."""
     value = 2**60 + 2**11 + 3
     assert float(value) < value
-    margins = Margins(0.0, [np.array([float(value), float(value) - 2**11, float(value) + 2**11])])
+    margins = MinMarginals(0.0, [np.array([float(value), float(value) - 2**11, float(value) + 2**11])])
     assert (margins.extra[0] < margins.room(value)).tolist() == [True, True, False]
-    assert Margins(0.5, []).room(3) == 2.5
+    assert MinMarginals(0.5, []).room(3) == 2.5
     for scale in (1.0, 2.0**20, 2.0**-11):
         assert Fraction(search._whole(value, scale)) / Fraction(scale) >= value
     assert search._whole(value, 2.0**-11) == 2**49 + 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from solver_shard.solve import limits
+from solver_shard.solve import limits, parameters
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="tasks run in this process where there is no fork")
 
@@ -85,7 +85,7 @@ def test_an_error_of_a_task_is_raised_wherever_it_runs(workers: int, place: int)
 
 @forks
 def test_a_child_that_never_answers_is_ended_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GRACE", 0.0)
+    monkeypatch.setattr(parameters, "TASK_GRACE", 0.0)
     asked: list[int] = []
 
     def over() -> bool:
@@ -104,7 +104,7 @@ def test_an_error_of_the_own_task_ends_the_children() -> None:
 
 @forks
 def test_a_child_that_ignores_being_asked_to_end_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "GRACE", 0.0)
+    monkeypatch.setattr(parameters, "TASK_GRACE", 0.0)
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def stubborn() -> int:

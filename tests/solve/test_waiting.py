@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from solver_shard.solve import limits
+from solver_shard.solve import parameters
 from solver_shard.solve.limits import Clock, call_watched, left_behind
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "POLL", 0.001)
-    monkeypatch.setattr(limits, "GRACE", 0.05)
+    monkeypatch.setattr(parameters, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(parameters, "TASK_GRACE", 0.05)
 
 
 @pytest.fixture

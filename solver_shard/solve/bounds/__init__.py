@@ -1,8 +1,8 @@
 """Two ways to bound a problem and to price its memory, behind one face: exact small tables, or flat arrays for large ones.
 
-Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (pricing.py), with
+Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (generation.py), with
 numpy alone, and so are those of medium size without memory. Large ones are relaxed on flat arrays by compiled loops
-(solve/bounds/__init__.py), with rows for the few times that matter.
+(subgradient.py), with rows for the few times that matter.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from typing import Protocol
 import numpy as np
 
 from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.elimination import Order, order_of
-from solver_shard.solve.bounds.lagrangian import Column, Dual, Pricing
-from solver_shard.solve.bounds.min_marginals import marginals
+from solver_shard.solve.bounds.lagrangian import Column, ColumnGeneration, LagrangianDual
+from solver_shard.solve.bounds.min_marginals import min_marginals
 from solver_shard.solve.bounds.trws import Parts
-from solver_shard.solve.integer_program import Margins
+from solver_shard.solve.integer_program import MinMarginals
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import Problem
-
-LARGE_CELLS = 20_000
-LARGE_COUNTS = 2**24
-"""Pairs, and times x columns, above which a problem is large."""
-
-LARGE_FREE_CELLS = 600_000
-"""Pairs above which a problem without memory is large: messages alone nearly always solve it, and sweeps are cheap."""
 
 MOST = 2.0**51
 """Unary costs of a small problem together up to which its messages are exact: the prices of memory have no end."""
 
-SETTLING = 10
-"""Sweeps at new multipliers before a problem is split."""
 
 Found = Callable[[int, Ints | None, str], None]
 """Called after every step with the bound and a decoded assignment, if any."""
@@ -43,7 +35,10 @@ def is_large(problem: Problem) -> bool:
     """Whether a problem is bounded on flat arrays."""
     if problem.weight or not problem.size:
         return False
-    return problem.pairs > (LARGE_CELLS if len(problem.base) else LARGE_FREE_CELLS) or len(problem.base) * problem.width > LARGE_COUNTS
+    return (
+        problem.pairs > (tuned.LARGE_CELLS if len(problem.base) else tuned.LARGE_FREE_CELLS)
+        or len(problem.base) * problem.width > tuned.LARGE_COUNTS
+    )
 
 
 class Bounding(Protocol):
@@ -68,7 +63,7 @@ class Bounding(Protocol):
     def level(self) -> float:
         """The best bound so far, in units of the objective."""
 
-    def margins(self) -> Margins:
+    def margins(self) -> MinMarginals:
         """How much every strategy costs at least."""
 
     def split(self, prices: Mapping[int, float]) -> Parts:
@@ -82,7 +77,7 @@ class Bounding(Protocol):
 
 
 class SmallBounding(Bounding):
-    """See ``Bounding``; by pricing.py."""
+    """See ``Bounding``; by generation.py."""
 
     def __init__(
         self,
@@ -98,33 +93,33 @@ class SmallBounding(Bounding):
     ) -> None:
         self.problem, self.clock, self.rng = problem, clock, rng
 
-        def report(dual: Dual, column: Column | None, source: str) -> None:
+        def report(dual: LagrangianDual, column: Column | None, source: str) -> None:
             found(dual.bound, None if column is None else column.assignment, source)
 
         start = np.array([prices.get(t, 0.0) for t in problem.times.tolist()])
-        self.pricing = Pricing(problem, clock, gap=gap, found=report, value=value, start=start, least_peak=least_peak)
-        self.scale = self.pricing.dual.scale
+        self.generation = ColumnGeneration(problem, clock, gap=gap, found=report, value=value, start=start, least_peak=least_peak)
+        self.scale = self.generation.dual.scale
 
     def steps(self) -> Iterator[None]:
-        return self.pricing.steps()
+        return self.generation.steps()
 
     def level(self) -> float:
-        return self.pricing.dual.best / self.pricing.dual.scale
+        return self.generation.dual.best / self.generation.dual.scale
 
-    def margins(self) -> Margins:
-        dual = self.pricing.dual
+    def margins(self) -> MinMarginals:
+        dual = self.generation.dual
         parts = dual.parts()
-        least = marginals(dual.messages, parts, 4, self.rng)
+        least = min_marginals(dual.messages, parts, 4, self.rng)
         self.clock.spend(dual.messages.work * 10)
-        return Margins((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
+        return MinMarginals((parts.constant + dual.offset(dual.multipliers)) / dual.scale, [row / dual.scale for row in least])
 
     def split(self, prices: Mapping[int, float]) -> Parts:
-        dual, messages = self.pricing.dual, self.pricing.dual.messages
+        dual, messages = self.generation.dual, self.generation.dual.messages
         multipliers = np.array([prices.get(t, 0.0) for t in self.problem.times.tolist()]) * dual.scale
         theta = dual.price(multipliers)
         if sum(float(row[np.isfinite(row)].max(initial=0)) for row in theta) > MOST:
             return Parts(-np.inf, theta, messages.cores)
-        for _ in range(SETTLING):
+        for _ in range(tuned.SPLIT_SWEEPS):
             messages.sweep(theta)
             self.clock.spend(messages.work)
             if self.clock.over():
@@ -133,5 +128,5 @@ class SmallBounding(Bounding):
         return Parts(parts.constant + dual.offset(multipliers), parts.unary, parts.tables)
 
     def prices(self) -> dict[int, float]:
-        dual = self.pricing.dual
+        dual = self.generation.dual
         return dict(zip(self.problem.times.tolist(), (dual.multipliers / dual.scale).tolist(), strict=True))

@@ -30,15 +30,9 @@ from ortools.linear_solver import pywraplp
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import MIB, Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.trws import Parts
 from solver_shard.solve.problem import Edge, Floats, Problem
-
-MOST_ROWS = 30_000_000
-"""Rows of all joined tables together: some seconds, and about a gigabyte."""
-
-NARROW = 66.0
-"""Logarithm to base 2 of the states of a node and those around it when it is eliminated, up to which a problem is narrow. The most are
-2**20 to 2**60 in traced models on one to three axes, 2**77 to 2**560 in large graphs that have no such layers."""
 
 EXACT = 2.0**53
 """Whole numbers up to this are exact, and so are their sums."""
@@ -46,14 +40,6 @@ EXACT = 2.0**53
 MOST_STATES = 2.0**61
 """Numbers of states stay below this."""
 
-WINDOWS = (1 / 16, 1 / 4)
-"""Parts of the room within which the first pass keeps rows; the next one is tried where that limits a rise."""
-
-FEWER = 4
-"""How many times fewer rows the first pass may make: where it is not cheap, the next one is out of reach."""
-
-ROW_WORK, TABLE_WORK = 2e-7, 7e-5
-"""Work of a row and of a table."""
 
 Places = NDArray[np.int32]
 
@@ -126,7 +112,7 @@ def order_of(problem: Problem) -> Order | None:
         found, v = heapq.heappop(queue)
         if gone[v] or found != weights[v]:
             continue
-        if found > NARROW:
+        if found > tuned.NARROW:
             return None
         gone[v] = True
         nodes.append(v)
@@ -141,7 +127,9 @@ def order_of(problem: Problem) -> Order | None:
     return Order(nodes=nodes, parent=[min(near[v], key=place.__getitem__, default=-1) for v in range(problem.size)])
 
 
-def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: int = MOST_ROWS, over: Callable[[], bool] = _never) -> Exact:
+def eliminate(
+    problem: Problem, parts: Parts, room: float, order: Order, most: int = tuned.MOST_ROWS, over: Callable[[], bool] = _never
+) -> Exact:
     """The exact minimum below ``room``.
 
     Args:
@@ -156,8 +144,8 @@ def eliminate(problem: Problem, parts: Parts, room: float, order: Order, most: i
         TooWide: that takes more than so many rows, or ``over`` says so.
     """
     rises, work = np.zeros(problem.size), 0.0
-    for window in WINDOWS:
-        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // FEWER, over)
+    for window in tuned.FLOOR_WINDOWS:
+        floors = _Floors(problem, max(1.0, np.ceil(window * room)), most // tuned.FLOOR_FEWER, over)
         try:
             floors.run(parts, order)
         except _Wide:
@@ -230,7 +218,7 @@ class _Joins:
 
     def work(self) -> float:
         """Work spent so far."""
-        return ROW_WORK * self.rows + TABLE_WORK * len(self.tables)
+        return tuned.ROW_WORK * self.rows + tuned.TABLE_WORK * len(self.tables)
 
     def fill(self, parts: Parts, masks: Sequence[Bools], pairs: Sequence[tuple[Ints, Ints, Floats]]) -> None:
         """The tables of nodes, of these strategies, and of edges, of these pairs of them."""
@@ -483,20 +471,15 @@ def _ends(values: Floats, begin: Ints, end: Ints, most: Floats) -> Ints:
     return low
 
 
-# Cutting planes on the bound as a function of the multipliers (Kelley 1960).
-#
-#     planes.add(assignment, prices)
-#     bound, prices = planes.best(incumbent)      # what the planes allow at best, and where
-#
-# Every allowed assignment is one: at multipliers l the bound is at most its cost plus, over all times, l_t (bytes at t - limit). The best
-# multipliers for all planes so far, or half way between those and the best ones known, are tried next.
+class CuttingPlanes:
+    """Cutting planes on the bound as a function of the multipliers (Kelley 1960).
 
-TIE = 1e-7
-"""Part of the price of the whole limit by which smaller multipliers are preferred."""
+        planes.add(assignment, prices)
+        bound, prices = planes.best(incumbent, near, reach)     # what the planes allow at best, and where
 
-
-class Planes:
-    """The bound is at most cost + sum over times of multiplier x (bytes - limit), for every assignment known."""
+    Every allowed assignment is one: at multipliers l the bound is at most its cost plus, over all times, l_t (bytes at t - limit). The best
+    multipliers for all planes so far, or half way between those and the best ones known, are tried next.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -538,7 +521,7 @@ class Planes:
         objective.SetMaximization()
         objective.SetCoefficient(bound, 1.0)
         for multiplier in multipliers:  # of the best ones the least: beyond them lies nothing that is known
-            objective.SetCoefficient(multiplier, -TIE * max(limit, 1) / MIB)
+            objective.SetCoefficient(multiplier, -tuned.PLANES_TIE * max(limit, 1) / MIB)
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
         prices = {t: m.solution_value() / scale for t, m in zip(labels, multipliers, strict=True)}

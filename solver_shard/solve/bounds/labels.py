@@ -25,37 +25,14 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import MAX_BYTES, MIB, Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.elimination import EXACT
-from solver_shard.solve.bounds.lagrangian import Dual
+from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.bounds.trws import Parts
 from solver_shard.solve.problem import Floats, Problem
 
-MOST_CELLS = 2**24
-"""Numbers that the labels of one step may have."""
-
-MOST_USES = 2**24
-"""Strategies x times of a problem that is tried."""
-
 MOST_WEIGHT = 2**42
 """Weight of the peak whose product with a MiB is below 2**63."""
-
-WIDEST = 26.0
-"""Logarithm to base 2 of the states of an order's widest step beyond which a problem is not tried."""
-
-STARTS = 6
-"""Nodes that an order is tried from."""
-
-NODE_WORK, CELL_WORK = 4e-4, 6e-9
-"""Work of a step, and of a number in it."""
-
-COMPARED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Distances in a sorted list at which labels are compared."""
-
-MIXTURES = 4
-"""Sortings after which labels are compared."""
-
-MANY = 64
-"""Labels from which on all these comparisons are worth their work."""
 
 
 class TooMany(Exception):  # noqa: N818 - not an error: it ends one way of proving
@@ -81,14 +58,14 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class Enumeration:
     """The best assignment below the target, None where there is none, and the work that it took."""
 
     assignment: Ints | None
     work: float
 
 
-def split_of(dual: Dual) -> Split | None:
+def split_of(dual: LagrangianDual) -> Split | None:
     """At a dual's best multipliers; None where sums would not be exact."""
     parts = dual.parts()
     most = sum(float(row[np.isfinite(row)].max(initial=0)) for row in parts.unary)
@@ -107,7 +84,7 @@ def best_below(
     least_peak: int = 0,
     most_work: float = np.inf,
     over: Callable[[], bool] = lambda: False,
-) -> Answer:
+) -> Enumeration:
     """See the module.
 
     Args:
@@ -150,19 +127,19 @@ class _Labels:
         self.times = len(problem.base) if counted else 0
         self.base = problem.base if counted else problem.base[:0]
 
-    def run(self) -> Answer:
+    def run(self) -> Enumeration:
         problem = self.problem
         if self.room <= 0 or self.parts_room <= 0 or (self.limit is not None and self.low > self.limit):
-            return Answer(None, self.work)
-        if self.times * max(int(problem.offsets[-1]), problem.width) > MOST_USES or problem.weight > MOST_WEIGHT:
+            return Enumeration(None, self.work)
+        if self.times * max(int(problem.offsets[-1]), problem.width) > tuned.LABEL_USES or problem.weight > MOST_WEIGHT:
             raise TooMany(self.work)
         order, widest = _order(problem)
         self.work += 1e-4 * problem.size
-        if widest > WIDEST:
+        if widest > tuned.LABEL_WIDEST:
             raise TooMany(self.work)
         return self._along(order)
 
-    def _along(self, order: list[int]) -> Answer:
+    def _along(self, order: list[int]) -> Enumeration:
         problem = self.problem
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -204,13 +181,13 @@ class _Labels:
             state, rows, chosen = self._step(state, v, front, later[v], use, new, rest, left)
             trail.append((rows, chosen))
             if not len(state.cost):
-                return Answer(None, self.work)
+                return Enumeration(None, self.work)
         best = self._best(state)
         found = np.empty(problem.size, dtype=np.int64)
         for v, (rows, chosen) in zip(reversed(order), reversed(trail), strict=True):
             found[v] = chosen[best]
             best = int(rows[best])
-        return Answer(found, self.work)
+        return Enumeration(found, self.work)
 
     def _uses(self) -> list[Ints]:
         """Bytes per strategy and time of every node."""
@@ -326,19 +303,19 @@ class _Labels:
             codes, states_count = codes * size + column, states_count * size
         if self.problem.weight:
             used = np.concatenate([used, top[:, None]], axis=1)
-        if len(kept) > MANY and used.shape[1]:
+        if len(kept) > tuned.LABEL_MANY and used.shape[1]:
             used = used[:, (used != used[:1]).any(axis=0)]
         near = np.stack([cost.astype(np.float64), *used.T.astype(np.float64)], axis=1)
         near -= near.min(axis=0)
         near /= np.maximum(near.max(axis=0), 1.0)
         rng = np.random.default_rng(0)
-        for mixture in range(MIXTURES if len(kept) > MANY else 1):
+        for mixture in range(tuned.LABEL_SORTINGS if len(kept) > tuned.LABEL_MANY else 1):
             weights = np.concatenate([[1e6 if mixture == 0 else 1.0], 3 * rng.random(used.shape[1]) ** 3])
             self._count(len(kept) * (near.shape[1] + 20))
             order = np.lexsort((near[kept] @ weights, codes[kept]))
             kept = kept[order]
             dead = np.zeros(len(kept), dtype=bool)
-            for far in COMPARED:
+            for far in tuned.LABEL_DISTANCES:
                 ahead = np.flatnonzero((codes[kept[far:]] == codes[kept[:-far]]) & ~dead[far:]) if far < len(kept) else kept[:0]
                 if not len(ahead):
                     break
@@ -350,8 +327,8 @@ class _Labels:
         return np.sort(kept)
 
     def _count(self, cells: int) -> None:
-        self.work += NODE_WORK / 4 + CELL_WORK * cells
-        if cells > MOST_CELLS or self.work > self.most_work or self.over():
+        self.work += tuned.LABEL_NODE_WORK / 4 + tuned.LABEL_CELL_WORK * cells
+        if cells > tuned.LABEL_CELLS or self.work > self.most_work or self.over():
             raise TooMany(self.work)
 
 
@@ -388,7 +365,7 @@ def _order(problem: Problem) -> tuple[list[int], float]:
         around[edge.b].add(edge.a)
     logs = np.log2(problem.sizes).tolist()
     best: tuple[float, float, list[int]] | None = None
-    for start in range(min(problem.size, STARTS)):
+    for start in range(min(problem.size, tuned.LABEL_STARTS)):
         found = _order_from(start, around, logs)
         if best is None or found[:2] < best[:2]:
             best = found

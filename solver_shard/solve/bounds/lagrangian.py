@@ -6,7 +6,7 @@ For multipliers l >= 0 (cost per byte, one per time) and every assignment x with
 
 where lo and hi bound the peak and w is the peak's weight in the objective. The first minimum is bounded from below by message
 passing (trws.py). Products with multipliers are rounded down, the last term is widened by 1e-12 of itself: more than the
-rounding of its few hundred float64 operations. So ``Dual.evaluate`` returns a valid bound, whatever the multipliers.
+rounding of its few hundred float64 operations. So ``LagrangianDual.evaluate`` returns a valid bound, whatever the multipliers.
 
 The search: every assignment that is decoded on the way is a column (cost, usage per time) of a small linear program, whose duals
 are the best multipliers if only these assignments existed (Dantzig-Wolfe). Multipliers are tried between those and the best
@@ -22,7 +22,8 @@ import numpy as np
 from ortools.linear_solver import pywraplp
 
 from solver_shard.graph.choice_graph import MIB, Ints
-from solver_shard.solve.bounds.trws import FAR, FIRST_SLOW, SLACKS, SLOWER, Messages, Parts, scale_of
+from solver_shard.solve import parameters as tuned
+from solver_shard.solve.bounds.trws import Messages, Parts, scale_of
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import Floats, Problem
 
@@ -38,7 +39,7 @@ class Column:
     usage: Ints
 
 
-class Dual:
+class LagrangianDual:
     """Bounds and assignments from multipliers.
 
     Attributes:
@@ -138,14 +139,14 @@ class Dual:
         return self.problem.whole(value)
 
 
-class Master:
+class RestrictedMaster:
     """The linear program over columns, with multipliers kept in a box around a centre.
 
     Its primal: the cheapest mixture of the columns, where bytes above the peak cost the upper corner of the box and bytes below
     it earn the lower corner.
     """
 
-    def __init__(self, dual: Dual) -> None:
+    def __init__(self, dual: LagrangianDual) -> None:
         self.dual = dual
         solver = pywraplp.Solver.CreateSolver("GLOP")
         self.solver, infinity = solver, solver.infinity()
@@ -186,28 +187,22 @@ class Master:
         return self.objective.Value() / self.money, multipliers, bool((multipliers > centre + 0.999 * radius).any())
 
 
-# Steps towards a good bound: message passing, then multipliers on the times that bind.
-#
-#     for _ in Pricing(problem, ...).steps():
-#         ...     # the bound or the assignments may have become better; stop whenever that is enough
-#
-# 1. *sweeps* at the multipliers of the start until the bound hardly moves;
-# 2. *weights*, where the peak is the objective or no assignment within the limit is known: multipliers of a fixed sum that follow
-#    the use of memory (multiplicative weights). They come close to the best multipliers of a least peak within some dozen steps, and
-#    what they decode uses little memory;
-# 3. *boxes*: multipliers from the linear program over all decoded assignments (dual.Master) within a box around the best ones. The
-#    box grows when the program's promise is kept and shrinks when it was far off.
-
-Found = Callable[[Dual, Column | None, str], None]
+Found = Callable[[LagrangianDual, Column | None, str], None]
 """Called after every step with the decoded assignment, if any."""
 
 
-WINDOW = 15
-"""Steps within which the bound must rise by a twentieth of the distance to the incumbent."""
+class ColumnGeneration:
+    """Steps towards a good bound: message passing, then multipliers on the times that bind, by column generation.
 
+        for _ in ColumnGeneration(problem, ...).steps():
+            ...     # the bound or the assignments may have become better; stop whenever that is enough
 
-class Pricing:
-    """The steps on one problem.
+    1. *sweeps* at the multipliers of the start until the bound hardly moves;
+    2. *weights*, where the peak is the objective or no assignment within the limit is known: multipliers of a fixed sum that follow the use
+       of memory (multiplicative weights). They come close to the best multipliers of a least peak within some dozen steps, and what they
+       decode uses little memory;
+    3. *boxes*: multipliers from the linear program over all decoded assignments (``RestrictedMaster``) within a box around the best ones.
+       The box grows when the program's promise is kept and shrinks when it was far off.
 
     Attributes:
         dual: bound, multipliers and columns so far.
@@ -218,7 +213,7 @@ class Pricing:
         self, problem: Problem, clock: Clock, *, gap: float, found: Found, value: Callable[[], int | None], start: Floats, least_peak: int
     ) -> None:
         self.problem, self.clock, self.gap, self.found, self.value = problem, clock, gap, found, value
-        self.dual = Dual(problem, least_peak=least_peak)
+        self.dual = LagrangianDual(problem, least_peak=least_peak)
         self.start = start * self.dual.scale
         self.done = False
 
@@ -248,15 +243,15 @@ class Pricing:
         return bound, column
 
     def _sweeps(self) -> Iterator[None]:
-        stale, slow = 0, FIRST_SLOW
+        stale, slow = 0, tuned.FIRST_ROUNDING
         limited = bool(len(self.problem.base))
         for step in range(5 if limited else 80):
             before = self.dual.best
             self._evaluate(self.start, 5, "messages", careful=limited or step > 0)
             if not limited and self.dual.best - before <= slow * abs(self.dual.best):
-                if self.room() > FAR * slow * abs(self.dual.best):
+                if self.room() > tuned.ROUNDING_FAR * slow * abs(self.dual.best):
                     self.found(self.dual, self._tight(), "rounding")
-                slow *= SLOWER
+                slow *= tuned.NEXT_ROUNDING
             yield
             room = self.room()
             # Without memory the bound is mostly tight in the end, and says more about an incumbent than that about the bound.
@@ -269,7 +264,7 @@ class Pricing:
         """What the bound is made of, where that is tight; see trws.py."""
         dual = self.dual
         theta = dual.price(self.start)
-        for slack in SLACKS:
+        for slack in tuned.ROUNDING_SLACKS:
             self.clock.spend(2 * dual.messages.work)
             chosen = dual.messages.decode_tight(theta, slack * abs(dual.best))
             if chosen is not None:
@@ -317,10 +312,10 @@ class Pricing:
             radius = 0.3 * dual.weight
         else:
             radius = 0.01 * max(abs(dual.best), 1.0) / max(dual.high, 1)
-        master = Master(dual)
+        master = RestrictedMaster(dual)
         stale, rounds, mark = 0, 1, dual.best
         for step in range(1, 301):
-            if step % WINDOW == 0:
+            if step % tuned.BOX_WINDOW == 0:
                 room = self.room()
                 if dual.best - mark < (0.05 * room if np.isfinite(room) else 5e-4 * abs(dual.best)):
                     return

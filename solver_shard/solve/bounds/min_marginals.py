@@ -14,7 +14,7 @@ from solver_shard.solve.bounds.trws import Messages, Parts
 from solver_shard.solve.problem import Floats
 
 
-def marginals(messages: Messages, parts: Parts, forests: int, rng: np.random.Generator) -> list[Floats]:
+def min_marginals(messages: Messages, parts: Parts, forests: int, rng: np.random.Generator) -> list[Floats]:
     """float64 per node and strategy: least increase over ``parts.constant``, for the best of some random spanning forests."""
     best = [row.copy() for row in parts.unary]
     count = np.zeros(len(messages.edges))

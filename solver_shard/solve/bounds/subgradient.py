@@ -1,4 +1,4 @@
-"""The relaxation of a large problem: multipliers on the times that matter by subgradient steps, message passing for the rest.
+"""The Lagrangian dual of a large problem: multipliers on the times that matter by subgradient steps (Polyak 1969), messages for the rest.
 
     relaxation = Relaxation(flat, multipliers)
     for _ in relaxation.steps(): ...            # bound and assignments may have become better
@@ -15,46 +15,19 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from solver_shard.graph.choice_graph import Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds import Bounding, Found
-from solver_shard.solve.bounds import trws as rounding
-from solver_shard.solve.bounds.elimination import Planes, between
-from solver_shard.solve.bounds.trws import Parts, scale_of, scaled_constant
-from solver_shard.solve.bounds.trws_compiled import MOST, Passing, margins, parts
+from solver_shard.solve.bounds.elimination import CuttingPlanes, between
+from solver_shard.solve.bounds.trws import Parts, consistent, scale_of, scaled_constant
+from solver_shard.solve.bounds.trws_compiled import MOST, Passing, min_marginals, parts
 from solver_shard.solve.flat import Flat
-from solver_shard.solve.integer_program import Margins
+from solver_shard.solve.integer_program import MinMarginals
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.primal.local_search import Local
 from solver_shard.solve.problem import Floats, Problem
 
-SWEEPS = 3
-"""Sweeps per step."""
-
-SMOOTHING = 0.7
-PATIENCE = 20
-"""Steps without a better bound after which the step length shrinks by SHRINK."""
-
-SHRINK = 0.7
-LAST_LENGTH, AGAIN = 1e-3, 2
-"""Step length at which the search for multipliers ends, and how often it begins anew."""
-
-LEAST_SETTLING, MOST_SETTLING, SETTLED = 3 * SWEEPS, 100, 1e-6
-"""Sweeps before margins are taken: until the bound is within this part of the best one."""
-
-STILL = 5
-"""Sweeps without a better bound after which messages are taken to have settled."""
-
-MOST_PLANES, WHOLE_PLANES, STALE_PLANES, PLANE_SWEEPS, SETTLING_WORTH = 60, 3, 6, 30, 1e-4
-"""Steps by cutting planes; of those, the first ones that go all the way; steps without a better bound that end them; sweeps of one."""
-
-REACH = 4.0
-"""Factor by which such a step changes a multiplier at most."""
-
-REPAIR_EVERY = 5
 HIGHEST = 1e30
 """Largest multiplier: sums of them stay finite."""
-
-FAR = 0.2
-"""Steps whose bound is this much below the best are not worth a repair."""
 
 
 class Relaxation:
@@ -132,7 +105,7 @@ class Relaxation:
                 break
         return parts(self.passing, self.theta(), self.offset())
 
-    def margins(self, sweeps: int = MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:
+    def margins(self, sweeps: int = tuned.MOST_SETTLING, forests: int = 4) -> tuple[float, Floats]:
         """(base, extra per flat strategy), scaled: every solution with that strategy costs at least base + extra.
 
         The messages are those of the last multipliers that were tried; at most so many sweeps settle them at the best ones.
@@ -140,9 +113,9 @@ class Relaxation:
         theta, offset = self.theta(), self.offset()
         for swept in range(1, sweeps + 1):
             bound = self.passing.sweep(theta) + offset
-            if swept >= LEAST_SETTLING and bound >= self.best - SETTLED * abs(self.best):
+            if swept >= tuned.LEAST_SETTLING and bound >= self.best - tuned.SETTLED * abs(self.best):
                 break
-        base, extra = margins(self.passing, theta, forests=forests, rng=self.rng)
+        base, extra = min_marginals(self.passing, theta, forests=forests, rng=self.rng)
         self.work += self.passing.work * (swept + 2 + 2 * forests)
         base += offset
         self.best = max(self.best, base)
@@ -154,20 +127,20 @@ class Relaxation:
             yield from self._sweeps()
             return
         multipliers, smooth, stale, length, step = self.multipliers.copy(), None, 0, 1.0, 0
-        while length > LAST_LENGTH or self._again():
-            if length <= LAST_LENGTH:
+        while length > tuned.LAST_LENGTH or self._again():
+            if length <= tuned.LAST_LENGTH:
                 length, stale, multipliers, smooth = 1.0, 0, self.multipliers.copy(), None
             theta = self.theta(multipliers)
             bound = -np.inf
-            for _ in range(SWEEPS):
+            for _ in range(tuned.SUBGRADIENT_SWEEPS):
                 bound = max(bound, self.passing.sweep(theta))
             bound += self.offset(multipliers)
             chosen = self.passing.decode(theta)
             profile = self.flat.profile(chosen)
-            self.work += (SWEEPS + 0.5) * self.passing.work + 1e-4 + 1e-8 * len(self.flat.bytes.starts)
+            self.work += (tuned.SUBGRADIENT_SWEEPS + 0.5) * self.passing.work + 1e-4 + 1e-8 * len(self.flat.bytes.starts)
             if profile.max(initial=0) <= self.flat.limit:
                 self.found.append(chosen)
-            if step % REPAIR_EVERY == 0 and bound > self.best - FAR * abs(self.best):
+            if step % tuned.REPAIR_EVERY == 0 and bound > self.best - tuned.REPAIR_WITHIN * abs(self.best):
                 self._repair(chosen, theta)
             step += 1
             stale = 0 if bound > self.best + 1e-4 * abs(self.best) else stale + (bound <= self.best)
@@ -183,9 +156,9 @@ class Relaxation:
                     yield from self._sweeps()
                 return
             excess = (profile[self.rows.times] - self.flat.limit) / self.rows.slack
-            smooth = excess if smooth is None else SMOOTHING * smooth + (1 - SMOOTHING) * excess
-            if stale >= PATIENCE:
-                length, stale, multipliers, smooth = length * SHRINK, 0, self.multipliers.copy(), excess
+            smooth = excess if smooth is None else tuned.SUBGRADIENT_SMOOTHING * smooth + (1 - tuned.SUBGRADIENT_SMOOTHING) * excess
+            if stale >= tuned.SUBGRADIENT_PATIENCE:
+                length, stale, multipliers, smooth = length * tuned.LENGTH_SHRINK, 0, self.multipliers.copy(), excess
             aim = min(self.target, max(self.best + 0.1 * abs(self.best), self.best + 1.0))
             direction = np.where((multipliers <= 0) & (smooth < 0), 0.0, smooth)
             norm = float(direction @ direction)
@@ -200,16 +173,16 @@ class Relaxation:
         """Multipliers by cutting planes: a few steps where few times bind. Messages begin from those of the best multipliers."""
         if self.flat.limit is None:
             return
-        planes, prices, stale = Planes(self.flat.problem), self.prices(), 0
+        planes, prices, stale = CuttingPlanes(self.flat.problem), self.prices(), 0
         kept = self.passing.forward.copy(), self.passing.backward.copy()
         scale = self.flat.scale
-        for step in range(MOST_PLANES):
+        for step in range(tuned.MOST_PLANES):
             multipliers = self._vector(prices)
             theta, offset = self.theta(multipliers), self.offset(multipliers)
             bound = -np.inf
-            for swept in range(1, PLANE_SWEEPS + 1):
+            for swept in range(1, tuned.PLANE_SWEEPS + 1):
                 before, bound = bound, max(bound, self.passing.sweep(theta) + offset)
-                if swept >= SWEEPS and bound - before <= 1e-5 * abs(bound):
+                if swept >= tuned.SUBGRADIENT_SWEEPS and bound - before <= 1e-5 * abs(bound):
                     break
             chosen = self.local.settle(self.passing.decode(theta), theta, 3)
             self.work += (swept + 0.5) * self.passing.work + 1e-4 + 1e-6 * self.flat.size
@@ -222,55 +195,55 @@ class Relaxation:
                     planes.add(assignment, prices)
             yield
             most = min(self.target, self.best + abs(self.best)) / scale
-            if stale >= STALE_PLANES:
+            if stale >= tuned.STALE_PLANES:
                 before = self.best
                 self.passing.forward[:], self.passing.backward[:] = kept
                 yield from self.settled()
                 kept = self.passing.forward.copy(), self.passing.backward.copy()
-                if self.best - before <= SETTLING_WORTH * abs(self.best):
+                if self.best - before <= tuned.SETTLING_WORTH * abs(self.best):
                     break
                 stale = 0
-            answer = planes.best(most, near=self.prices(), reach=REACH)
+            answer = planes.best(most, near=self.prices(), reach=tuned.PLANES_REACH)
             if answer is None or answer[0] * scale - self.best <= 1e-5 * abs(self.best):
                 break
-            prices = answer[1] if step < WHOLE_PLANES else between(self.prices(), answer[1])
+            prices = answer[1] if step < tuned.WHOLE_PLANES else between(self.prices(), answer[1])
         self.passing.forward[:], self.passing.backward[:] = kept
 
     def settled(self) -> Iterator[None]:
         """Sweeps until messages have settled at the given multipliers: what these are worth."""
         theta, offset, stale = self.theta(), self.offset(), 0
-        for _ in range(MOST_SETTLING):
+        for _ in range(tuned.MOST_SETTLING):
             bound = self.passing.sweep(theta) + offset
             self.work += self.passing.work
-            stale = 0 if bound > self.best + SETTLED * abs(self.best) else stale + 1
+            stale = 0 if bound > self.best + tuned.SETTLED * abs(self.best) else stale + 1
             self.best = max(self.best, bound)
             yield
-            if stale >= STILL:
+            if stale >= tuned.STILL_SWEEPS:
                 return
 
     def _again(self) -> bool:
-        """Whether steps that ended below a bound that is known begin anew, from no messages: theirs can be stuck; AGAIN times at most."""
+        """Whether steps that ended below a bound that is known begin anew, from no messages: theirs can be stuck (RESTARTS)."""
         self.restarts += 1
-        if self.restarts > AGAIN or self.best >= self.known - SETTLED * abs(self.known):
+        if self.restarts > tuned.RESTARTS or self.best >= self.known - tuned.SETTLED * abs(self.known):
             return False
         self.passing.forward[:] = 0.0
         self.passing.backward[:] = 0.0
         return True
 
     def _sweeps(self) -> Iterator[None]:
-        stale, theta, slow = 0, self.theta(), rounding.FIRST_SLOW
+        stale, theta, slow = 0, self.theta(), tuned.FIRST_ROUNDING
         for step in range(200):
             before, bound = self.best, -np.inf
-            for _ in range(SWEEPS):
+            for _ in range(tuned.SUBGRADIENT_SWEEPS):
                 bound = max(bound, self.passing.sweep(theta))
             self.best = max(self.best, bound + self.offset())
-            self.work += (SWEEPS + 0.5) * self.passing.work
-            if step % REPAIR_EVERY == 0:
+            self.work += (tuned.SUBGRADIENT_SWEEPS + 0.5) * self.passing.work
+            if step % tuned.REPAIR_EVERY == 0:
                 self._repair(self.passing.decode(theta), theta)
             if self.best - before <= slow * abs(self.best):
-                if self.target - self.best > rounding.FAR * slow * abs(self.best):
+                if self.target - self.best > tuned.ROUNDING_FAR * slow * abs(self.best):
                     self._round(theta)
-                slow *= rounding.SLOWER
+                slow *= tuned.NEXT_ROUNDING
             yield
             stale = stale + 1 if self.best - before <= 1e-6 * abs(self.best) else 0
             if stale >= 10:
@@ -280,8 +253,8 @@ class Relaxation:
         """An assignment that the bound is made of, where that is tight; see trws.py."""
         split = parts(self.passing, theta)
         self.work += 1e-4 * self.flat.size
-        for slack in rounding.SLACKS:
-            chosen = rounding.consistent(self.flat.problem.edges, split.unary, split.tables, slack * abs(self.best))
+        for slack in tuned.ROUNDING_SLACKS:
+            chosen = consistent(self.flat.problem.edges, split.unary, split.tables, slack * abs(self.best))
             if chosen is not None:
                 better = self.local.settle(chosen, theta, 3)
                 self.found.extend(x for x in (chosen, better) if self.flat.profile(x).max(initial=0) <= self.local.limit)
@@ -298,20 +271,18 @@ class Relaxation:
         return self.found[-1]
 
 
-# Multipliers on the memory limit at the few times that matter: rows are added where decoded assignments exceed the limit.
-#
-# For multipliers l >= 0 (scaled cost per byte, one per row) every assignment x within the limit costs at least
-#
-#     min over x of [cost(x) + sum_t l_t (usage_t(x) - least_t)]  -  sum_t l_t (limit - least_t)
-#
-# where least_t is in use whatever is chosen. Message passing bounds the minimum from below; products are rounded down and the last sum is
-# rounded up by more than the rounding of its few hundred operations: the bound is valid as computed.
-
 MARGIN = 1e-12
 
 
 class Rows:
-    """Memory rows of some times.
+    """Multipliers on the memory limit at the few times that matter; rows are added where decoded assignments exceed it.
+
+    For multipliers l >= 0 (scaled cost per byte, one per row) every assignment x within the limit costs at least
+
+        min over x of [cost(x) + sum_t l_t (usage_t(x) - least_t)]  -  sum_t l_t (limit - least_t)
+
+    where least_t is in use whatever is chosen. Message passing bounds the minimum from below; products are rounded down and the last sum is
+    rounded up by more than the rounding of its few hundred operations (MARGIN): the bound is valid as computed.
 
     Attributes:
         times: in the order in which they were added.
@@ -383,36 +354,23 @@ class Rows:
         return found
 
 
-# Whether a large problem has an assignment within its limit: multiplicative weights on the times that exceed it.
-#
-#     found, bound = lightest(flat, clock, rng)
-#
-# For weights w >= 0 that sum to one, every assignment has peak >= sum_t w_t usage_t: message passing bounds that from below. The weights
-# follow the use of memory, so the bound rises towards the least peak, and what is decoded uses little; it is repaired towards the
-# limit. The search ends when an assignment keeps the limit, when the bound exceeds it, or after STEPS steps.
-
-STEPS = 200
-LIGHTEST_SWEEPS = 3
-RATE = 2.0
-"""How fast weights follow the use: exp(RATE x (use / peak - 1)) per step."""
-
-UNITS = 2.0**40
-"""Scaled cost of the limit."""
-
-
 def lightest(flat: Flat, clock: Clock, rng: np.random.Generator) -> tuple[Ints | None, int]:
-    """(an assignment within the limit or None, bytes that every assignment needs at least).
+    """(an assignment within the limit or None, bytes that every assignment needs at least), by multiplicative weights.
+
+    For weights w >= 0 that sum to one, every assignment has peak >= sum_t w_t usage_t: message passing bounds that from below. The weights
+    follow the use of memory, so the bound rises towards the least peak, and what is decoded uses little; it is repaired towards the limit.
+    The search ends when an assignment keeps the limit, when the bound exceeds it, or after ``PEAK_STEPS`` steps.
 
     ``flat`` has a limit and no costs but forbidden pairs.
     """
     assert flat.limit is not None
     rows, passing, local = Rows(flat), Passing(flat), Local(flat)
-    unit = UNITS / max(1, flat.limit)
+    unit = tuned.PEAK_UNITS / max(1, flat.limit)
     weights, best = np.zeros(0), 0
     theta = flat.theta
-    for _ in range(STEPS):
-        value = max(passing.sweep(theta) for _ in range(LIGHTEST_SWEEPS))
-        clock.spend((LIGHTEST_SWEEPS + 1) * passing.work + 1e-3)
+    for _ in range(tuned.PEAK_STEPS):
+        value = max(passing.sweep(theta) for _ in range(tuned.PEAK_SWEEPS))
+        clock.spend((tuned.PEAK_SWEEPS + 1) * passing.work + 1e-3)
         if len(rows):
             fixed = float(weights @ np.array(rows.least, dtype=np.float64))
             best = max(best, int(np.ceil((value / unit + fixed) * (1 - MARGIN))))
@@ -426,20 +384,14 @@ def lightest(flat: Flat, clock: Clock, rng: np.random.Generator) -> tuple[Ints |
         new = sum(rows.add(t) for t in rows.exceeded(profile, 4))
         weights = np.append(weights, np.full(new, float(weights.max(initial=1.0))))
         use = profile[rows.times] / max(1.0, float(profile.max(initial=0)))
-        weights = weights * np.exp(RATE * (use - 1.0))
+        weights = weights * np.exp(tuned.WEIGHTS_RATE * (use - 1.0))
         weights /= weights.sum()
         theta = rows.price(weights * unit)
     return None, best
 
 
-# Bounding of a large problem on flat arrays: see ``bounding.Bounding``. Imports the compiled loops, so it is imported where needed.
-
-FEW = 3
-"""Times with multipliers up to which cutting planes find good ones by themselves, where exact bounds follow (search.py)."""
-
-
 class LargeBounding(Bounding):
-    """See ``Bounding``; by subgradient.py.
+    """Bounding of a large problem on flat arrays; see ``Bounding``. Imports the compiled loops, so it is imported where needed.
 
     The multipliers of a larger problem are looked at first. Messages passed at them from nothing often stay far below the bound
     ``reached`` that they had there, and no step leads out of that: then the search for multipliers begins from none as well, and what is
@@ -474,11 +426,11 @@ class LargeBounding(Bounding):
             yield from self._told(self.given, self.given.settled())
             if narrow:
                 yield from self._told(self.given, self.given.planes())
-                if self.given.best / self.scale >= self.reached - SETTLED * abs(self.reached):
+                if self.given.best / self.scale >= self.reached - tuned.SETTLED * abs(self.reached):
                     return
         if narrow:
             yield from self._told(self.relaxation, self.relaxation.planes())
-            if 0 < len(self.relaxation.prices()) <= FEW and self.value() is not None:
+            if 0 < len(self.relaxation.prices()) <= tuned.FEW_PRICES and self.value() is not None:
                 return
         yield from self._told(self.relaxation, self.relaxation.steps())
 
@@ -502,13 +454,13 @@ class LargeBounding(Bounding):
     def level(self) -> float:
         return self._better().best / self.flat.scale
 
-    def margins(self) -> Margins:
+    def margins(self) -> MinMarginals:
         relaxation = self._better()
         spent = relaxation.work
         base, extra = relaxation.margins()
         self.clock.spend(relaxation.work - spent)
         rows = np.split(extra / self.flat.scale, self.flat.graph.off[1:-1].tolist()) if self.flat.size else []
-        return Margins(base / self.flat.scale, rows)
+        return MinMarginals(base / self.flat.scale, rows)
 
     def split(self, prices: Mapping[int, float]) -> Parts:
         if self.probe is None:

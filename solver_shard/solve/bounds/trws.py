@@ -20,7 +20,8 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import MIB, Bools, Ints
-from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.arc_consistency import Arc, Arcs
+from solver_shard.solve.problem import Edge, Floats, Problem, starts_of, within
 
 HEADROOM = 2.0**49
 """Largest scaled objective; leaves sums of differences exact in float64."""
@@ -200,18 +201,6 @@ def scale_of(problem: Problem) -> float:
     return float(2.0 ** min(20, int(np.floor(np.log2(HEADROOM / max(total, 1.0))))))
 
 
-# Message passing without compiled loops, a wave of nodes at a time.
-#
-#     waves = Waves(edges, sizes, cores)
-#     bound = waves.sweep(theta, messages)        # what node after node would do, message for message
-#
-# A node's messages to later nodes depend on those from earlier ones only, so nodes without a path between them can be done together: wave
-# w holds the nodes whose longest path of earlier neighbours has w edges. A traced model of 5,000 nodes has some 30 waves: numpy's cost per
-# call is paid 30 times a sweep instead of 5,000. All values are integers in float64 below 2**53, so sums do not depend on their order.
-#
-# Ragged rows lie end to end: strategies by node, messages by edge (``messages``: all of ``forward``, over the columns of cores, then all
-# of ``backward``, over their rows), cells by edge and line. ``np.minimum.reduceat`` takes the least of each line.
-
 CLASH = 2.0**50
 """Stands for FORBIDDEN where a sum that has some must still be compared: larger than any of other costs, and still exact."""
 
@@ -314,7 +303,16 @@ class _Wave:
 
 
 class Waves:
-    """The waves of a problem's edges; each from an earlier to a later node."""
+    """Message passing without compiled loops, a wave of nodes at a time: what node after node would do, message for message.
+
+    A node's messages to later nodes depend on those from earlier ones only, so nodes without a path between them can be done together: wave
+    w holds the nodes whose longest path of earlier neighbours has w edges. A traced model of 5,000 nodes has some 30 waves: numpy's cost
+    per call is paid 30 times a sweep instead of 5,000. All values are integers in float64 below 2**53, so sums do not depend on their
+    order.
+
+    Ragged rows lie end to end: strategies by node, messages by edge (``messages``: all of ``forward``, over the columns of cores, then all
+    of ``backward``, over their rows), cells by edge and line. ``np.minimum.reduceat`` takes the least of each line.
+    """
 
     def __init__(self, edges: Sequence[Edge], sizes: Ints, cores: Sequence[Floats], share: Floats) -> None:
         self.count = len(sizes)
@@ -378,14 +376,14 @@ class _Layout:
 
     def __init__(self, edges: Sequence[Edge], sizes: Ints, cores: Sequence[Floats]) -> None:
         self.edges, self.cores, self.sizes = edges, cores, sizes
-        self.offsets = _starts(sizes)
+        self.offsets = starts_of(sizes)
         self.first = np.array([edge.a for edge in edges], dtype=np.int64)
         self.second = np.array([edge.b for edge in edges], dtype=np.int64)
         self.height = np.array([core.shape[0] for core in cores], dtype=np.int64)
         self.width = np.array([core.shape[1] for core in cores], dtype=np.int64)
-        self.forward = _starts(self.width)[:-1]
-        self.backward = _starts(self.height)[:-1] + int(self.width.sum())
-        self.row_at = _starts(sizes[self.first])[:-1]
+        self.forward = starts_of(self.width)[:-1]
+        self.backward = starts_of(self.height)[:-1] + int(self.width.sum())
+        self.row_at = starts_of(sizes[self.first])[:-1]
         self.rows = np.concatenate([np.zeros(0, dtype=np.int64), *[edge.rows for edge in edges]])
         place: dict[int, int] = {}
         pool = [np.zeros(0)]
@@ -400,8 +398,8 @@ class _Layout:
 
     def wave(self, nodes: Ints, out: Ints, back: Ints, share: Floats) -> _Wave:
         sizes = self.sizes[nodes]
-        begin = _starts(sizes)
-        strategies = np.repeat(self.offsets[nodes], sizes) + _within(sizes)
+        begin = starts_of(sizes)
+        strategies = np.repeat(self.offsets[nodes], sizes) + within(sizes)
         place = np.full(len(self.sizes), -1, dtype=np.int64)
         place[nodes] = begin[:-1]
         ahead_at, ahead = self._incoming(out, place, ahead=True)
@@ -452,7 +450,7 @@ class _Layout:
         lines, own_lines = (self.width[edges], self.height[edges]) if ahead else (self.height[edges], self.width[edges])
         to, known = (self.forward, self.backward) if ahead else (self.backward, self.forward)
         strategies, cells, own, sizes = [], [], [], []
-        begin = _starts(own_lines)
+        begin = starts_of(own_lines)
         for e, start in zip(edges.tolist(), begin.tolist(), strict=False):
             edge = self.edges[e]
             lines_of, node = (edge.rows, edge.a) if ahead else (edge.cols, edge.b)
@@ -463,52 +461,30 @@ class _Layout:
             own.append(start + np.broadcast_to(np.arange(core.shape[1]), core.shape).ravel())
         return _Out(
             strategies=np.concatenate(strategies),
-            own_starts=_starts(np.concatenate(sizes))[:-1],
-            known=np.repeat(known[edges], own_lines) + _within(own_lines),
+            own_starts=starts_of(np.concatenate(sizes))[:-1],
+            known=np.repeat(known[edges], own_lines) + within(own_lines),
             cells=np.concatenate(cells),
             own=np.concatenate(own),
-            starts=_starts(np.repeat(own_lines, lines))[:-1],
-            edge_starts=_starts(lines)[:-1],
+            starts=starts_of(np.repeat(own_lines, lines))[:-1],
+            edge_starts=starts_of(lines)[:-1],
             edge=np.repeat(np.arange(len(edges)), lines),
-            targets=np.repeat(to[edges], lines) + _within(lines),
+            targets=np.repeat(to[edges], lines) + within(lines),
         )
 
-
-def _starts(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]).astype(np.int64)
-
-
-def _within(lengths: Ints) -> Ints:
-    """0, 1, ... within each run of the given lengths."""
-    return np.arange(int(lengths.sum())) - np.repeat(_starts(lengths)[:-1], lengths)
-
-
-# An assignment from parts of the costs: node by node the cheapest given the earlier ones, kept consistent.
-#
-#     chosen = consistent(edges, unary, tables, slack)        # no part above ``slack`` is paid; None where the walk gets stuck
-#
-# After each decision, strategies whose parts to all that is left of some neighbour are above the slack leave the choice (arc consistency);
-# a decision that leaves a node nothing is taken back, and the next best is made. On costs as they are, with an infinite slack, that avoids
-# forbidden pairs. On reparametrised costs (messages.Parts), which are never negative and mostly zero once the bound has settled, with a
-# slack that is a small part of the bound, the assignments that are left are those the bound is made of: where it is tight, the walk finds
-# one. Choosing by the messages alone fails there: layers that are alike have equally good strategies that do not fit together.
 
 ANY = float(np.finfo(np.float64).max)
 """A slack that allows whatever is finite."""
 
 
-SLACKS = (1e-5, 1e-4)
-"""Slacks that are tried on reparametrised costs, as parts of the bound."""
-
-FIRST_SLOW, SLOWER = 3e-4, 0.2
-"""Part of the bound that a step gains at most when it is first rounded, and what that is multiplied by for each next time."""
-
-FAR = 10.0
-"""Times what such a step may gain by which an incumbent must be above the bound: one that is nearer was rounded, and the bound is late."""
-
-
 def consistent(edges: Sequence[Edge], unary: Sequence[Floats], tables: Sequence[Floats], slack: float) -> Ints | None:
-    """See the module.
+    """An assignment from parts of the costs: node by node the cheapest given the earlier ones, kept consistent; None where that gets stuck.
+
+    After each decision, strategies whose parts to all that is left of some neighbour are above the slack leave the choice (arc
+    consistency); a decision that leaves a node nothing is taken back, and the next best is made. On costs as they are, with an infinite
+    slack, that avoids forbidden pairs. On reparametrised costs (``Parts``), which are never negative and mostly zero once the bound has
+    settled, with a slack that is a small part of the bound, the assignments that are left are those the bound is made of: where it is
+    tight, the walk finds one. Choosing by the messages alone fails there: layers that are alike have equally good strategies that do not
+    fit together.
 
     Args:
         edges: each from an earlier to a later node.
@@ -544,52 +520,20 @@ class _Domains:
     """What is left to choose from at each node; always arc consistent after ``settle``."""
 
     def __init__(self, edges: Sequence[Edge], left: list[Bools], allowed: Sequence[Bools]) -> None:
-        self.edges, self.left, self.allowed = edges, left, allowed
-        self.near: list[list[int]] = [[] for _ in left]
-        for e, edge in enumerate(edges):
-            if not allowed[e].all():
-                self.near[edge.a].append(e)
-                self.near[edge.b].append(e)
+        hard = [e for e, table in enumerate(allowed) if not table.all()]
+        self.left = left
+        self.arcs = Arcs(len(left), [Arc(edges[e].a, edges[e].b, allowed[e], edges[e].rows, edges[e].cols) for e in hard])
 
     def settle(self) -> bool:
         """Make it consistent; false where that leaves some node nothing."""
-        return all(left.any() for left in self.left) and self._propagate(list(range(len(self.left))), [])
+        return all(left.any() for left in self.left) and self.arcs.propagate(self.left, range(len(self.left))) is None
 
     def choose(self, v: int, x: int) -> bool:
         """Leave node v one strategy; false, and nothing changed, where that leaves some node nothing."""
         trail = [(v, self.left[v])]
-        self.left[v] = np.zeros(len(self.left[v]), dtype=bool)
-        self.left[v][x] = True
-        if self._propagate([v], trail):
+        self.left[v] = np.arange(len(self.left[v])) == x
+        if self.arcs.propagate(self.left, [v], removed=lambda w, before, *_: trail.append((w, before))) is None:
             return True
-        for w, left in reversed(trail):
-            self.left[w] = left
+        for w, before in reversed(trail):
+            self.left[w] = before
         return False
-
-    def _propagate(self, queue: list[int], trail: list[tuple[int, Bools]]) -> bool:
-        """From these nodes on; what nodes had before is added to the trail."""
-        waiting = set(queue)
-        while queue:
-            v = queue.pop()
-            waiting.discard(v)
-            own = self.left[v]
-            for e in self.near[v]:
-                edge, allowed = self.edges[e], self.allowed[e]
-                partner: Bools
-                if edge.a == v:
-                    w, partner = edge.b, np.logical_or.reduce(allowed[edge.rows[own]], axis=0)[edge.cols]
-                else:
-                    w, partner = edge.a, np.logical_or.reduce(allowed[:, edge.cols[own]], axis=1)[edge.rows]
-                before = self.left[w]
-                gone = before & ~partner
-                if not gone.any():
-                    continue
-                after = before & partner
-                trail.append((w, before))
-                self.left[w] = after
-                if not after.any():
-                    return False
-                if w not in waiting:
-                    waiting.add(w)
-                    queue.append(w)
-        return True

@@ -1,4 +1,4 @@
-"""Message passing (TRW-S, Kolmogorov 2006) on flat arrays, compiled: the same bound and messages as ``messages.Messages``.
+"""Message passing (TRW-S, Kolmogorov 2006) on flat arrays, compiled: the same bound and messages as ``trws.Messages``.
 
     passing = Passing(flat)
     bound = passing.sweep(theta)            # without the problem's constant
@@ -32,7 +32,7 @@ from solver_shard.solve.problem import Floats
 # The first run that needs them compiles for about 15 s of one core; numba keeps the result beside the modules, or in
 # ``NUMBA_CACHE_DIR`` where that is set or the modules' folder cannot be written. Importing numba takes longer than solving a small
 # problem, so only modules of the way of large problems import this one, and they are themselves imported where a problem is large
-# (``bounding.is_large``).
+# (``bounds.is_large``).
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -240,18 +240,14 @@ def _beliefs(g: Graph, forward: Floats, backward: Floats, total: Floats) -> None
             total[g.off[b] + y] += forward[g.fo[e] + (y if g.cmap[e] < 0 else g.maps[g.cmap[e] + y])]
 
 
-# How much every strategy costs at least, on flat arrays, compiled: bounds for reduced-cost fixing.
-#
-#     base, extra = margins(passing, theta, forests=4, rng=rng)
-#
-# The messages split the costs into a constant and parts that are never negative: theta + tables = constant + unary + cells, where the
-# cell (r, c) of edge e is ``core[r, c] + rows[r] + cols[c]``. On a spanning forest of the edges the least sum of those parts over all
-# assignments with x_v = i is exact by two passes of min-plus products; the cells of the other edges are at least zero. So
-# base + extra[v, i] is a lower bound on the cost of every assignment with x_v = i. Of several forests the largest counts.
+def min_marginals(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Generator) -> tuple[float, Floats]:
+    """(base, extra per flat strategy), scaled and without the problem's constant; the messages are moved by half a sweep.
 
-
-def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Generator) -> tuple[float, Floats]:
-    """(base, extra per flat strategy), scaled and without the problem's constant; the messages are moved by half a sweep."""
+    The messages split the costs into a constant and parts that are never negative: theta + tables = constant + unary + cells, where the
+    cell (r, c) of edge e is ``core[r, c] + rows[r] + cols[c]``. On a spanning forest of the edges the least sum of those parts over all
+    assignments with x_v = i is exact by two passes of min-plus products; the cells of the other edges are at least zero. So
+    base + extra[v, i] is a lower bound on the cost of every assignment with x_v = i. Of several forests the largest counts.
+    """
     f = passing.flat
     unary = np.empty(len(theta))
     rows, cols = np.empty_like(passing.backward), np.empty_like(passing.forward)
@@ -268,7 +264,7 @@ def margins(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Gen
 
 
 def parts(passing: Passing, theta: Floats, offset: float = 0.0) -> Parts:
-    """The split of the module's start, with this in the constant too. The messages stay as they are."""
+    """The split that ``min_marginals`` describes, with this in the constant too. The messages stay as they are."""
     f, g = passing.flat, passing.flat.graph
     before = passing.forward.copy(), passing.backward.copy()
     unary = np.empty(len(theta))

@@ -1,7 +1,7 @@
 """Exact presolve: a smaller problem with the same optimum, and the way back.
 
-    small, undo = presolve(problem)
-    problem.cost(undo.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
+    small, postsolve = presolve(problem)
+    problem.cost(postsolve.restore(x)) == small.cost(x)      # for every allowed x; so are the profiles at the kept times
 
 The whole graph comes first (aliases.py): *forbidden* strategies, *aliases* merged along bijections, and *fold*, what then becomes a
 cost of one node or a parallel edge. Then single nodes, until nothing changes (what is found out about one is used for its copies in
@@ -32,31 +32,16 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.presolve.aliases import merge_aliases
-from solver_shard.solve.presolve.postsolve import Ledger, Merge, Steps, Undo
+from solver_shard.solve.presolve.postsolve import Ledger, Merge, Postsolve, Steps
 from solver_shard.solve.presolve.reducer import Core, Reducer
 from solver_shard.solve.problem import Edge, Problem, at_times, compact_table, counts, over_time, regrouped, uncovered
-
-MAX_ELIMINATION_CELLS = 2_000_000
-"""Largest (cells of the new table) x (strategies of the node) of an elimination."""
-
-MERGED = 0.7
-"""Part of the nodes that a round over the whole graph must leave at most, for another one to be worth its while."""
-
-MAX_COVERED_TIMES = 1500
-MAX_COVERED_CELLS = 1_000_000
-"""Number of times, and size of the matrix of their counts, up to which all pairs of times are compared."""
-
-MAX_DOMINANCE = 3000
-"""Strategies of a node up to which all pairs of them are compared."""
-
-DOMINANCE_CELLS = 1_000_000
-"""Table cells that a dominance check copies at a time."""
 
 __all__ = ["NoAssignment", "presolve"]
 
 
-def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callable[[], bool] | None = None) -> tuple[Problem, Undo]:
+def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callable[[], bool] | None = None) -> tuple[Problem, Postsolve]:
     """Reduce a problem; see the module.
 
     Args:
@@ -86,7 +71,7 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
     _forbidden(reducer, reducer.alive())
     ledger.begin("compact")
     small, steps = _reduced(reducer)
-    return small, Undo(stages=(*stages, steps), size=small.size, log=ledger.steps())
+    return small, Postsolve(stages=(*stages, steps), size=small.size, log=ledger.steps())
 
 
 def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
@@ -97,7 +82,7 @@ def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> t
         problem, merge = merge_aliases(problem, ledger, keep)
         stages.append(merge)
         keep = None
-        if problem.size > MERGED * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
+        if problem.size > tuned.MERGED_SHARE * size or all(edge.core.max() < FORBIDDEN for edge in problem.edges):
             return problem, stages
 
 
@@ -209,7 +194,7 @@ def _cheap_to_eliminate(reducer: Reducer, v: int) -> bool:
         return False
     around: list[int] = [edge.core.shape[edge.a == v] for edge in reducer.adjacent[v].values()]
     cells: int = math.prod(around) * reducer.size(v)
-    return cells <= MAX_ELIMINATION_CELLS
+    return cells <= tuned.MAX_ELIMINATION_CELLS
 
 
 def _loose_times(reducer: Reducer) -> None:
@@ -239,7 +224,7 @@ def _loose_times(reducer: Reducer) -> None:
 def _dominated(reducer: Reducer, v: int) -> None:
     """Drop strategies that another one of the node is never worse than."""
     costs = reducer.costs(v)
-    if not 1 < len(costs) <= MAX_DOMINANCE:
+    if not 1 < len(costs) <= tuned.MAX_DOMINANCE:
         return
     usages = [usage for usage, _ in reducer.carriers[v]]
     views = [(reducer.core(edge, v), edge.rows if edge.a == v else edge.cols) for _, edge in sorted(reducer.adjacent[v].items())]
@@ -278,7 +263,7 @@ def _worse(costs: Ints, usages: list[Ints], views: list[tuple[Core, Ints]]) -> B
     for core, rows in views:
         mine, other = rows[first], rows[second]
         loss = np.zeros(len(first), dtype=np.int64)
-        step = max(1, DOMINANCE_CELLS // core.cells.shape[1])
+        step = max(1, tuned.DOMINANCE_CELLS // core.cells.shape[1])
         for part in range(0, len(first), step):
             ours, theirs = core.cells[mine[part : part + step]], core.cells[other[part : part + step]]
             loss[part : part + step] = np.where(theirs < FORBIDDEN, ours - theirs, -FORBIDDEN).max(axis=1)
@@ -355,7 +340,7 @@ def _compact_edges(reducer: Reducer, index: dict[int, int]) -> list[Edge]:
 def _uncovered_times(spans: Ints, base: Ints) -> Bools:
     """Times at which more can be in use than at any other one; all where there are too many to compare."""
     columns = int(spans[:, 0].max(initial=-1)) + 1
-    if len(base) > MAX_COVERED_TIMES or len(base) * columns > MAX_COVERED_CELLS:
+    if len(base) > tuned.MAX_COVERED_TIMES or len(base) * columns > tuned.MAX_COVERED_CELLS:
         return np.ones(len(base), dtype=bool)
     rows = np.concatenate([counts(spans, len(base), columns), base[:, None]], axis=1)
     order = np.argsort(-rows.sum(axis=1), kind="stable")  # a time can only be covered by one of a larger or equal sum

@@ -15,19 +15,17 @@ at a time would move each of them thousands of times; here every edge is moved o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.solve import parameters as tuned
+from solver_shard.solve.arc_consistency import Arc, Arcs
 from solver_shard.solve.presolve.postsolve import Ledger, Merge
 from solver_shard.solve.presolve.reducer import NoAssignment, add_edges
 from solver_shard.solve.problem import Edge, Need, Problem, at_times, compact_table, regrouped, uncovered
-
-DENSE_CELLS = 250_000
-"""Size of a full table up to which parallel edges are added as full tables."""
 
 
 def merge_aliases(problem: Problem, ledger: Ledger, keep: Sequence[Bools] | None = None) -> tuple[Problem, Merge]:
@@ -86,8 +84,8 @@ class _Pairs:
         self.which = np.array(which, dtype=np.int64)
         _, first = np.unique(self.which, return_index=True)
         self.edges = [problem.edges[e] for e in first.tolist()]
-        self._forbids: dict[int, bool] = {}
-        self.hard = [self._has_forbidden(edge.core) for edge in self.edges]
+        self._cells: dict[int, Bools] = {}
+        self.hard = [not self.cells(edge.core).all() for edge in self.edges]
         self._allowed: list[Bools | None] = [None] * len(self.edges)
         self._bijection: list[tuple[Ints, Ints] | None] = [None] * len(self.edges)
         self._asked = [False] * len(self.edges)
@@ -97,7 +95,7 @@ class _Pairs:
         found = self._allowed[kind]
         if found is None:
             edge = self.edges[kind]
-            found = self._allowed[kind] = (edge.core < FORBIDDEN)[edge.rows[:, None], edge.cols[None, :]]
+            found = self._allowed[kind] = self.cells(edge.core)[edge.rows[:, None], edge.cols[None, :]]
         return found
 
     def bijection(self, kind: int, left: Ints | None, right: Ints | None) -> tuple[Ints, Ints] | None:
@@ -109,10 +107,11 @@ class _Pairs:
             self._bijection[kind] = _bijection(self.allowed(kind), None, None)
         return self._bijection[kind]
 
-    def _has_forbidden(self, core: Ints) -> bool:
-        if id(core) not in self._forbids:
-            self._forbids[id(core)] = bool((core >= FORBIDDEN).any())
-        return self._forbids[id(core)]
+    def cells(self, core: Ints) -> Bools:
+        """Which cells of a core are allowed."""
+        if id(core) not in self._cells:
+            self._cells[id(core)] = core < FORBIDDEN
+        return self._cells[id(core)]
 
 
 def _bijection(allowed: Bools, left: Ints | None, right: Ints | None) -> tuple[Ints, Ints] | None:
@@ -130,56 +129,19 @@ def _bijection(allowed: Bools, left: Ints | None, right: Ints | None) -> tuple[I
 
 def _consistent(problem: Problem, keep: Sequence[Bools] | None, pairs: _Pairs) -> list[Ints | None]:
     """Per node the strategies with an allowed partner across every edge; None for all of them."""
-    domains: list[Ints | None] = [None] * problem.size
-    queue: deque[int] = deque()
-    waiting = np.zeros(problem.size, dtype=bool)
-
-    def restrict(v: int, kept: Ints) -> None:
-        if not len(kept):
-            raise NoAssignment(v)
-        domains[v] = kept
-        if not waiting[v]:
-            waiting[v] = True
-            queue.append(v)
-
     fine = np.concatenate([np.zeros(0, dtype=np.int64), *problem.unary]) < FORBIDDEN
     if keep is not None:
         fine &= np.concatenate([np.zeros(0, dtype=bool), *keep])
-    for v in np.flatnonzero(np.logical_and.reduceat(fine, problem.offsets[:-1]) == 0).tolist() if problem.size else []:
-        restrict(v, np.flatnonzero(fine[problem.offsets[v] : problem.offsets[v + 1]]))
-    near: list[list[tuple[int, int, bool]]] = [[] for _ in range(problem.size)]
-    supported: list[tuple[Bools | None, Bools | None] | None] = [None] * len(pairs.edges)
-    for edge, kind in zip(problem.edges, pairs.which.tolist(), strict=True):
-        if not pairs.hard[kind]:
-            continue
-        near[edge.a].append((edge.b, kind, False))
-        near[edge.b].append((edge.a, kind, True))
-        found = supported[kind]
-        if found is None:
-            allowed = pairs.allowed(kind)
-            sides: list[Bools] = [np.logical_or.reduce(allowed, axis=axis) for axis in (1, 0)]
-            found = supported[kind] = (None if sides[0].all() else sides[0], None if sides[1].all() else sides[1])
-        for v, mask in zip((edge.a, edge.b), found, strict=True):
-            if mask is not None:
-                own = domains[v]
-                kept = np.flatnonzero(mask) if own is None else own[mask[own]]
-                if own is None or len(kept) < len(own):
-                    restrict(v, kept)
-    while queue:
-        v = queue.popleft()
-        waiting[v] = False
-        own = domains[v]
-        for w, kind, turned in near[v]:
-            allowed = pairs.allowed(kind)
-            partner: Bools = np.logical_or.reduce(allowed[:, own], axis=1) if turned else np.logical_or.reduce(allowed[own], axis=0)
-            other = domains[w]
-            if other is not None:
-                kept = other[partner[other]]
-                if len(kept) < len(other):
-                    restrict(w, kept)
-            elif not partner.all():
-                restrict(w, np.flatnonzero(partner))
-    return domains
+    domains = np.split(fine, problem.offsets[1:-1].tolist()) if problem.size else []
+    if problem.size and not np.logical_or.reduceat(fine, problem.offsets[:-1]).all():
+        raise NoAssignment
+    hard = np.flatnonzero(np.array(pairs.hard, dtype=bool)[pairs.which]).tolist() if pairs.hard else []
+    edges = [problem.edges[e] for e in hard]
+    arcs = Arcs(problem.size, [Arc(edge.a, edge.b, pairs.cells(edge.core), edge.rows, edge.cols) for edge in edges])
+    emptied = arcs.propagate(domains, range(problem.size))
+    if emptied is not None:
+        raise NoAssignment(emptied)
+    return [None if domain.all() else np.flatnonzero(domain) for domain in domains]
 
 
 def _aliases(problem: Problem, domains: list[Ints | None], pairs: _Pairs, every: dict[int, Ints]) -> tuple[list[Ints], Ints]:
@@ -320,7 +282,7 @@ def _sum(edges: list[Edge]) -> Edge:
     first = edges[0]
     if len(edges) == 1:
         return first
-    if len(first.rows) * len(first.cols) > DENSE_CELLS:
+    if len(first.rows) * len(first.cols) > tuned.DENSE_SUM_CELLS:
         for edge in edges[1:]:
             first = add_edges(first, edge)
         return first

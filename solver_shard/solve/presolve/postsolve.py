@@ -1,9 +1,9 @@
 """The way back from a presolved problem: every transformation with its own inverse.
 
-    full = undo.restore(assignment)         # an assignment of the reduced problem as one of the original
-    masks = undo.reduce({node: mask})       # restrictions on the original as restrictions on the reduced problem
+    full = postsolve.restore(assignment)         # an assignment of the reduced problem as one of the original
+    masks = postsolve.reduce({node: mask})       # restrictions on the original as restrictions on the reduced problem
 
-A stage of presolve leaves a ``Merge`` (many nodes at once, aliases.py) or ``Steps`` (one node at a time, reducer.py). ``Undo`` holds
+A stage of presolve leaves a ``Merge`` (many nodes at once, aliases.py) or ``Steps`` (one node at a time, reducer.py). ``Postsolve`` holds
 the stages in the order in which they were done.
 """
 
@@ -124,7 +124,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Undo:
+class Postsolve:
     """The way back (and forth) between a problem and its reduced form.
 
     Attributes:
@@ -149,13 +149,6 @@ class Undo:
         for stage in self.stages:
             masks = stage.reduce(masks)
         return [masks.get(v) for v in range(self.size)]
-
-
-# What each transformation of presolve removed, and the time it took.
-#
-# ledger.begin("followers")      # what is counted and the time that passes from here on belong to followers
-# ledger.nodes += 1
-# print(table(ledger.steps()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +193,11 @@ def table(steps: Sequence[PresolveStep]) -> str:
 
 
 class Ledger:
-    """Counts what is removed under the name of what is under way.
+    """Counts what each transformation of presolve removed, and the time it took, under the name of what is under way.
+
+        ledger.begin("followers")      # what is counted and the time that passes from here on belong to followers
+        ledger.nodes += 1
+        print(table(ledger.steps()))
 
     Attributes:
         nodes, strategies, edges, cells, times: removed so far; to be added to.

@@ -1,7 +1,7 @@
-"""The mutable workspace of presolve: a problem that shrinks, and the record of how to undo each step.
+"""The mutable workspace of presolve: a problem that shrinks, and the record of how to postsolve each step.
 
 Every step is exact: the best objective of what is left (plus ``constant``) is the best objective of the graph, and
-``Undo`` turns a solution of what is left into one of the graph of the same cost and no larger use of memory at any time.
+``Postsolve`` turns a solution of what is left into one of the graph of the same cost and no larger use of memory at any time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,9 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.presolve.postsolve import Eliminate, Follow, Ledger, Restrict, Step
 from solver_shard.solve.problem import Edge, Problem, at_times, canonical, over_time
-
-KEPT_CELLS = 50_000
-"""Cells of a sum or an elimination up to which it is kept for the copies of its edges in other layers."""
-
-DENSE_CELLS = 20_000
-"""(Cells of a new table) x (strategies) up to which an elimination is done in one go."""
 
 
 class NoAssignment(Exception):  # noqa: N818 - not an error of the program: an answer
@@ -205,7 +200,7 @@ class Reducer:
                 return _least_of_two(left.cells, own_left, right.cells, own_right, costs)
 
             key = "eliminate", id(left), own_left.tobytes(), id(right), own_right.tobytes(), costs.tobytes()
-            small = left.cells.shape[0] * right.cells.shape[0] <= KEPT_CELLS
+            small = left.cells.shape[0] * right.cells.shape[0] <= tuned.KEPT_CELLS
             best, low = self.cores.made(key, make) if small else make()
             self.steps.append(Eliminate(v, (a, b), (rows, cols), best))
             self.drop_edge(a, v)
@@ -249,7 +244,7 @@ class Reducer:
 
     def _sum(self, left: Edge, right: Edge) -> Edge:
         """Two parallel edges as one; copies of them in other layers share it."""
-        if len(left.rows) * len(left.cols) > KEPT_CELLS:
+        if len(left.rows) * len(left.cols) > tuned.KEPT_CELLS:
             return add_edges(left, right)
         key: list[object] = ["sum"]
         for edge in (left, right):
@@ -281,7 +276,7 @@ def _least_of_one(cells: Ints, own: Ints, costs: Ints) -> tuple[Ints, Ints]:
 def _least_of_two(left: Ints, own_left: Ints, right: Ints, own_right: Ints, costs: Ints) -> tuple[Ints, Ints]:
     """Per pair of rows the strategy of least cost plus both entries, the first of several, and that sum."""
     shape = left.shape[0], right.shape[0]
-    if shape[0] * shape[1] * len(costs) <= DENSE_CELLS:
+    if shape[0] * shape[1] * len(costs) <= tuned.DENSE_ELIMINATION_CELLS:
         every = left[:, own_left][:, None, :] + (right[:, own_right] + costs)[None, :, :]
         return every.argmin(axis=2), np.minimum(every.min(axis=2), FORBIDDEN)
     total = np.full(shape, 4 * FORBIDDEN, dtype=np.int64)
@@ -308,21 +303,11 @@ def _pairs(left: Ints, right: Ints, count: int) -> tuple[Ints, Ints]:
     return first, which
 
 
-# What is known of the cores of edges: found out once for each core, however many edges share it.
-#
-#     cores = Cores()
-#     core = cores.of(edge.core)          # as seen from the edge's first node
-#     core.turned                         # the same from its second
-#     core.normal, core.alive, core.sole
-#
-# A model repeats its layers, so thousands of edges share some dozens of cores; and what is done to one of them, by slicing, adding or
-# eliminating, is done to its copies with the same result. ``Cores.made`` keeps such results, so that copies share what comes out as well.
-
 T = TypeVar("T")
 
 
 class Core:
-    """A core seen from the node of its rows.
+    """A core seen from the node of its rows, and what is known of it: found out once, however many edges share it.
 
     Attributes:
         cells: int64[rows, columns].
@@ -408,7 +393,11 @@ def _movable(low: Ints) -> Ints | None:
 
 
 class Cores:
-    """Cores by identity, and results computed from them. All are kept alive, so that identities stay unique."""
+    """Cores by identity, and results computed from them. All are kept alive, so that identities stay unique.
+
+    A model repeats its layers, so thousands of edges share some dozens of cores; and what is done to one of them, by slicing, adding or
+    eliminating, is done to its copies with the same result. ``made`` keeps such results, so that copies share what comes out as well.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Core] = {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver_shard.graph.choice_graph import MIB, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.trws import CLASH
 from solver_shard.solve.bounds.trws_compiled import compiled
 from solver_shard.solve.flat import Bytes, Flat, Graph
@@ -23,31 +24,11 @@ from solver_shard.solve.limits import Clock
 from solver_shard.solve.primal import local_search
 from solver_shard.solve.problem import Floats
 
-HOT, COLD = 0.5, 0.005
-"""First and last temperature, as parts of what a random change of the given assignment costs or saves in the median."""
-
 RISE, FALL = 1.2, 0.95
 """Factors of the price of memory after a sweep that ends above the limit, and after one within it; of what is forbidden, likewise."""
 
 BARRIER = 4.0
 """First price of a forbidden choice, as a part of the first temperature; and the least there is, of the present one."""
-
-SAMPLES = 200
-"""Changes that the first temperature is taken from."""
-
-WORK = 4e-8
-"""Work of one proposal on a node without edges; an edge adds as much. (A core of 2026 makes 3 to 8 million proposals a second.)"""
-
-
-GROWTH, MOST_WORK = 1.5, 8.0
-"""How much more work the next epoch has; the largest."""
-
-RUNS, LEAST_SWEEPS, MOST_SWEEPS = 10, 1000, 200_000
-"""Runs of an epoch where each can have LEAST_SWEEPS: of 9 graphs of 60 nodes the optimum was mostly found in one of five runs of 3000, in
-hardly any of 300. Where it cannot, the epoch is one run."""
-
-TIME_SHARE = 0.1
-"""Of the time that is left, for one run: it cannot be interrupted."""
 
 
 class Annealing:
@@ -64,16 +45,20 @@ class Annealing:
         self.weight = flat.problem.weight * flat.scale / MIB
         self.free = np.flatnonzero(flat.graph.k > 1)
         degrees = np.diff(flat.graph.fs) + np.diff(flat.graph.bs)
-        self.sweep_work = WORK * float((1 + degrees[self.free]).sum())
+        self.sweep_work = tuned.PROPOSAL_WORK * float((1 + degrees[self.free]).sum())
         self.work, self.idle = work, 0
 
     def epoch(self, chosen: Ints, *, price: float, clock: Clock) -> Ints:
         """The best of several runs, each from the best so far; see ``run``."""
         value, start = self.flat.problem.value(chosen), chosen
         spent = 0.0
-        sweeps = min(MOST_SWEEPS, max(self.work / RUNS, min(self.work, LEAST_SWEEPS * self.sweep_work)) / max(1e-12, self.sweep_work))
+        sweeps = min(
+            tuned.ANNEALING_MOST_SWEEPS,
+            max(self.work / tuned.ANNEALING_RUNS, min(self.work, tuned.ANNEALING_LEAST_SWEEPS * self.sweep_work))
+            / max(1e-12, self.sweep_work),
+        )
         while spent < self.work and not clock.over():
-            most = TIME_SHARE * clock.time_left() if clock.paced else np.inf
+            most = tuned.ANNEALING_RUN_SHARE * clock.time_left() if clock.paced else np.inf
             own = max(1, int(min(sweeps, most / max(1e-12, self.sweep_work))))
             better = self.run(chosen, price=price, sweeps=own)
             clock.spend(own * self.sweep_work)
@@ -82,7 +67,7 @@ class Annealing:
             if found is not None and (value is None or found < value):
                 chosen, value = better, found
         self.idle = 0 if chosen is not start else self.idle + 1
-        self.work = min(MOST_WORK, GROWTH * self.work)
+        self.work = min(tuned.ANNEALING_MOST_WORK, tuned.ANNEALING_GROWTH * self.work)
         return chosen
 
     def run(self, chosen: Ints, *, price: float, sweeps: int) -> Ints:
@@ -112,8 +97,8 @@ class Annealing:
             self.limit,
             self.weight,
             price,
-            HOT * typical,
-            COLD * typical,
+            tuned.HOT * typical,
+            tuned.COLD * typical,
             sweeps,
             chosen,
             self._clashes(chosen),
@@ -127,8 +112,8 @@ class Annealing:
     def _typical(self, chosen: Ints) -> float:
         """What a random change costs or saves, in the median of those that do."""
         g = self.flat.graph
-        nodes = self.free[self.rng.integers(len(self.free), size=SAMPLES)]
-        strategies = (self.rng.random(SAMPLES) * g.k[nodes]).astype(np.int64)
+        nodes = self.free[self.rng.integers(len(self.free), size=tuned.TEMPERATURE_SAMPLES)]
+        strategies = (self.rng.random(tuned.TEMPERATURE_SAMPLES) * g.k[nodes]).astype(np.int64)
         changes = _changes(g, self.flat.theta, chosen, nodes, strategies)
         sizes = np.abs(changes[changes != 0])
         return float(np.median(sizes)) if len(sizes) else 0.0

@@ -1,8 +1,9 @@
-"""Local search under the memory limit, compiled: descent that keeps the limit, and repair of what exceeds it.
+"""Local search under the memory limit, compiled: descent that keeps the limit, repair of what exceeds it, and forest moves.
 
 local = Local(flat)
 chosen = local.descend(chosen, theta, rng)      # better, and still within the limit
 chosen = local.repair(chosen, theta)            # within the limit, or None
+Forest(flat, rng).move(chosen, theta)           # better under these prices, in place
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.trws_compiled import _root, compiled
 from solver_shard.solve.flat import Bytes, Flat, Graph
 from solver_shard.solve.problem import Floats
-
-MOVES = 20_000
-"""Changes after which a repair gives up."""
 
 
 class Local:
@@ -38,7 +37,7 @@ class Local:
         _settle(f.graph, theta, chosen, sweeps)
         return chosen
 
-    def repair(self, chosen: Ints, theta: Floats, moves: int = MOVES) -> Ints | None:
+    def repair(self, chosen: Ints, theta: Floats, moves: int = tuned.REPAIR_MOVES) -> Ints | None:
         """Bring an assignment within the limit by the changes of least cost per useful byte at the time of the peak; None on failure."""
         f, chosen = self.flat, chosen.copy()
         profile = f.profile(chosen)
@@ -190,14 +189,12 @@ def _repair(g: Graph, m: Bytes, theta: Floats, limit: int, chosen: Ints, top: In
     return True
 
 
-# Bytes in use over time under changes: a tree of maxima with additions to ranges, compiled.
-#
-# ``top`` and ``added`` have two entries per leaf, leaves from ``leaves = len(top) // 2`` on. ``top[1]`` is the peak.
-# Adding to a span costs the logarithm of the number of times, whatever its length.
-
-
 def build(profile: Ints) -> tuple[Ints, Ints]:
-    """The tree (top, added) of a profile; times that do not exist use nothing."""
+    """Bytes in use over time under changes: a tree of maxima with additions to ranges, (top, added), of a profile.
+
+    Both have two entries per leaf, leaves from ``leaves = len(top) // 2`` on; times that do not exist use nothing. ``top[1]`` is the peak.
+    Adding to a span costs the logarithm of the number of times, whatever its length.
+    """
     leaves = 1
     while leaves < len(profile):
         leaves *= 2
@@ -255,15 +252,13 @@ def move(m: Bytes, top: Ints, added: Ints, v: int, old: int, new: int) -> None:
                 add(top, added, m.starts[s], m.stops[s], amount)
 
 
-# Forest moves, compiled: the best joint change of the nodes of a random induced forest, given all others.
-#
-# A random order picks a maximal set of nodes that induces a forest of the graph; dynamic programming along its trees finds the best
-# strategies of all of them at once, exactly. On graphs of low degree that is most of the nodes, so a few moves leave
-# what coordinate descent is stuck in. Memory enters as prices in ``theta``.
-
-
 class Forest:
-    """Scratch space for forest moves on one flat problem."""
+    """Forest moves on one flat problem: the best joint change of the nodes of a random induced forest, given all others.
+
+    A random order picks a maximal set of nodes that induces a forest of the graph; dynamic programming along its trees finds the best
+    strategies of all of them at once, exactly. On graphs of low degree that is most of the nodes, so a few moves leave what coordinate
+    descent is stuck in. Memory enters as prices in ``theta``.
+    """
 
     def __init__(self, flat: Flat, rng: np.random.Generator) -> None:
         self.flat, self.rng = flat, rng

@@ -13,8 +13,16 @@ from random_graphs import random_graph
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph, Constraint
-from solver_shard.solve import conflict
-from solver_shard.solve.conflict import Arcs, Conflict, Decision, blamed, find_conflict, least_bytes, without
+from solver_shard.solve import iis
+from solver_shard.solve.iis import (
+    Decision,
+    ExplainedArcs,
+    InfeasibleSubsystem,
+    compute_infeasible_subsystem,
+    core_by_assumptions,
+    least_bytes,
+    without,
+)
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Status
 
@@ -57,7 +65,7 @@ def test_what_is_blamed_conflicts_and_nothing_of_it_can_be_spared() -> None:
     kinds = {"none": 0, "pins": 0, "times": 0, "pins and times": 0, "several times": 0}
     for seed in range(400):
         graph, pins, every = random_case(seed)
-        found = find_conflict(graph, pins, time_limit=None)
+        found = compute_infeasible_subsystem(graph, pins, time_limit=None)
         assert not wrong(graph, pins, every, found), seed
         if found is None:
             kinds["none"] += 1
@@ -68,10 +76,10 @@ def test_what_is_blamed_conflicts_and_nothing_of_it_can_be_spared() -> None:
 
 
 def test_what_cp_sat_leaves_open_the_solver_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conflict, "decide", lambda problem, clock, **options: Decision(None))
+    monkeypatch.setattr(iis, "decide", lambda problem, clock, **options: Decision(None))
     for seed in range(60):
         graph, pins, every = random_case(seed)
-        assert not wrong(graph, pins, every, find_conflict(graph, pins, time_limit=None)), seed
+        assert not wrong(graph, pins, every, compute_infeasible_subsystem(graph, pins, time_limit=None)), seed
 
 
 @pytest.mark.parametrize(
@@ -83,16 +91,16 @@ def test_what_cp_sat_leaves_open_the_solver_decides(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_planted_fault_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., list[int]]) -> None:
-    monkeypatch.setattr(conflict._Question, name, fault)
+    monkeypatch.setattr(iis._DeletionFilter, name, fault)
     cases = [random_case(seed) for seed in range(150)]
-    assert any(wrong(graph, pins, every, find_conflict(graph, pins, time_limit=None)) for graph, pins, every in cases)
+    assert any(wrong(graph, pins, every, compute_infeasible_subsystem(graph, pins, time_limit=None)) for graph, pins, every in cases)
 
 
 def test_prices_are_those_of_enumeration() -> None:
     priced = {"pins": 0, "times": 0}
     for seed in range(200):
         graph, pins, every = random_case(seed)
-        found = find_conflict(graph, pins, time_limit=None)
+        found = compute_infeasible_subsystem(graph, pins, time_limit=None)
         if found is None:
             continue
         times = range(every.profiles.shape[1])
@@ -101,7 +109,7 @@ def test_prices_are_those_of_enumeration() -> None:
             others = [j for j in range(len(pins)) if j != k]
             keeping = every.which(others, [], None)
             within = every.which(others, times, graph.limit)
-            bare = conflict.narrowed(graph, {}, dropped=pins[k].edges)
+            bare = iis.narrowed(graph, {}, dropped=pins[k].edges)
             if len(within):
                 assert solution.cost == solution.bound == min(bare.cost(every.assignments[i]) for i in within), seed
             elif len(keeping):
@@ -122,13 +130,15 @@ def test_the_reasons_of_arc_consistency_and_of_cp_sat_conflict() -> None:
     seen = [0, 0]
     for seed in range(150):
         graph, pins, every = random_case(seed)
-        arcs, kept = Arcs(graph, pins), range(len(pins))
+        arcs, kept = ExplainedArcs(graph, pins), range(len(pins))
         core = arcs.left(kept).core
         if core is not None:
             assert not every.possible(core, [], None), seed
             seen[0] += 1
-        rows = [graph.usages * np.repeat(row, graph.sizes()) for row in conflict._living(graph, range(every.profiles.shape[1]))]
-        found = blamed(arcs, kept, rows if graph.limit is not None else [], graph.limit or 0, Clock(None, None), effort=10.0, seed=0)
+        rows = [graph.usages * np.repeat(row, graph.sizes()) for row in iis._living(graph, range(every.profiles.shape[1]))]
+        found = core_by_assumptions(
+            arcs, kept, rows if graph.limit is not None else [], graph.limit or 0, Clock(None, None), effort=10.0, seed=0
+        )
         if found is not None:  # in the units of a row not every conflict shows
             assert not every.possible(*found, graph.limit), seed
             seen[1] += 1
@@ -155,39 +165,39 @@ def two_of_three() -> tuple[ChoiceGraph, list[Constraint]]:
 
 def test_what_only_a_search_sees() -> None:
     graph, pins = two_of_three()
-    assert Arcs(graph, pins).left(range(4)).core is None
-    assert find_conflict(graph, pins) == Conflict(constraints=(1, 2, 3))
+    assert ExplainedArcs(graph, pins).left(range(4)).core is None
+    assert compute_infeasible_subsystem(graph, pins) == InfeasibleSubsystem(constraints=(1, 2, 3))
 
 
 def test_memory_alone_blames_no_pin_and_pins_alone_no_time() -> None:
     graph, pins = two_of_three()
-    assert find_conflict(replace(graph, limit=0), pins) == Conflict(constraints=(1, 2, 3))
+    assert compute_infeasible_subsystem(replace(graph, limit=0), pins) == InfeasibleSubsystem(constraints=(1, 2, 3))
     path = replace(graph, edges=graph.edges[:2], edge_tables=graph.edge_tables[:2], limit=7)
-    assert find_conflict(replace(path, limit=6), pins[:1]) == Conflict(constraints=(), times=(3,))
-    assert find_conflict(path, pins[:1]) is None
+    assert compute_infeasible_subsystem(replace(path, limit=6), pins[:1]) == InfeasibleSubsystem(constraints=(), times=(3,))
+    assert compute_infeasible_subsystem(path, pins[:1]) is None
     high = [*pins[1:3], Constraint(name="d high", allowed={3: np.array([False, True])})]
-    found = find_conflict(path, high)
-    assert found == Conflict(constraints=(2,), times=(3,))
+    found = compute_infeasible_subsystem(path, high)
+    assert found == InfeasibleSubsystem(constraints=(2,), times=(3,))
     assert least_bytes(path, high, found, 3) == (8, 8)
 
 
 def test_limits_that_strike_leave_a_conflict_that_may_not_be_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, pins = two_of_three()
     asked = itertools.count()
-    possible = conflict._Question._possible
+    possible = iis._DeletionFilter._possible
 
-    def tired(self: conflict._Question, kept: list[int], times: list[int]) -> object:
+    def tired(self: iis._DeletionFilter, kept: list[int], times: list[int]) -> object:
         return possible(self, kept, times) if next(asked) == 0 else (None, None)
 
-    monkeypatch.setattr(conflict._Question, "_possible", tired)
-    monkeypatch.setattr(conflict._Question, "_less", lambda self, kept, times: (kept, times))
-    assert find_conflict(graph, pins) == Conflict(constraints=(0, 1, 2, 3), minimal=False)
-    assert find_conflict(graph, pins, work_limit=1e-9) is None
+    monkeypatch.setattr(iis._DeletionFilter, "_possible", tired)
+    monkeypatch.setattr(iis._DeletionFilter, "_less", lambda self, kept, times: (kept, times))
+    assert compute_infeasible_subsystem(graph, pins) == InfeasibleSubsystem(constraints=(0, 1, 2, 3), minimal=False)
+    assert compute_infeasible_subsystem(graph, pins, work_limit=1e-9) is None
 
 
 def test_the_same_work_limit_gives_the_same_conflict() -> None:
     for seed in range(20):
         graph, pins, _ = random_case(seed)
         for work in (None, 1e-3, 0.1):
-            once, again = (find_conflict(graph, pins, time_limit=None, work_limit=work) for _ in range(2))
+            once, again = (compute_infeasible_subsystem(graph, pins, time_limit=None, work_limit=work) for _ in range(2))
             assert once == again

@@ -1,6 +1,6 @@
-"""Why there is no solution: a minimal set of constraints and memory times that conflict, and what dropping each would give.
+"""Why there is no solution: an infeasible subsystem (IIS) of constraints and memory times, by a deletion filter, and what each costs.
 
-    conflict = find_conflict(graph, pins, time_limit=30)
+    conflict = compute_infeasible_subsystem(graph, pins, time_limit=30)
     [pins[k].name for k in conflict.constraints], conflict.times      # together impossible; without any one of them possible
     without(graph, pins, k, time_limit=30)                            # the best solution that keeps all other constraints
     least_bytes(graph, pins, conflict, t, time_limit=30)              # what time t needs, all else of the conflict kept
@@ -9,26 +9,26 @@ The graph is the one without the constraints, which are masks on its nodes (:cla
 which the limit has to hold; at all others it does not matter to the conflict.
 
 **How.** Whether a set of constraints and times is possible is asked of four methods, the cheapest first: arc consistency
-(``solve.arcs``), the least use of what it leaves, a search on the presolved graph (``solve.feasible``), and the solver, whose dual proves
+(``ExplainedArcs``), the least use of what it leaves, a search on the presolved graph (``decide``), and the solver, whose dual proves
 what needs much memory. Costs do not matter, so presolve leaves little. A single time is asked otherwise: its bytes are the costs, and
 nothing is limited, which message passing and elimination solve exactly in most cases.
 
 **What the proof rests on.** That a set is possible rests on an assignment, which is checked against the graph. That it is not rests on
-exact integers (arcs, least use, labels), or on the solver, whose bounds rest on more than one program's word (``solve.kernel``); CP-SAT's
-word that there is none only makes the solver look. What assumption literals blame is a candidate: it is asked again. So is, last of all,
+exact integers (arcs, least use, labels), or on the solver, whose bounds rest on more than one program's word; CP-SAT's word that there is
+none only makes the solver look. What assumption literals blame is a candidate: it is asked again. So is, last of all,
 every conflict before it is returned: it is impossible, and without any one of its elements possible, or it does not say ``minimal``.
 
-Times are added as they are broken. What is then known to conflict is made smaller by the reasons of arc consistency or by assumption
-literals, and minimal by deletion: what is still impossible without one element needs that element no more. Constraints are tried before
-times: where memory is too small for every plan, no constraint is blamed. If a question is not decided within the limits, its element
-stays, and the conflict says that it may not be minimal.
+The filter (Chinneck and Dravnieks 1991). Times are added as they are broken. What is then known to conflict is made smaller by the reasons
+of arc consistency or by assumption literals, and minimal by deletion: what is still impossible without one element needs that element no
+more. Constraints are tried before times: where memory is too small for every plan, no constraint is blamed. If a question is not decided
+within the limits, its element stays, and the conflict says that it may not be minimal.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -36,33 +36,23 @@ from ortools.sat.python import cp_model
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Constraint, Ints
+from solver_shard.solve import parameters as tuned
+from solver_shard.solve.arc_consistency import Arc, Arcs
 from solver_shard.solve.bounds.labels import TooMany, best_below
-from solver_shard.solve.engine import clock_of, solve
-from solver_shard.solve.integer_program import covering, in_safe_units, new_solver, row_of
-from solver_shard.solve.limits import Clock
+from solver_shard.solve.engine import solve
+from solver_shard.solve.integer_program import class_literals, covering, in_safe_units, new_solver, row_of
+from solver_shard.solve.limits import Clock, clock_of
+from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Problem, compact_table, from_graph
 from solver_shard.solve.solution import Solution, Status
 
-__all__ = ["Conflict", "Constraint", "find_conflict", "least_bytes", "masks", "narrowed", "without"]
-
-EFFORT = 2.0
-"""Work units of one question to CP-SAT; what it leaves open the solver is asked."""
-
-SHARE = 0.3
-"""Of the time and work that are left: what one question to the solver may take."""
-
-TIMES_AT_A_TIME = 3
-SINGLE_TIMES = 4
-"""How many times are asked alone before several are taken together."""
-
-BLAME = 6
-"""Elements from which on assumption literals are worth their program."""
+__all__ = ["Constraint", "InfeasibleSubsystem", "compute_infeasible_subsystem", "least_bytes", "masks", "narrowed", "without"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class InfeasibleSubsystem:
     """What cannot be had together.
 
     Attributes:
@@ -76,38 +66,38 @@ class Conflict:
     minimal: bool = True
 
 
-def find_conflict(
+def compute_infeasible_subsystem(
     graph: ChoiceGraph,
     constraints: Sequence[Constraint],
+    parameters: SolveParameters | None = None,
     *,
     times: Sequence[int] = (),
-    time_limit: float | None = 60.0,
-    work_limit: float | None = None,
-    seed: int = 0,
     clock: Clock | None = None,
-) -> Conflict | None:
+    **changes: Any,
+) -> InfeasibleSubsystem | None:
     """A minimal conflict of the constraints and the graph's limit; None where none is found: there is a solution, or limits struck.
 
     Args:
         graph: without the constraints.
         constraints: what may be dropped.
+        parameters: seed, and limits of everything together; without a time limit that strikes, the same graph and work limit give the same.
         times: where memory is likely to be short; asked first.
-        time_limit, work_limit: of everything together; without a time limit that strikes, the same graph and work limit give the same.
-        seed: of random choices.
         clock: in place of the two limits, where this is a part of something larger.
+        changes: fields of the parameters by name.
     """
-    return _Question(graph, constraints, clock or clock_of(time_limit, work_limit), seed).run(tuple(times))
+    return _filter(graph, constraints, SolveParameters.of(parameters, changes), clock).run(tuple(times))
+
+
+def _filter(graph: ChoiceGraph, constraints: Sequence[Constraint], asked: SolveParameters, clock: Clock | None) -> _DeletionFilter:
+    return _DeletionFilter(graph, constraints, clock or clock_of(asked.time_limit, asked.work_limit), asked.seed)
 
 
 def without(
     graph: ChoiceGraph,
     constraints: Sequence[Constraint],
     dropped: int,
-    *,
-    gap: float = 1e-4,
-    time_limit: float | None = 60.0,
-    work_limit: float | None = None,
-    seed: int = 0,
+    parameters: SolveParameters | None = None,
+    **changes: Any,
 ) -> Solution:
     """The price of dropping one constraint: the best solution that keeps all others.
 
@@ -115,27 +105,26 @@ def without(
     """
     kept = [constraint for k, constraint in enumerate(constraints) if k != dropped]
     narrow = narrowed(graph, masks(kept), dropped=constraints[dropped].edges)
-    return solve(narrow, gap=gap, time_limit=time_limit, work_limit=work_limit, seed=seed)
+    return solve(narrow, parameters, **changes)
 
 
 def least_bytes(
     graph: ChoiceGraph,
     constraints: Sequence[Constraint],
-    conflict: Conflict,
+    conflict: InfeasibleSubsystem,
     time: int,
+    parameters: SolveParameters | None = None,
     *,
-    gap: float = 0.0,
-    time_limit: float | None = 60.0,
-    work_limit: float | None = None,
-    seed: int = 0,
     clock: Clock | None = None,
+    **changes: Any,
 ) -> tuple[int | None, int]:
     """The price of dropping one time of a conflict: (bytes found, bytes proven) that are in use then at least.
 
     The conflict's constraints and the limit at its other times are kept.
     """
-    question = _Question(graph, constraints, clock or clock_of(time_limit, work_limit), seed)
-    found = question.bytes_at(conflict.constraints, time, [t for t in conflict.times if t != time], gap)
+    asked = SolveParameters.of(parameters or SolveParameters(gap=0.0), changes)
+    question = _filter(graph, constraints, asked, clock)
+    found = question.bytes_at(conflict.constraints, time, [t for t in conflict.times if t != time], asked.gap)
     return found.objective, found.bound or 0
 
 
@@ -148,16 +137,16 @@ def masks(constraints: Sequence[Constraint]) -> dict[int, Bools]:
     return found
 
 
-class _Question:
+class _DeletionFilter:
     """One call: questions about sets of constraints and times."""
 
     def __init__(self, graph: ChoiceGraph, constraints: Sequence[Constraint], clock: Clock, seed: int) -> None:
         self.graph, self.constraints, self.clock, self.seed = graph, constraints, clock, seed
-        self.arcs = Arcs(graph, constraints)
+        self.arcs = ExplainedArcs(graph, constraints)
         self._answers: dict[tuple[frozenset[int], frozenset[int]], tuple[bool | None, Ints | None]] = {}
         self._plain = tuple(np.where(table >= FORBIDDEN, FORBIDDEN, 0) for table in graph.tables)
 
-    def run(self, likely: tuple[int, ...]) -> Conflict | None:
+    def run(self, likely: tuple[int, ...]) -> InfeasibleSubsystem | None:
         kept = list(range(len(self.constraints)))
         possible, witness = self.possible(kept, [])
         if possible is None:
@@ -175,7 +164,7 @@ class _Question:
             times = self._worst(times)
         if self.possible(kept, times)[0] is not False:
             return None
-        return Conflict(constraints=tuple(sorted(kept)), times=tuple(sorted(times)), minimal=self._minimal(kept, times))
+        return InfeasibleSubsystem(constraints=tuple(sorted(kept)), times=tuple(sorted(times)), minimal=self._minimal(kept, times))
 
     def _minimal(self, kept: list[int], times: list[int]) -> bool:
         """Whether without any one element the others are possible: for each there is an assignment."""
@@ -230,7 +219,7 @@ class _Question:
         narrow = narrowed(self.graph, self._masks(kept), costs=self._use(time), times=others, dropped=dropped, tables=self._plain)
         if not others:
             narrow = replace(narrow, limit=None)
-        return solve(narrow, gap=gap, seed=self.seed, clock=self.clock.part(time_share=SHARE, work=self._part()))
+        return solve(narrow, gap=gap, seed=self.seed, clock=self.clock.part(time_share=tuned.IIS_SHARE, work=self._part()))
 
     def _searched(self, kept: Sequence[int], times: Sequence[int]) -> tuple[bool | None, Ints | None]:
         """CP-SAT on the presolved graph, then the solver."""
@@ -238,14 +227,14 @@ class _Question:
         narrow = narrowed(self.graph, self._masks(kept), costs=nothing, times=times, dropped=self._dropped(kept), tables=self._plain)
         problem, order = from_graph(narrow, limit=self.graph.limit if times else None, memory_counts=bool(times))
         try:
-            small, undo = presolve(problem, stop=self.clock.over)
+            small, postsolve = presolve(problem, stop=self.clock.over)
         except NoAssignment:
             return False, None
         self.clock.spend(1e-3 * problem.size)
-        decision = decide(small, self.clock, effort=EFFORT, seed=self.seed)
+        decision = decide(small, self.clock, effort=tuned.IIS_EFFORT, seed=self.seed)
         if decision.assignment is not None:
             found = np.empty_like(order)
-            found[order] = undo.restore(decision.assignment)
+            found[order] = postsolve.restore(decision.assignment)
             return True, found
         if decision.sure and decision.possible is not None:
             return decision.possible, None
@@ -253,7 +242,7 @@ class _Question:
             return None, None
         if not times:
             narrow = replace(narrow, limit=None)
-        solution = solve(narrow, gap=0.0, seed=self.seed, clock=self.clock.part(time_share=SHARE, work=self._part()))
+        solution = solve(narrow, gap=0.0, seed=self.seed, clock=self.clock.part(time_share=tuned.IIS_SHARE, work=self._part()))
         if solution.feasible:
             return True, np.array(solution.assignment)
         return (False if solution.status is Status.INFEASIBLE else None), None
@@ -275,12 +264,12 @@ class _Question:
             broken = [t for t in _peaks(profile) if profile[t] > limit and t not in times]
             if not broken and not alone:
                 return None
-            for t in [*alone, *broken][: max(0, SINGLE_TIMES - asked)]:
+            for t in [*alone, *broken][: max(0, tuned.IIS_SINGLE_TIMES - asked)]:
                 asked += 1
                 possible, _ = self.possible(kept, [t])
                 if possible is False:
                     return [t]
-            times += dict.fromkeys([*alone, *broken[:TIMES_AT_A_TIME]])
+            times += dict.fromkeys([*alone, *broken[: tuned.IIS_TIMES]])
             alone = []
             possible, found = self.possible(kept, times)
             if possible is False:
@@ -294,11 +283,11 @@ class _Question:
         core = self.arcs.left(kept).core
         if core is not None:
             return list(core), []
-        if len(kept) + len(times) < BLAME:
+        if len(kept) + len(times) < tuned.IIS_BLAME:
             return kept, times
         rows = [self._use(t) for t in times]
         limit = self.graph.limit if self.graph.limit is not None else 0
-        found = blamed(self.arcs, kept, rows, limit, self.clock, effort=EFFORT, seed=self.seed)
+        found = core_by_assumptions(self.arcs, kept, rows, limit, self.clock, effort=tuned.IIS_EFFORT, seed=self.seed)
         if found is None:
             return kept, times
         fewer = list(found[0]), [times[i] for i in found[1]]
@@ -343,7 +332,7 @@ class _Question:
 
     def _part(self) -> float | None:
         left = self.clock.work_left()
-        return None if left == float("inf") else left * SHARE
+        return None if left == float("inf") else left * tuned.IIS_SHARE
 
     def _use(self, time: int) -> Ints:
         """Bytes of every strategy at one time."""
@@ -413,31 +402,7 @@ def narrowed(
     )
 
 
-# Arc consistency that remembers why: which constraints made the last strategy of a node go.
-#
-# Constraints are masks on nodes and edges that may be dropped. A strategy goes when a kept constraint's mask forbids it, or when a kept
-# edge leaves it without a partner. Each remembers the one reason for which it went, so that an emptied node leads back to the constraints
-# that emptied it: these alone empty it too. That is a conflict, though seldom a smallest one (see ``solve.conflict``), and it costs
-# milliseconds. Not every conflict shows in this way: where nothing is emptied, a search has to decide.
-
 _ALIVE, _ALWAYS = -1, -2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Arc:
-    """An edge that forbids something: ``allowed[rows[x], cols[y]]`` for the strategies x of ``a`` and y of ``b``."""
-
-    a: int
-    b: int
-    allowed: Bools
-    rows: Ints
-    cols: Ints
-    owner: int
-    """Position of the constraint that it is of, or -1."""
-
-    def seen_from(self, v: int) -> tuple[Bools, Ints, Ints, int]:
-        """(allowed, rows, cols, neighbour) with v on the first axis."""
-        return (self.allowed, self.rows, self.cols, self.b) if v == self.a else (self.allowed.T, self.cols, self.rows, self.a)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -448,28 +413,33 @@ class Left:
     core: tuple[int, ...] | None = None
 
 
-class Arcs:
-    """The forbidden pairs of a graph, made consistent once without any constraint and then from there for each set of them."""
+class ExplainedArcs:
+    """Arc consistency that remembers why: made once without any constraint, and then from there for each set of them.
+
+    A strategy goes when a kept constraint's mask forbids it, or when a kept edge leaves it without a partner. Each remembers the one reason
+    for which it went, so that an emptied node leads back to the constraints that emptied it: these alone empty it too. That is a conflict,
+    though seldom a smallest one, and it costs milliseconds. Not every conflict shows in this way: where nothing is emptied, a search
+    decides.
+    """
 
     def __init__(self, graph: ChoiceGraph, constraints: Sequence[Constraint]) -> None:
         self.constraints = constraints
         owner = {e: k for k, constraint in enumerate(constraints) for e in constraint.edges}
-        compact: dict[int, tuple[Ints, Ints, Ints] | None] = {}
-        self.arcs: list[Arc] = []
-        self.around: list[list[int]] = [[] for _ in range(graph.size)]
+        compact: dict[int, tuple[Bools, Ints, Ints] | None] = {}
+        arcs: list[Arc] = []
         for e, ((u, v), t) in enumerate(zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True)):
             if t not in compact:
                 forbidden = graph.tables[t] >= FORBIDDEN
-                compact[t] = compact_table(forbidden.astype(np.int64)) if forbidden.any() else None
-            found = compact[t]
-            if found is None:
-                continue
-            self.around[u].append(len(self.arcs))
-            self.around[v].append(len(self.arcs))
-            self.arcs.append(Arc(u, v, found[0] == 0, found[1], found[2], owner.get(e, -1)))
+                compact[t] = None
+                if forbidden.any():
+                    core, rows, cols = compact_table(forbidden.astype(np.int64))
+                    compact[t] = core == 0, rows, cols
+            table = compact[t]
+            if table is not None:
+                arcs.append(Arc(u, v, *table, owner.get(e, -1)))
+        self.arcs = Arcs(graph.size, arcs)
         self.alive: list[Bools] = [graph.node_costs(v) < FORBIDDEN for v in range(graph.size)]
-        cause = [np.where(row, _ALIVE, _ALWAYS) for row in self.alive]
-        self.never = self._propagate(self.alive, cause, list(range(graph.size)), frozenset()) is not None
+        self.never = self.arcs.propagate(self.alive, range(graph.size), owners=()) is not None
         """No assignment even without all constraints."""
 
     def left(self, kept: Sequence[int]) -> Left:
@@ -488,35 +458,13 @@ class Arcs:
             if not alive[v].any():
                 return Left(alive, self._because(v, cause))
         own = frozenset(kept)
-        start += [v for arc in self.arcs if arc.owner in own for v in (arc.a, arc.b)]
-        emptied = self._propagate(alive, cause, list(dict.fromkeys(start)), own)
-        return Left(alive, None if emptied is None else self._because(emptied, cause))
+        start += [v for arc in self.arcs.arcs if arc.owner in own for v in (arc.a, arc.b)]
 
-    def _propagate(self, alive: list[Bools], cause: list[Ints], start: list[int], kept: frozenset[int]) -> int | None:
-        """From these nodes on; the node that was emptied, or None."""
-        queue, waiting = deque(start), set(start)
-        while queue:
-            v = queue.popleft()
-            waiting.discard(v)
-            for e in self.around[v]:
-                arc = self.arcs[e]
-                if arc.owner >= 0 and arc.owner not in kept:
-                    continue
-                allowed, own, theirs, w = arc.seen_from(v)
-                present = np.zeros(allowed.shape[0], dtype=bool)
-                present[own[alive[v]]] = True
-                supported: Bools = np.logical_or.reduce(allowed[present], axis=0)
-                dead = alive[w] & ~supported[theirs]
-                if not dead.any():
-                    continue
-                alive[w] = alive[w] & ~dead
-                cause[w][dead] = len(self.constraints) + e
-                if not alive[w].any():
-                    return w
-                if w not in waiting:
-                    waiting.add(w)
-                    queue.append(w)
-        return None
+        def remember(w: int, _before: Bools, gone: Bools, number: int) -> None:
+            cause[w][gone] = len(self.constraints) + number
+
+        emptied = self.arcs.propagate(alive, dict.fromkeys(start), removed=remember, owners=own)
+        return Left(alive, None if emptied is None else self._because(emptied, cause))
 
     def _because(self, emptied: int, cause: list[Ints]) -> tuple[int, ...]:
         """The constraints that the loss of all of a node's strategies rests on."""
@@ -529,7 +477,7 @@ class Arcs:
                 if 0 <= reason < len(self.constraints):
                     found.add(reason)
                 elif reason >= 0:
-                    arc = self.arcs[reason - len(self.constraints)]
+                    arc = self.arcs.arcs[reason - len(self.constraints)]
                     found |= {arc.owner} - {-1}
                     allowed, own, theirs, w = arc.seen_from(v)
                     lost = own[gone & (cause[v] == reason)]
@@ -543,28 +491,13 @@ class Arcs:
         return tuple(sorted(found))
 
 
-# Is there any assignment? Labels, or CP-SAT on what forbids, with memory rows added where they are broken; and assumptions to blame.
-#
-# Two uses. ``decide`` answers yes or no for a presolved problem. ``blamed`` builds one program in which every constraint and every memory
-# row holds only while a literal of its own does, assumes all of these literals, and returns those that CP-SAT needs to refute it
-# (``sufficient_assumptions_for_infeasibility``).
-#
-# What rests on what: an assignment is checked in exact integers. That there is none is enumerated (labels.py), or CP-SAT's word alone: then
-# ``Decision.sure`` is false, and who asks has it proven in another way (``solve.conflict`` asks the solver). A set that ``blamed`` returns
-# is a candidate, and not always a smallest one.
-
-MOST_LITERALS = 1_500_000
-"""In support clauses; a larger program is not built."""
-
-ROWS_AT_A_TIME = 5
-
-LABEL_WORK = 0.5
-"""Of enumerating, before CP-SAT is asked."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """Whether there is an assignment (None: not decided), and one; ``sure``: that rests on more than one solver's word."""
+    """Whether there is an assignment (None: not decided), and one.
+
+    ``sure``: that rests on more than one solver's word. An assignment is checked in exact integers. That there is none is enumerated
+    (labels.py), or CP-SAT's word alone: then it is not sure, and who asks has it proven in another way.
+    """
 
     possible: bool | None
     assignment: Ints | None = None
@@ -583,7 +516,10 @@ class _Program:
 
     def support(self, a: int, b: int, allowed: Bools, rows: Ints, cols: Ints, when: cp_model.IntVar | None = None) -> None:
         """A strategy needs an allowed partner; ``when``: only while this literal holds."""
-        first, second = self._classes(self.xs[a], rows, allowed.shape[0]), self._classes(self.xs[b], cols, allowed.shape[1])
+        first, second = (
+            class_literals(self.model, self.xs[v], lines, count)
+            for v, lines, count in ((a, rows, allowed.shape[0]), (b, cols, allowed.shape[1]))
+        )
         unless = [] if when is None else [when.negated()]
         for own, theirs, table in ((first, second, allowed), (second, first, allowed.T)):
             for literal, partners in zip(own, table, strict=True):
@@ -591,20 +527,6 @@ class _Program:
                     others = [theirs[j] for j in np.flatnonzero(partners).tolist()]
                     self.literals += len(others)
                     self.model.add_bool_or([literal.negated(), *unless, *others])
-
-    def _classes(self, xs: list[cp_model.IntVar], which: Ints, count: int) -> list[cp_model.IntVar]:
-        """A literal per row of a table: some strategy of that row is chosen."""
-        members: list[list[cp_model.IntVar]] = [[] for _ in range(count)]
-        for x, row in zip(xs, which.tolist(), strict=True):
-            members[row].append(x)
-        literals = []
-        for group in members:
-            literal = group[0]
-            if len(group) > 1:
-                literal = self.model.new_bool_var("")
-                self.model.add(cp_model.LinearExpr.sum(group) == literal)
-            literals.append(literal)
-        return literals
 
     def row(self, where: Ints, usage: Ints, room: int, when: cp_model.IntVar | None = None) -> None:
         """Bytes of these strategies (flat positions) together are at most ``room``."""
@@ -635,7 +557,7 @@ def decide(problem: Problem, clock: Clock, *, effort: float, seed: int) -> Decis
     if problem.limit is not None and problem.least() > problem.limit:
         return Decision(False)
     try:
-        answer = best_below(problem, None, most_work=min(LABEL_WORK, clock.work_left()), over=clock.over)
+        answer = best_below(problem, None, most_work=min(tuned.IIS_LABEL_WORK, clock.work_left()), over=clock.over)
     except TooMany as many:
         clock.spend(many.work)
     else:
@@ -644,7 +566,7 @@ def decide(problem: Problem, clock: Clock, *, effort: float, seed: int) -> Decis
     program = _Program(problem.sizes.tolist())
     for edge in problem.edges:
         program.support(edge.a, edge.b, edge.core < FORBIDDEN, edge.rows, edge.cols)
-    if program.literals > MOST_LITERALS:
+    if program.literals > tuned.IIS_LITERALS:
         return Decision(None)
     owner = np.repeat(np.arange(problem.size), problem.sizes)
     added: set[int] = set()
@@ -654,7 +576,7 @@ def decide(problem: Problem, clock: Clock, *, effort: float, seed: int) -> Decis
             return Decision(possible, sure=False)
         found = np.array([next(i for i, x in enumerate(row) if solver.boolean_value(x)) for row in program.xs], dtype=np.int64)
         profile = problem.profile(found)
-        order = np.argsort(-profile, kind="stable")[:ROWS_AT_A_TIME].tolist()
+        order = np.argsort(-profile, kind="stable")[: tuned.IIS_ROWS].tolist()
         broken = [t for t in order if problem.limit is not None and profile[t] > problem.limit]
         if not broken:
             return Decision(True, found)
@@ -671,10 +593,13 @@ def decide(problem: Problem, clock: Clock, *, effort: float, seed: int) -> Decis
     return Decision(None)
 
 
-def blamed(
-    arcs: Arcs, kept: Sequence[int], rows: Sequence[Ints], limit: int, clock: Clock, *, effort: float, seed: int
+def core_by_assumptions(
+    arcs: ExplainedArcs, kept: Sequence[int], rows: Sequence[Ints], limit: int, clock: Clock, *, effort: float, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Constraints and memory rows that conflict if CP-SAT is right, or None where it finds no conflict.
+
+    Every constraint and every memory row holds only while a literal of its own does; all of these are assumed, and those that CP-SAT needs
+    to refute them (``sufficient_assumptions_for_infeasibility``) are returned: a candidate, and not always a smallest one.
 
     Args:
         arcs: the graph and its constraints.
@@ -689,10 +614,10 @@ def blamed(
     for row, alive in zip(program.xs, arcs.alive, strict=True):
         for i in np.flatnonzero(~alive).tolist():
             model.add(row[i] == 0)
-    for arc in arcs.arcs:
+    for arc in arcs.arcs.arcs:
         if arc.owner < 0 or arc.owner in flags:
             program.support(arc.a, arc.b, arc.allowed, arc.rows, arc.cols, flags.get(arc.owner))
-            if program.literals > MOST_LITERALS:
+            if program.literals > tuned.IIS_LITERALS:
                 return None
     for k, flag in flags.items():
         for v, mask in arcs.constraints[k].allowed.items():
