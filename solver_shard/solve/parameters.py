@@ -6,8 +6,8 @@
 
 :class:`SolveParameters` is handed through the solver as one value; what is left of time and work travels beside it as one
 :class:`~solver_shard.solve.limits.Clock`. Below it stand the constants, by the part that reads them, each with what it trades. Where a
-figure is given it was measured with that part's experiment; the others were tuned on traced models of 500 to 65,000 nodes and on the graphs
-of the ASPLOS 2025 contest. None of them can make an answer wrong: all bounds are valid whatever the constants.
+figure is given, it was measured; of the others no measurement is on record. They steer where work goes and when a part gives up: the
+bounds that come out rest on what solve/__init__.py says, not on them.
 
 Two kinds of numbers are not here. Those that keep sums exact (2**53 and what follows from it) stand where the sums are taken. Those that
 compiled loops read (``annealing.py``, ``trws_compiled.py``) stand beside their loops: numba keeps compiled code by the date of the loop's
@@ -39,7 +39,6 @@ class SolveParameters:
             strikes, the assignment is the same.
         limited: False where only a bound that holds without the memory limit is of use: where what is cheapest does not keep the limit,
             the search ends with what it has.
-
     """
 
     objective: str = "time"
@@ -225,7 +224,7 @@ PLANES_REACH = 4.0
 """Factor by which such a step changes a multiplier at most."""
 
 REPAIR_EVERY = 5
-"""Steps between two repairs of a decoded assignment: one costs as much as a sweep."""
+"""Steps between two repairs of a decoded assignment: more of them, more incumbents and fewer steps of the bound."""
 
 REPAIR_WITHIN = 0.2
 """Steps whose bound is this much below the best are not worth a repair."""
@@ -329,8 +328,8 @@ IDLE_EPOCHS = 12
 """Epochs without a better assignment or bound after which a large problem is given up."""
 
 ANNEALING_FIRST_WORK, ANNEALING_FAR, ANNEALING_SHARE = 0.3, 0.01, 0.25
-"""Work of the first epoch of annealing; gap from which on it is worth a part of the work while bounds are sought, or beside a
-campaign; that part. (1,000 nodes with 12 strategies on circles: 79,652 after 2 s of annealing, 81,942 after 20 s without.)"""
+"""Work of the first epoch of annealing; gap from which on it is worth a part of the work while bounds are sought, or beside large
+neighbourhood search; that part. (1,000 nodes with 12 strategies on circles: 79,652 after 2 s of annealing, 81,942 after 20 s without.)"""
 
 TINY_VALUES, TINY_CELLS = 80, 800
 """Strategies and pairs up to which a problem is enumerated sooner than annealed."""

@@ -188,7 +188,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from random_graphs import hard_graph
-from solver_shard.solve import bounds
+from solver_shard.solve import parameters
 from solver_shard.solve.engine import solve
 parameters.LARGE_CELLS = parameters.LARGE_FREE_CELLS = int(sys.argv[2])
 graph = hard_graph(np.random.default_rng(2), int(sys.argv[3]), strategies=3, degree=3, room=1.2)

@@ -8,7 +8,7 @@
 Message passing bounds a problem edge by edge. What the edges of a small circle decide together it does not see, and over the circles of
 all layers that adds up to most of the gap. Bucket elimination (Dechter 1999) sees all of it: to eliminate a node, all tables that mention
 it are joined, and the least value over its strategies for every state of the nodes around it is a new table. Such tables grow with the
-product of the strategies around a node; but parts (``messages.Parts``) are never negative, so what cannot be part of an assignment below
+product of the strategies around a node; but parts (``trws.Parts``) are never negative, so what cannot be part of an assignment below
 constant + ``room`` is dropped, and some dozens of states are left for each node. There are three passes.
 
 1. **Floors**: nodes are eliminated with tables that hold only what is near their own least value. That is cheap, and finds what each

@@ -1,6 +1,6 @@
 """How much every strategy costs at least: bounds for reduced-cost fixing.
 
-A reparametrised problem (messages.Parts) is a constant plus entries that are never negative. On a forest of its edges the
+A reparametrised problem (trws.Parts) is a constant plus entries that are never negative. On a forest of its edges the
 least sum over all assignments with x_v = i is exact by two passes of min-plus products; the tables of the other edges are at
 least their smallest entry, zero. So constant + that sum is a lower bound on the priced cost of every assignment with x_v = i: a
 strategy whose bound exceeds the incumbent cannot be part of a better solution. Several forests are tried, the largest bound counts.

@@ -7,6 +7,8 @@
 Costs are integers times ``scale`` (a power of two), kept in float64. Messages are rounded down to integers, so every sum is
 exact as long as it stays below 2**53 (``scale_of`` sees to that) and the bound is valid as computed: no tolerance anywhere.
 FORBIDDEN is infinite here. Messages are kept per row and column of an edge's core, not per strategy.
+
+``Messages`` is the algorithm, ``Waves`` its sweeps in numpy, and ``consistent`` rounds what it leaves to an assignment.
 """
 
 from __future__ import annotations
