@@ -3,12 +3,22 @@
 A family names the factors of a call, says which factors every dim of every tensor holds, and which tensors may be
 partial together. Tensors are spoken of by the argument names of the op's schema, so that families and rows read like it:
 
-    sheet = Draft(call)
-    rows, columns = sheet.factor("rows", 8), sheet.factor("columns", 4, cut=False)
-    sheet.put("self", [rows, columns])
-    sheet.result(0, [rows, columns])
-    sheet.linear(("self",), ("sum", "avg"))
-    rule = sheet.rule(family="softmax", source="table")
+    draft = Draft(call)
+    rows, columns = draft.factor("rows", 8), draft.factor("columns", 4, cut=False)
+    draft.put("self", [rows, columns])
+    draft.result(0, [rows, columns])
+    draft.linear(("self",), ("sum", "avg"))
+    rule = draft.rule(family="softmax", source="table")
+
+Families of StableHLO ops speak of operands and results by position, and say of each factor where it is. Propagation goes through the
+factors of a rule in the order in which they were made, so the order is part of the rule, as are factors of size 1. The factors of a
+dim need not make up its size (``exact=False``):
+
+    draft = Draft(call, exact=False)
+    draft.span((0, None), (0,), 8)                                 # rows: dim 0 of operand 0 and of result 0
+    draft.span((1, 0), (None,), 4, "reduction", reduction="sum")   # contracted
+    draft.span((None, 1), (1,), 2)                                 # columns
+    rule = draft.rule(family="hlo.dot", source="table")
 """
 
 from __future__ import annotations
@@ -19,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS, Placement, R, S
+from solver_shard.layout import REDUCTIONS, Placement
 from solver_shard.program import Op, Tensor, refs
-from solver_shard.rules.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule
+from solver_shard.rules.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule, place_of
 
 Held = tuple[int, ...]
 """Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
@@ -154,13 +164,19 @@ class _Set:
 
 
 class Draft:
-    """A rule being filled in; every tensor that is left out stays whole."""
+    """A rule being filled in; every tensor that is left out stays whole.
 
-    def __init__(self, call: Call) -> None:
+    Args:
+        exact: the factors of a dim make up its size, which ``rule`` checks; otherwise a dim may hold any, and one that is left without
+            gets one of size 1.
+    """
+
+    def __init__(self, call: Call, *, exact: bool = True) -> None:
         self.call = call
+        self.exact = exact
         self.factors: list[Factor] = []
-        self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
-        self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
+        self.slots = [None if exact else _without_factors(call.at(slot)) for slot in range(len(call.slots))]
+        self.results = [None if exact else _without_factors(result) for result in call.results]
         self.sets: list[_Set] = []
         self.ways: list[_Way] = []
         self.unread: set[int] = set()
@@ -168,6 +184,7 @@ class Draft:
         self.flops = 0
         self.matmul = False
         self.view = False
+        self.propagates = True
 
     def factor(
         self, name: str, size: int, *, even: bool = False, filled: bool = False, cut: bool = True, reduction: str | None = None
@@ -205,6 +222,33 @@ class Draft:
         """Say what the dims of a result hold; nothing happens for a result that is not made."""
         if index is not None:
             self.results[index] = tuple(dims)
+
+    def span(
+        self,
+        operands: int | Sequence[int | None] | None,
+        results: int | Sequence[int | None] | None,
+        size: int,
+        kind: Kind = "pass_through",
+        *,
+        blocked: bool = False,
+        reduction: str | None = None,
+    ) -> None:
+        """A new factor, below those that its dims hold already: of one dim, or of none (None), of every operand and result.
+
+        One number stands for that dim of all operands, or of all results, scalars aside. Where the factor has size 1, dims that hold one
+        do without it.
+        """
+        index = self._append(size, kind, blocked, reduction)
+        for tensors, places in ((self.slots, operands), (self.results, results)):
+            if not isinstance(places, Sequence):
+                places = [places if dims else None for dims in tensors]
+            for position, (dims, dim) in enumerate(zip(tensors, places, strict=True)):
+                if dim is None or dims is None:
+                    continue
+                if not 0 <= dim < len(dims):
+                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
+                if size != 1 or not dims[dim]:
+                    tensors[position] = (*dims[:dim], (*dims[dim], index), *dims[dim + 1 :])
 
     def restrict(
         self,
@@ -303,15 +347,19 @@ class Draft:
 
     def rule(self, *, family: str, source: str) -> Rule:
         """The finished rule, checked against the tensors; RuleError says where they disagree."""
+        if not self.exact:
+            for tensors in (self.slots, self.results):
+                tensors[:] = [tuple(held or (self._append(1),) for held in dims or ()) for dims in tensors]
         slots = [dims if dims is not None else tuple(self.whole(self.call.at(i).shape)) for i, dims in enumerate(self.slots)]
         results = [dims if dims is not None else tuple(self.whole(self.call.results[i].shape)) for i, dims in enumerate(self.results)]
-        for i, dims in enumerate(slots):
-            self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
-        for i, dims in enumerate(results):
-            self._check(dims, self.call.results[i], f"result {i}", family)
+        if self.exact:
+            for i, dims in enumerate(slots):
+                self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
+            for i, dims in enumerate(results):
+                self._check(dims, self.call.results[i], f"result {i}", family)
         operands = self._merge(slots)
         return Rule(
-            factors=tuple(replace(factor, kind=_kind(factor)) for factor in self.factors),
+            factors=tuple(replace(factor, kind=_kind(factor)) if self.exact else factor for factor in self.factors),
             operands=operands,
             results=tuple(results),
             linear=self._linear(),
@@ -324,10 +372,18 @@ class Draft:
                 for operand in range(len(self.call.operands))
             ),
             alike=tuple(self.alike),
-            propagates=source != FALLBACK,
+            propagates=self.propagates and source != FALLBACK,
             source=source,
             family=family,
         )
+
+    def _append(self, size: int, kind: Kind = "pass_through", blocked: bool = False, reduction: str | None = None) -> int:
+        """The position of a new factor of this kind."""
+        # Shards of the other kinds need their neighbours' elements, and partial results a reduction that layouts can name.
+        cut = kind == "pass_through" or (kind == "reduction" and reduction is not None)
+        name = factor_name(len(self.factors))
+        self.factors.append(Factor(name=name, size=size, cut=cut, reduction=reduction if cut else None, kind=kind, blocked=blocked))
+        return len(self.factors) - 1
 
     def _check(self, dims: Dims | tuple[Held, ...], tensor: Tensor, where: str, family: str) -> None:
         call = self.call
@@ -383,7 +439,7 @@ class Draft:
         for way in self.ways:
             if not self.factors[way.factor].cut:
                 continue
-            placements = [_place(dims, way.factor) for dims in operands]
+            placements = [place_of(dims, way.factor) for dims in operands]
             for name, placement in way.arguments.items():
                 for slot in self.call.names.get(name, ()):
                     placements[self.call.slots[slot]] = placement
@@ -392,7 +448,7 @@ class Draft:
                     name=way.name,
                     factor=way.factor,
                     operands=tuple(placements),
-                    results=tuple(way.results.get(i, _place(dims, way.factor)) for i, dims in enumerate(results)),
+                    results=tuple(way.results.get(i, place_of(dims, way.factor)) for i, dims in enumerate(results)),
                     collectives=way.collectives,
                     share=way.share,
                 )
@@ -407,99 +463,8 @@ def _kind(factor: Factor) -> Kind:
     return "pass_through" if factor.reduction is None else "reduction"
 
 
-def _place(dims: Dims, factor: int) -> Placement:
-    return next((S(d) for d, held in enumerate(dims) if factor in held), R)
-
-
-# What a StableHLO rule family works with: a rule to be filled in factor by factor, in an order that matters.
-#
-# Propagation goes through the factors of a rule in the order in which they were made, so the order is part of the rule, as are
-# factors of size 1. Operands and results are spoken of by position:
-#
-#     sheet = Sheet(call)
-#     sheet.factor(operands=(0, None), results=(0,), size=8)                       # rows: dim 0 of operand 0 and of result 0
-#     sheet.factor(operands=(1, 0), results=(None,), size=4, kind="reduction")     # summed
-#     sheet.factor(operands=(None, 1), results=(1,), size=2)                       # columns
-#     rule = sheet.rule(family="hlo.dot", source="table")
-
-
-class Sheet:
-    """A rule being filled in; dims that are left without a factor get one of size 1 of their own."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.factors: list[Factor] = []
-        self.operands: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.operands]
-        self.results: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.results]
-        self.propagates = True
-
-    @classmethod
-    def without(cls, call: Call) -> Sheet:
-        """No rule: propagation does not go through this op."""
-        sheet = cls(call)
-        sheet.propagates = False
-        return sheet
-
-    def shared(self, dim: int, size: int, kind: Kind = "pass_through", *, blocked: bool = False) -> None:
-        """A factor of the same dim of all operands and results, scalars aside."""
-        index = self._new(size, kind, None, blocked)
-        for dims in (*self.operands, *self.results):
-            if dims:
-                dims[dim].append(index)
-
-    def factor(
-        self,
-        operands: Sequence[int | None],
-        results: Sequence[int | None],
-        size: int,
-        kind: Kind = "pass_through",
-        *,
-        blocked: bool = False,
-        reduction: str | None = None,
-    ) -> None:
-        """A factor of one dim, or of none (None), of every operand and result.
-
-        Where it has size 1, dims that have a factor already do without it.
-        """
-        index = self._new(size, kind, reduction, blocked)
-        for tensors, places in ((self.operands, operands), (self.results, results)):
-            for dims, dim in zip(tensors, places, strict=True):
-                if dim is not None and not 0 <= dim < len(dims):
-                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
-                if dim is not None and (size != 1 or not dims[dim]):
-                    dims[dim].append(index)
-
-    def private(
-        self, *, operands: int | None = None, results: int | None = None, size: int, kind: Kind = "pass_through", blocked: bool = False
-    ) -> None:
-        """A factor of this dim of all operands, or of this dim of all results, scalars aside."""
-        places = [operands if dims else None for dims in self.operands], [results if dims else None for dims in self.results]
-        self.factor(*places, size, kind, blocked=blocked)
-
-    def rule(self, *, family: str, source: str) -> Rule:
-        """The finished rule."""
-        for dims in (*self.operands, *self.results):
-            for held in dims:
-                if not held:
-                    held.append(self._new(1, "pass_through", None, False))
-        return Rule(
-            factors=tuple(self.factors),
-            operands=tuple(tuple(map(tuple, dims)) for dims in self.operands),
-            results=tuple(tuple(map(tuple, dims)) for dims in self.results),
-            reads=(True,) * len(self.operands),
-            propagates=self.propagates,
-            source=source,
-            family=family,
-        )
-
-    def _new(self, size: int, kind: Kind, reduction: str | None, blocked: bool) -> int:
-        index = len(self.factors)
-        # Shards of the other kinds need their neighbours' elements, and partial results a reduction that layouts can name.
-        cut = kind == "pass_through" or (kind == "reduction" and reduction is not None)
-        self.factors.append(
-            Factor(name=factor_name(index), size=size, cut=cut, reduction=reduction if cut else None, kind=kind, blocked=blocked)
-        )
-        return index
+def _without_factors(tensor: Tensor) -> tuple[Held, ...]:
+    return ((),) * len(tensor.shape)
 
 
 def factor_name(index: int) -> str:

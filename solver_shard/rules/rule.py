@@ -245,10 +245,10 @@ class Rule:
             if any(f in special or not self.factors[f].cut for f in above):
                 continue
             pending = R if factor.reduction is None else P(factor.reduction)
-            ins = tuple(pending if i in factor.addends else _place(dims, index) for i, dims in enumerate(self.operands))
+            ins = tuple(pending if i in factor.addends else place_of(dims, index) for i, dims in enumerate(self.operands))
             outs = []
             for position, dims in enumerate(self.results):
-                place = _place(dims, index)
+                place = place_of(dims, index)
                 if place == R and position not in self.alike and position not in factor.apart:
                     if factor.reduction is None:
                         break
@@ -276,6 +276,6 @@ class Rule:
         return max(min(start + length, size) ** 2 - start**2 for start in starts) / size**2
 
 
-def _place(dims: Dims, index: int) -> Placement:
+def place_of(dims: Dims, index: int) -> Placement:
     """Where the factor sits: S(dim), or R when absent."""
     return next((S(d) for d, held in enumerate(dims) if index in held), R)

@@ -57,7 +57,7 @@ def build_rule(
 def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
     call = Call.of(op, operands, results, conservative=conservative)
     try:
-        return table.family(row).build(call, row).rule(family=row.family, source="user" if row.user else "table")
+        return table.family(row).build(call, **row.settings).rule(family=row.family, source="user" if row.user else "table")
     except RuleError as error:
         raise RuleError(f"rules file {row.file}, row {op.name!r}: {error}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from typing import Literal
 from solver_shard.errors import RuleError
 from solver_shard.layout import P
 from solver_shard.rules.draft import Call, Draft, Held
-from solver_shard.rules.row import Exclusion, Family, Row
+from solver_shard.rules.row import Exclusion, Family
 
 _MASKS = ("attn_mask", "attn_bias")
 _GRADIENTS = ("grad_out", "grad_out_")
@@ -41,9 +41,8 @@ class _Parts:
     value: Held
 
 
-def sdpa(call: Call, row: Row) -> Draft:
+def sdpa(call: Call) -> Draft:
     """Output ``[b, h, q, e]``, log-sum-exp ``[b, h, ...]``; seeds and placeholders are alike on every device."""
-    del row
     draft = Draft(call)
     parts = _parts(draft)
     _operands(draft, parts)
@@ -56,9 +55,8 @@ def sdpa(call: Call, row: Row) -> Draft:
     return draft
 
 
-def sdpa_backward(call: Call, row: Row) -> Draft:
+def sdpa_backward(call: Call) -> Draft:
     """Gradients of query, key, value (and mask, summed where it was broadcast); linear in the incoming gradient."""
-    del row
     draft = Draft(call)
     made = call.present("grad_input_mask", 4) if "grad_input_mask" in call.attributes else tuple(range(len(call.results)))
     parts = _parts(draft)
@@ -182,6 +180,6 @@ _EXCLUDED = (
     Exclusion(what="query=S(2)", reason="queries are cut by cut-queries, of the kernel that it can run; others pad their statistics"),
 )
 FAMILIES = (
-    Family(name="sdpa", build=sdpa, keys={}, excludes=_EXCLUDED),
-    Family(name="sdpa_backward", build=sdpa_backward, keys={}, excludes=_EXCLUDED),
+    Family(name="sdpa", build=sdpa, excludes=_EXCLUDED),
+    Family(name="sdpa_backward", build=sdpa_backward, excludes=_EXCLUDED),
 )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
 from solver_shard.rules.draft import Call, Draft, Held
 from solver_shard.rules.families.pointwise import apply_linear, broadcast
-from solver_shard.rules.row import LINEAR, Exclusion, Family, Row, is_flag
+from solver_shard.rules.row import LINEAR, Exclusion, Family, is_flag
 
 
-def embedding(call: Call, row: Row) -> Draft:
+def embedding(call: Call) -> Draft:
     """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut.
 
     ``masked-lookup`` cuts the vocabulary: every device looks up its own rows and leaves zeros for the others, so that the
     result is a pending sum.
     """
-    del row
     draft = Draft(call)
     vocabulary, hidden = call.shape("weight")
     rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
@@ -32,12 +32,11 @@ def embedding(call: Call, row: Row) -> Draft:
     return draft
 
 
-def embedding_backward(call: Call, row: Row) -> Draft:
+def embedding_backward(call: Call) -> Draft:
     """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial.
 
     ``own-rows`` cuts the vocabulary: every device reads the whole gradient and adds up what belongs to its own rows.
     """
-    del row
     draft = Draft(call)
     scaled = bool(call.attribute("scale_grad_by_freq", False))
     rows = [draft.factor(f"row{d}", size, cut=not scaled, reduction="sum") for d, size in enumerate(call.shape("indices"))]
@@ -53,7 +52,7 @@ def embedding_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def gather(call: Call, row: Row) -> Draft:
+def gather(call: Call, **linear: Any) -> Draft:
     """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
     draft = Draft(call)
     shape, index = call.shape("self"), call.shape("index")
@@ -69,10 +68,10 @@ def gather(call: Call, row: Row) -> Draft:
     draft.put("self", operand)
     draft.put("index", picked)
     draft.result(0, picked)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def scatter(call: Call, row: Row) -> Draft:
+def scatter(call: Call, *, adds: bool = False, **linear: Any) -> Draft:
     """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
 
     What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
@@ -88,7 +87,7 @@ def scatter(call: Call, row: Row) -> Draft:
         if call.slot(name) is not None:
             sizes = call.shape(name)
             draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
-    if row.get("adds", False) and index[dim] == source[dim]:
+    if adds and index[dim] == source[dim]:
         added = draft.factor(draft.letter(), index[dim])
         draft.restrict(added, reduction="sum", addends=("self",))
         for name in ("index", "src"):
@@ -96,12 +95,11 @@ def scatter(call: Call, row: Row) -> Draft:
             draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def index(call: Call, row: Row) -> Draft:
+def index(call: Call) -> Draft:
     """``self[indices]``: dims without an index pass, indexed dims stay whole, dims of the indices can be cut."""
-    del row
     draft = Draft(call)
     layout = _indexed(call)
     if layout is None:
@@ -115,12 +113,11 @@ def index(call: Call, row: Row) -> Draft:
     return draft
 
 
-def index_put(call: Call, row: Row) -> Draft:
+def index_put(call: Call) -> Draft:
     """``self[indices] = values``: dims without an index pass; operand and values are linear.
 
     Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
     """
-    del row
     draft = Draft(call)
     layout = _indexed(call)
     if layout is None:
@@ -173,7 +170,7 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
 
 
-def index_select(call: Call, row: Row) -> Draft:
+def index_select(call: Call, **linear: Any) -> Draft:
     """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
     draft = Draft(call)
     shape = call.shape("self")
@@ -183,10 +180,10 @@ def index_select(call: Call, row: Row) -> Draft:
     draft.put("self", held)
     draft.put("index", [rows] if call.shape("index") else [])
     draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def index_add(call: Call, row: Row) -> Draft:
+def index_add(call: Call, **linear: Any) -> Draft:
     """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
 
     The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
@@ -203,12 +200,11 @@ def index_add(call: Call, row: Row) -> Draft:
     draft.result(0, held)
     draft.monotone("self", increasing=True)
     draft.flops = math.prod(source)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def concat(call: Call, row: Row) -> Draft:
+def concat(call: Call) -> Draft:
     """Tensors joined along ``dim``, which stays whole; partial only all together."""
-    del row
     draft = Draft(call)
     shape = call.results[0].shape
     dim = call.dim(call.attributes.get("dim", 0), len(shape))
@@ -222,7 +218,7 @@ def concat(call: Call, row: Row) -> Draft:
     return draft
 
 
-def pad(call: Call, row: Row) -> Draft:
+def pad(call: Call, **linear: Any) -> Draft:
     """Padded or trimmed dims stay whole; sums pass where the padding is zero."""
     draft = Draft(call)
     shape, result = call.shape("self"), call.results[0].shape
@@ -231,12 +227,11 @@ def pad(call: Call, row: Row) -> Draft:
     letters = draft.letters(shape, whole=touched)
     draft.put("self", letters)
     draft.result(0, [draft.factor(draft.letter(), result[d], cut=False) if d in touched else held for d, held in enumerate(letters)])
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def histogram(call: Call, row: Row) -> Draft:
+def histogram(call: Call) -> Draft:
     """Counts per bin: elements can be cut where the range is given, which makes the counts partial sums."""
-    del row
     draft = Draft(call)
     fixed = call.attributes.get("min", 0) != call.attributes.get("max", 0)
     draft.put("self", [draft.factor(f"row{d}", size, cut=fixed, reduction="sum") for d, size in enumerate(call.shape("self"))])
@@ -247,20 +242,19 @@ def histogram(call: Call, row: Row) -> Draft:
 
 _SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
 FAMILIES = (
-    Family(name="embedding", build=embedding, keys={}),
-    Family(name="embedding_backward", build=embedding_backward, keys={}),
+    Family(name="embedding", build=embedding),
+    Family(name="embedding_backward", build=embedding_backward),
     Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
     Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index_select", build=index_select, keys={**LINEAR}),
     Family(name="index_add", build=index_add, keys={**LINEAR}),
-    Family(name="index", build=index, keys={}),
+    Family(name="index", build=index),
     Family(
         name="index_put",
         build=index_put,
-        keys={},
         excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
     ),
-    Family(name="concat", build=concat, keys={}),
+    Family(name="concat", build=concat),
     Family(name="pad", build=pad, keys={**LINEAR}),
-    Family(name="histogram", build=histogram, keys={}),
+    Family(name="histogram", build=histogram),
 )

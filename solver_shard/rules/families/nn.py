@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rules.draft import Call, Draft, Held
 from solver_shard.rules.families.pointwise import apply_linear
-from solver_shard.rules.row import LINEAR, Exclusion, Family, Row, is_text
+from solver_shard.rules.row import LINEAR, Exclusion, Family, is_text
 from solver_shard.rules.rule import Inside
 
 
-def layer_norm(call: Call, row: Row) -> Draft:
+def layer_norm(call: Call) -> Draft:
     """Rows can be cut; statistics are ``[*rows, 1, ...]``.
 
     ``norm-statistics`` cuts the normalised dim, where it is one: sums and sums of squares per row are all-reduced (the root
     mean square norm needs only the latter).
     """
-    del row
     draft = Draft(call)
     rows, normal = _norm_dims(draft, "input", reduction=None)
     draft.put("input", [*rows, *normal])
@@ -37,13 +37,12 @@ def layer_norm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def layer_norm_backward(call: Call, row: Row) -> Draft:
+def layer_norm_backward(call: Call) -> Draft:
     """Rows can be cut: the gradients of weight and bias are then partial sums; linear in the incoming gradient.
 
     ``norm-statistics`` cuts the normalised dim: two sums per row are all-reduced (one for the root mean square norm) where
     the input's gradient is wanted; the gradients of weight and bias are cut along it.
     """
-    del row
     draft = Draft(call)
     count = len(call.attribute("output_mask", (True,) * 3))
     made = call.present("output_mask", count)
@@ -83,12 +82,11 @@ def _statistics(draft: Draft, rows: list[Held]) -> Inside:
     return draft.all_reduce(rows, 1 if "rms_norm" in draft.call.name else 2, draft.call.tensor("input").dtype)
 
 
-def batch_norm(call: Call, row: Row) -> Draft:
+def batch_norm(call: Call) -> Draft:
     """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them.
 
     In training, ``batch-statistics`` cuts the batch: sum, sum of squares and count of every channel are all-reduced.
     """
-    del row
     draft = Draft(call)
     known = "no_training" in call.name or not call.attribute("training", True)
     channels, dims = _channels(draft, "input", cut=known)
@@ -109,12 +107,11 @@ def batch_norm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def batch_norm_backward(call: Call, row: Row) -> Draft:
+def batch_norm_backward(call: Call) -> Draft:
     """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient.
 
     ``batch-statistics`` all-reduces two sums per channel: the gradients of weight and bias, which every device then has.
     """
-    del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
     channels, dims = _channels(draft, "input", cut=not call.attribute("train", False))
@@ -158,13 +155,59 @@ def _per_channel(draft: Draft, channels: Held) -> None:
                 draft.result(index, [channels])
 
 
-def nll_sums(call: Call, row: Row) -> Draft:
+def group_norm(call: Call) -> Draft:
+    """``input[n, c, *space]``, statistics ``[n, groups]``; affine in weight and bias."""
+    draft = Draft(call)
+    batch, groups, channels, dims = _groups(draft)
+    draft.put("input", dims)
+    for name in ("weight", "bias"):
+        draft.put(name, [channels])
+    draft.result(0, dims)
+    for index in (1, 2):
+        draft.result(index, [batch, groups])
+    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
+    draft.linear(affine, ("sum", "avg"), fixed=(1, 2))
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=(1, 2))
+    draft.flops = 8 * call.tensor("input").numel
+    return draft
+
+
+def group_norm_backward(call: Call) -> Draft:
+    """As ``group_norm``; cutting the batch sums the gradients of weight and bias; linear in the incoming gradient."""
+    draft = Draft(call)
+    made = call.present("output_mask", 3)
+    batch, groups, channels, dims = _groups(draft)
+    draft.restrict(batch, reduction="sum")
+    for name in ("grad_out", "input"):
+        draft.put(name, dims)
+    for name in ("mean", "rstd"):
+        draft.put(name, [batch, groups])
+    draft.put("weight", [channels])
+    draft.result(made[0], dims)
+    for index in made[1:]:
+        draft.result(index, [channels])
+    draft.linear(("grad_out",), ("sum", "avg"))
+    if call.slot("weight") is not None:
+        draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
+    draft.flops = 16 * call.tensor("input").numel
+    return draft
+
+
+def _groups(draft: Draft) -> tuple[Held, Held, Held, Sequence[Held]]:
+    """Factors of the batch, the groups, the channels, and of every dim of the input."""
+    shape, count = draft.call.shape("input"), int(draft.call.attributes["group"])
+    batch, groups = draft.factor("batch", shape[0]), draft.factor("groups", count, even=True)
+    channels = (*groups, *draft.factor("inside", shape[1] // count, cut=False))
+    return batch, groups, channels, [batch, channels, *draft.whole(shape[2:])]
+
+
+def nll_sums(call: Call) -> Draft:
     """Sums over rows of the weighted losses and of the weights: rows can be cut.
 
     ``own-classes`` cuts the classes: every device adds up the losses of the targets among its own, a pending sum; the weights
     follow from the targets alone, so that every device has all of their sum.
     """
-    del row
     draft = Draft(call)
     rows, classes = _class_rows(draft, reduction="sum")
     draft.put("self", [*rows, classes])
@@ -181,9 +224,8 @@ def nll_sums(call: Call, row: Row) -> Draft:
     return draft
 
 
-def nll_loss(call: Call, row: Row) -> Draft:
+def nll_loss(call: Call) -> Draft:
     """The raw loss op: rows can be cut without a reduction and for a sum; a mean needs all rows at once."""
-    del row
     draft = Draft(call)
     kind = _reduction(call)
     rows, classes = _class_rows(draft, reduction="sum")
@@ -204,12 +246,11 @@ def nll_loss(call: Call, row: Row) -> Draft:
     return draft
 
 
-def nll_loss_backward(call: Call, row: Row) -> Draft:
+def nll_loss_backward(call: Call) -> Draft:
     """Rows of the result can be cut; the log-probabilities give only the shape.
 
     ``own-classes`` (of the op that takes a loss apart) cuts the classes: every device fills in the targets among its own.
     """
-    del row
     draft = Draft(call)
     rows, classes = _class_rows(draft, reduction=None)
     draft.put("self", _scores(call, rows, classes))
@@ -253,12 +294,11 @@ def _reduction(call: Call) -> str:
     return ("none", "mean", "sum")[value] if isinstance(value, int) else str(value)
 
 
-def softmax(call: Call, row: Row) -> Draft:
+def softmax(call: Call) -> Draft:
     """Every dim but ``dim`` passes, for softmax and log-softmax alike.
 
     ``class-statistics`` cuts ``dim``: the maximum and the sum of the exponentials of every row are all-reduced.
     """
-    del row
     draft, rows, classes = _softmax_dims(call, "self")
     dtype = call.results[0].dtype
     draft.flops = 5 * call.tensor("self").numel
@@ -266,9 +306,8 @@ def softmax(call: Call, row: Row) -> Draft:
     return draft
 
 
-def softmax_backward(call: Call, row: Row) -> Draft:
+def softmax_backward(call: Call) -> Draft:
     """As ``softmax``, linear in the incoming gradient; ``class-statistics`` all-reduces one sum per row."""
-    del row
     draft, rows, classes = _softmax_dims(call, "grad_output")
     draft.linear(("grad_output",), ("sum", "avg"))
     draft.flops = 5 * call.tensor("grad_output").numel
@@ -288,12 +327,11 @@ def _softmax_dims(call: Call, name: str) -> tuple[Draft, list[Held], Held]:
     return draft, [factor for d, factor in enumerate(held) if d != dim], held[dim] if shape else ()
 
 
-def convolution(call: Call, row: Row) -> Draft:
+def convolution(call: Call) -> Draft:
     """``input[n, c, *space]`` by ``weight[o, c, *kernel]``: batch and output channels can be cut, input channels are summed.
 
     A bias is added to the pending sum of cut input channels once. Where there are groups, whole groups are cut.
     """
-    del row
     draft = Draft(call)
     batch, outputs, inputs = _convolution(draft, "input")
     joined = call.slot("bias") is not None
@@ -310,12 +348,11 @@ def convolution(call: Call, row: Row) -> Draft:
     return draft
 
 
-def convolution_backward(call: Call, row: Row) -> Draft:
+def convolution_backward(call: Call) -> Draft:
     """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first.
 
     Linear in the incoming gradient; each of the first two also in what the other is the gradient of.
     """
-    del row
     draft = Draft(call)
     made = call.present("output_mask", 3)
     wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * 3))
@@ -378,7 +415,7 @@ def _convolution_flops(call: Call, result: tuple[int, ...]) -> int:
     return 2 * positions * math.prod(kernel[1:])
 
 
-def leading(call: Call, row: Row) -> Draft:
+def leading(call: Call, *, unread: str = "", **linear: Any) -> Draft:
     """Batch and channels (the first two dims of images ``[n, c, h, w]``) can be cut, space stays whole."""
     draft = Draft(call)
     shape = call.results[0].shape
@@ -387,10 +424,10 @@ def leading(call: Call, row: Row) -> Draft:
         draft.put_slot(slot, [*first, *draft.whole(call.at(slot).shape[len(first) :])])
     for index, result in enumerate(call.results):
         draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
-    for name in row.names("unread"):
+    for name in unread.split():
         draft.ignore(name)
     draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
 _BUFFERS = tuple(
@@ -407,77 +444,19 @@ _SPACE = tuple(
     for d in (2, 3)
 )
 
-NN_FAMILIES = (
-    Family(name="layer_norm", build=layer_norm, keys={}),
-    Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
-    Family(name="batch_norm", build=batch_norm, keys={}, excludes=_BUFFERS),
-    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}, excludes=_BUFFERS),
-    Family(name="softmax", build=softmax, keys={}),
-    Family(name="softmax_backward", build=softmax_backward, keys={}),
-    Family(name="nll_sums", build=nll_sums, keys={}),
-    Family(name="nll_loss", build=nll_loss, keys={}, excludes=_SIGNS),
-    Family(name="nll_loss_backward", build=nll_loss_backward, keys={}, excludes=_SIGNS),
-    Family(name="convolution", build=convolution, keys={}, excludes=_SPACE),
-    Family(name="convolution_backward", build=convolution_backward, keys={}),
+FAMILIES = (
+    Family(name="layer_norm", build=layer_norm),
+    Family(name="layer_norm_backward", build=layer_norm_backward),
+    Family(name="batch_norm", build=batch_norm, excludes=_BUFFERS),
+    Family(name="batch_norm_backward", build=batch_norm_backward, excludes=_BUFFERS),
+    Family(name="group_norm", build=group_norm),
+    Family(name="group_norm_backward", build=group_norm_backward),
+    Family(name="softmax", build=softmax),
+    Family(name="softmax_backward", build=softmax_backward),
+    Family(name="nll_sums", build=nll_sums),
+    Family(name="nll_loss", build=nll_loss, excludes=_SIGNS),
+    Family(name="nll_loss_backward", build=nll_loss_backward, excludes=_SIGNS),
+    Family(name="convolution", build=convolution, excludes=_SPACE),
+    Family(name="convolution_backward", build=convolution_backward),
     Family(name="leading", build=leading, keys={**LINEAR, "unread": is_text}),
 )
-
-
-# Families of group norms: batch and whole groups of channels can be cut.
-
-
-def group_norm(call: Call, row: Row) -> Draft:
-    """``input[n, c, *space]``, statistics ``[n, groups]``; affine in weight and bias."""
-    del row
-    draft = Draft(call)
-    batch, groups, channels, dims = _groups(draft)
-    draft.put("input", dims)
-    for name in ("weight", "bias"):
-        draft.put(name, [channels])
-    draft.result(0, dims)
-    for index in (1, 2):
-        draft.result(index, [batch, groups])
-    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
-    draft.linear(affine, ("sum", "avg"), fixed=(1, 2))
-    if call.slot("bias") is not None:
-        draft.monotone("bias", increasing=True, fixed=(1, 2))
-    draft.flops = 8 * call.tensor("input").numel
-    return draft
-
-
-def group_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``group_norm``; cutting the batch sums the gradients of weight and bias; linear in the incoming gradient."""
-    del row
-    draft = Draft(call)
-    made = call.present("output_mask", 3)
-    batch, groups, channels, dims = _groups(draft)
-    draft.restrict(batch, reduction="sum")
-    for name in ("grad_out", "input"):
-        draft.put(name, dims)
-    for name in ("mean", "rstd"):
-        draft.put(name, [batch, groups])
-    draft.put("weight", [channels])
-    draft.result(made[0], dims)
-    for index in made[1:]:
-        draft.result(index, [channels])
-    draft.linear(("grad_out",), ("sum", "avg"))
-    if call.slot("weight") is not None:
-        draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
-    draft.flops = 16 * call.tensor("input").numel
-    return draft
-
-
-def _groups(draft: Draft) -> tuple[Held, Held, Held, Sequence[Held]]:
-    """Factors of the batch, the groups, the channels, and of every dim of the input."""
-    shape, count = draft.call.shape("input"), int(draft.call.attributes["group"])
-    batch, groups = draft.factor("batch", shape[0]), draft.factor("groups", count, even=True)
-    channels = (*groups, *draft.factor("inside", shape[1] // count, cut=False))
-    return batch, groups, channels, [batch, channels, *draft.whole(shape[2:])]
-
-
-IMAGE_FAMILIES = (
-    Family(name="group_norm", build=group_norm, keys={}),
-    Family(name="group_norm_backward", build=group_norm_backward, keys={}),
-)
-
-FAMILIES = (*IMAGE_FAMILIES, *NN_FAMILIES)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
 from solver_shard.rules.draft import Call, Draft, Held
-from solver_shard.rules.row import Family, Row
+from solver_shard.rules.row import Family
 
 
-def view(call: Call, row: Row) -> Draft:
+def view(call: Call) -> Draft:
     """A reshape: the factors that both sizes share, group by group of equal size products."""
-    del row
     draft = Draft(call)
     source, target = call.shape("self"), call.results[0].shape
     if math.prod(source) != math.prod(target):
@@ -102,9 +101,8 @@ def _lumps(draft: Draft, left: list[tuple[list[int], int]], right: list[tuple[li
         held.extend(draft.factor(draft.letter(), size, cut=False))
 
 
-def permute(call: Call, row: Row) -> Draft:
+def permute(call: Call) -> Draft:
     """Dims in another order; ``dims`` gives the operand dim of each result dim."""
-    del row
     draft = Draft(call)
     shape = call.shape("self")
     letters = draft.letters(shape)
@@ -126,9 +124,8 @@ def permute(call: Call, row: Row) -> Draft:
     return _finish(draft)
 
 
-def expand(call: Call, row: Row) -> Draft:
+def expand(call: Call) -> Draft:
     """Dims of size 1 and new leading dims grow: the result can be cut there while the operand stays whole."""
-    del row
     draft = Draft(call)
     source, target = call.shape("self"), call.results[0].shape
     skip = len(target) - len(source)
@@ -140,9 +137,8 @@ def expand(call: Call, row: Row) -> Draft:
     return _finish(draft)
 
 
-def repeat(call: Call, row: Row) -> Draft:
+def repeat(call: Call) -> Draft:
     """Dims repeated once pass; the others stay whole, new leading ones can be cut; the data is copied."""
-    del row
     draft = Draft(call)
     source, target = call.shape("self"), call.results[0].shape
     skip = len(target) - len(source)
@@ -171,8 +167,8 @@ def _finish(draft: Draft) -> Draft:
 
 
 FAMILIES = (
-    Family(name="view", build=view, keys={}),
-    Family(name="permute", build=permute, keys={}),
-    Family(name="expand", build=expand, keys={}),
-    Family(name="repeat", build=repeat, keys={}),
+    Family(name="view", build=view),
+    Family(name="permute", build=permute),
+    Family(name="expand", build=expand),
+    Family(name="repeat", build=repeat),
 )
