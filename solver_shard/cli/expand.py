@@ -100,7 +100,7 @@ def _arguments(given: list[str]) -> dict[str, Any]:
 
 
 def _report(call: Call, best: Expansion) -> list[str]:
-    from solver_shard.expander.call import show
+    from solver_shard.layout import show
 
     lines = []
     for i, operand in enumerate(call.operands):
@@ -119,7 +119,7 @@ def _report(call: Call, best: Expansion) -> list[str]:
 
 
 def _layouts(layouts: tuple[Any, ...]) -> str:
-    from solver_shard.expander.call import show
+    from solver_shard.layout import show
 
     return ", ".join("-" if layout is None else show(layout) for layout in layouts)
 
@@ -131,7 +131,7 @@ def _cost(cost: float, unit: str) -> str:
 
 
 def _data(found: Expansion) -> dict[str, Any]:
-    from solver_shard.expander.call import show
+    from solver_shard.layout import show
 
     return {
         "inputs": [show(layout) for layout in found.inputs],

@@ -1,13 +1,19 @@
-"""Where the expander meets torch: calls of ATen ops from text or schema, and the single-axis strategies that DTensor has for them.
+"""From a call to the way it runs: calls of ATen ops from text or schema, their single-axis strategies, and the cheapest expansion.
 
+>>> from solver_shard.costs.dtensor import DTensorCosts
 >>> from solver_shard.expander.call import Operand
+>>> from solver_shard.expander.pricing import DTensorPricing
 >>> from solver_shard.mesh import Mesh
 >>> mesh = Mesh.parse("dp=4,tp=2")
->>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)R", "f32[1024,512]| RS(1)")]
+>>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)S(1)", "f32[1024,512]| RS(0)")]
 >>> call = call_of("aten.mm.default", inputs, mesh)
 >>> print(*call.results), list(call.attributes)
 f32[512, 512]
 (None, ['self', 'mat2'])
+>>> expander = Expander(DTensorPricing(DTensorCosts(mesh_shape=mesh.shape, devices_per_host=8), mesh))
+>>> expansion = expander.expand(call)
+>>> expansion.results[0], expansion.cost, expansion.how
+((S(0), P(sum)), 0.0, 'match')
 """
 
 from __future__ import annotations
@@ -16,12 +22,12 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
-from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Kind, Kinds, Meta, Operand, Pending, Strided, elements, is_list_op
+from solver_shard.errors import InputError
+from solver_shard.expander.call import Call, Meta, Operand, elements, is_list_op
 from solver_shard.expander.pricing import Pricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import USER_STRATEGIES, Cut, Prepared, SingleAxis, Strategies, of_rule, prepare
-from solver_shard.layout import REDUCTIONS, P, R, S
+from solver_shard.layout import dtensor_placements
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
@@ -141,7 +147,7 @@ def _with_tensors(value: Any, call: Call, tensor: Any) -> Any:
 def dtensor_strategies(call: Call) -> SingleAxis | None:
     """The strategies that DTensor has for the op, if it has single-axis ones.
 
-    Partials that are not of a plain kind (the mask of an embedding, norms) become ``Pending``.
+    Partials that are not of a plain kind (the mask of an embedding, norms) are ``NamedPartial``.
     """
     import torch
     from torch.distributed.tensor import DTensor
@@ -162,7 +168,10 @@ def dtensor_strategies(call: Call) -> SingleAxis | None:
 
     args, kwargs = _arguments(call, op, meta)
     rows = tuple(
-        tuple(Cut(entry.dim) if isinstance(entry, _ShardingPlaceholder) else None if entry is None else kind_of(entry) for entry in entries)
+        tuple(
+            Cut(entry.dim) if isinstance(entry, _ShardingPlaceholder) else None if entry is None else dtensor_placements((entry,))[0]
+            for entry in entries
+        )
         for entries in info.func(op, args, kwargs)
     )
     return SingleAxis(
@@ -172,43 +181,6 @@ def dtensor_strategies(call: Call) -> SingleAxis | None:
         different_mesh_args=tuple(info.different_mesh_args or ()),
     )
 
-
-def kind_of(placement: Any) -> Kind:
-    """A DTensor placement."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    if type(placement) is Replicate:
-        return R
-    if type(placement) is Shard:
-        return S(placement.dim)
-    if type(placement) is _StridedShard:
-        return Strided(placement.dim, placement.split_factor)
-    if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
-        return P(placement.reduce_op)
-    if isinstance(placement, Partial):
-        return Pending(str(placement), placement.reduce_op)
-    raise RuleError(f"DTensor placement {placement!r} is of a kind that is not known here")
-
-
-def kinds_of_spec(placements: Sequence[Any]) -> Kinds:
-    """The placements of a DTensor."""
-    return tuple(map(kind_of, placements))
-
-
-# From a call to the way it runs: strategies looked up, fitted, searched, or expanded in full where the search does not reach.
-#
-# >>> from solver_shard.costs.dtensor import DTensorCosts
-# >>> from solver_shard.expander.expander import call_of
-# >>> from solver_shard.expander.call import Operand, show
-# >>> from solver_shard.expander.pricing import DTensorPricing
-# >>> from solver_shard.mesh import Mesh
-# >>> mesh = Mesh.parse("dp=4,tp=2")
-# >>> expander = Expander(DTensorPricing(DTensorCosts(mesh_shape=mesh.shape, devices_per_host=8), mesh))
-# >>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)S(1)", "f32[1024,512]| RS(0)")]
-# >>> found = expander.expand(call_of("aten.mm.default", inputs, mesh))
-# >>> show(found.results[0]), found.cost, found.how
-# ('S(0)P(sum)', 0.0, 'match')
 
 Source = Literal["auto", "user", "rules", "dtensor"]
 

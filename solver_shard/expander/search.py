@@ -34,10 +34,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError
-from solver_shard.expander.call import Kind, Kinds, Strided, show
 from solver_shard.expander.pricing import Move, Pricing, impossible
 from solver_shard.expander.single_axis import Prepared
-from solver_shard.layout import R
+from solver_shard.layout import Placement, Placements, R, show
 
 State = tuple[int, ...]
 """Per input, the number of its layout."""
@@ -56,13 +55,13 @@ def searchable(prepared: Prepared) -> bool:
         or call.outs
         or prepared.elsewhere
         or not call.operands
-        or any(isinstance(kind, Strided) for layout in call.layouts for kind in layout)
+        or any(kind.is_strided for layout in call.layouts for kind in layout)
         or any(size is None for operand in call.operands for size in operand.shape)
     )
 
 
 def search(
-    prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]] | None = None, *, most: int = MAX_STATES
+    prepared: Prepared, pricing: Pricing, matches: set[tuple[Placements, ...]] | None = None, *, most: int = MAX_STATES
 ) -> Expansion | None:
     """The cheapest way to run the op; None when no state that can be reached fits, or none of the first ``most`` states did.
 
@@ -157,10 +156,10 @@ class _Bound:
     def __init__(self, prepared: Prepared, pricing: Pricing, inputs: list[_Input]) -> None:
         self._prepared, self._pricing, self._inputs = prepared, pricing, inputs
         self._goals = tuple(prepared.lookup)
-        self._rests: dict[tuple[int, Kinds], Rest] = {}
-        self._least: dict[tuple[int, int, Kind, Kind], float] = {}
+        self._rests: dict[tuple[int, Placements], Rest] = {}
+        self._least: dict[tuple[int, int, Placement, Placement], float] = {}
 
-    def rest(self, axis: int, column: Kinds) -> Rest:
+    def rest(self, axis: int, column: Placements) -> Rest:
         """Of one axis, given the placement of every input on it."""
         found = self._rests.get((axis, column))
         if found is None:
@@ -177,7 +176,7 @@ class _Bound:
             self._rests[axis, column] = found
         return found
 
-    def least(self, number: int, axis: int, now: Kind, goal: Kind) -> float:
+    def least(self, number: int, axis: int, now: Placement, goal: Placement) -> float:
         """What an input needs at least to get from one placement to another on an axis, in any number of moves."""
         if now == goal or now.is_replicate:
             return 0.0
@@ -193,7 +192,7 @@ class _Bound:
         return found
 
 
-def _results(prepared: Prepared, layouts: tuple[Kinds, ...]) -> tuple[Kinds | None, ...] | None:
+def _results(prepared: Prepared, layouts: tuple[Placements, ...]) -> tuple[Placements | None, ...] | None:
     found = prepared.results(layouts)
     return found if found is not None and writable(prepared, layouts, found) else None
 
@@ -215,9 +214,9 @@ class _Input:
     prepared: Prepared
     pricing: Pricing
     number: int
-    layouts: list[Kinds]
-    _numbers: dict[Kinds, int]
-    _edges: dict[int, list[list[tuple[int, float, Kind]]]]
+    layouts: list[Placements]
+    _numbers: dict[Placements, int]
+    _edges: dict[int, list[list[tuple[int, float, Placement]]]]
 
     def __init__(self, prepared: Prepared, pricing: Pricing, number: int) -> None:
         self.prepared, self.pricing, self.number = prepared, pricing, number
@@ -225,14 +224,14 @@ class _Input:
         self._numbers = {self.layouts[0]: 0}
         self._edges = {}
 
-    def edges(self, number: int) -> list[list[tuple[int, float, Kind]]]:
+    def edges(self, number: int) -> list[list[tuple[int, float, Placement]]]:
         """Per axis, the layouts that a move on it leads to, with its cost and what the axis becomes."""
         found = self._edges.get(number)
         if found is None:
             found = self._edges[number] = [self._on(number, axis) for axis in range(len(self.layouts[0]))]
         return found
 
-    def _on(self, number: int, axis: int) -> list[tuple[int, float, Kind]]:
+    def _on(self, number: int, axis: int) -> list[tuple[int, float, Placement]]:
         operand, layout = self.prepared.call.operands[self.number], self.layouts[number]
         found = []
         for kind in neighbours(layout, axis, self.prepared.shardings[self.number], self.prepared.partials[self.number]):
@@ -254,7 +253,7 @@ class _Input:
         return pricing.move(self.number, self.prepared.call.operands[self.number], src, axis, dst[axis])
 
 
-def neighbours(layout: Kinds, axis: int, shardings: tuple[Kind, ...], partials: tuple[Kind, ...]) -> list[Kind]:
+def neighbours(layout: Placements, axis: int, shardings: tuple[Placement, ...], partials: tuple[Placement, ...]) -> list[Placement]:
     """What one collective can make of the placement on an axis."""
     now = layout[axis]
     held = {kind.dim for kind in layout[axis + 1 :] if kind.is_shard}
@@ -289,8 +288,8 @@ class Expansion:
         how: ``match`` (the inputs are fine as they are), ``search`` or ``exhaustive``.
     """
 
-    inputs: tuple[Kinds, ...]
-    results: tuple[Kinds | None, ...]
+    inputs: tuple[Placements, ...]
+    results: tuple[Placements | None, ...]
     costs: tuple[float, ...]
     moves: tuple[Move, ...]
     visited: int
@@ -304,7 +303,7 @@ class Expansion:
         return sum(self.costs)
 
 
-def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[Kinds | None, ...]]]:
+def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Placements, ...], tuple[Placements | None, ...]]]:
     """Layouts of inputs and results of every executable combination, each pair of them once, in the order of the product.
 
     Raises:
@@ -317,8 +316,8 @@ def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[
             f"{call.op}: {len(prepared.strategies)} strategies on {axes} axes make {size} combinations, at most {MAX_COMBINATIONS} are "
             "expanded; use fewer mesh axes"
         )
-    seen: set[tuple[tuple[Kinds, ...], tuple[Kinds | None, ...]]] = set()
-    fits: dict[tuple[int, Kinds], bool] = {}
+    seen: set[tuple[tuple[Placements, ...], tuple[Placements | None, ...]]] = set()
+    fits: dict[tuple[int, Placements], bool] = {}
     for chosen in itertools.product(range(len(prepared.strategies)), repeat=axes):
         results = prepared.made(chosen)
         if results is None:
@@ -336,7 +335,7 @@ def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[
         yield inputs, results
 
 
-def writable(prepared: Prepared, inputs: tuple[Kinds, ...], results: tuple[Kinds | None, ...]) -> bool:
+def writable(prepared: Prepared, inputs: tuple[Placements, ...], results: tuple[Placements | None, ...]) -> bool:
     """Whether results that are written to tensors that exist have the layouts of these, and these do not move."""
     call = prepared.call
     if call.in_place and (inputs[0] != call.operands[0].layout or (results and results[0] not in (None, call.operands[0].layout))):
@@ -354,7 +353,7 @@ def expand_exhaustively(prepared: Prepared, pricing: Pricing) -> tuple[Expansion
     """
     call = prepared.call
     product = len(prepared.strategies) ** len(call.element_mesh.axes)
-    paths: dict[tuple[int, Kinds], tuple[Move, ...] | None] = {}
+    paths: dict[tuple[int, Placements], tuple[Move, ...] | None] = {}
     found: list[Expansion] = []
     for inputs, results in combinations(prepared):
         for i, layout in enumerate(inputs):

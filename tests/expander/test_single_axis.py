@@ -11,12 +11,12 @@ import torch
 
 from solver_shard.costs.dtensor import DTensorCosts
 from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Meta, Operand, Strided, element_op, elements, is_list_op, show
+from solver_shard.expander.call import Call, Meta, Operand, element_op, elements, is_list_op
 from solver_shard.expander.expander import Expander, SearchExhaustedWarning, call_of, dtensor_strategies
 from solver_shard.expander.pricing import DTensorPricing
 from solver_shard.expander.search import combinations, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import Cut, SingleAxis, Strategies, prepare
-from solver_shard.layout import P, R, S
+from solver_shard.layout import P, R, S, show, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Ref
 
@@ -290,7 +290,7 @@ def test_strided_shards_are_expanded_in_full() -> None:
     prepared = prepare(call, table_of([Cut(0), Cut(0)], [Cut(1), Cut(1)]))
     assert not searchable(prepared)
     best = expand_exhaustively(prepared, PRICING)[0]
-    assert best.inputs == ((Strided(0, 2), S(0)),)
+    assert best.inputs == ((strided(0, 2), S(0)),)
     assert best.cost == 0
 
 
