@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Traits, Value, parse_rule
-from solver_shard.shardy.sharding import MeshSpec, TensorSharding, parse_sharding
+from shardy.annotation_text import parse_rule, parse_sharding
+
+from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Traits, Value
+from solver_shard.shardy.sharding import MeshSpec, TensorSharding
 
 MESHES = {"mesh": MeshSpec(axes=(("a", 2), ("b", 4)))}
 

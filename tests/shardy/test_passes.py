@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from shardy.annotation_text import parse_rule
 from shardy.graphs import MESHES, chain, pointwise, sharding
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Value, parse_rule
+from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Value
 from solver_shard.shardy.passes import Options, PassName, populate_rules, propagate
 from solver_shard.shardy.stablehlo import StablehloModule
 from solver_shard.shardy.stablehlo.rules import StablehloRules
