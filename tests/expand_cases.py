@@ -19,7 +19,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
     _SingleDimStrategyInfo,
 )
 
-from solver_shard.expander.call import Call, Operand
+from solver_shard.expander.call import Operand, PlacedCall
 from solver_shard.expander.expander import call_of, dtensor_strategies, overload
 from solver_shard.expander.single_axis import Cut, Prepared, SingleAxis, mixed, of_rule, prepare
 from solver_shard.layout import Layout, NamedPartial, P, Placements, R, S
@@ -40,7 +40,7 @@ class Case:
     """A call with its strategies, and what DTensor is given: the same strategies in its own words."""
 
     family: str
-    call: Call
+    call: PlacedCall
     given: SingleAxis
     theirs: Any
     rows: tuple[tuple[Any, ...], ...]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expander.call import Call, Meta, Operand
+from solver_shard.expander.call import Meta, Operand, PlacedCall
 from solver_shard.expander.pricing import ClusterPricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search
 from solver_shard.expander.single_axis import of_rule, prepare
@@ -73,7 +73,7 @@ def greedy_walk(program: Program, mesh: Mesh, sources: Mapping[int, Layout], rul
 
 def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Placements], mesh: Mesh, pricing: ClusterPricing) -> Expansion:
     """The cheapest way to run one op from the layouts that its operands have."""
-    call = Call(
+    call = PlacedCall(
         op=op.name,
         mesh=mesh,
         operands=tuple(

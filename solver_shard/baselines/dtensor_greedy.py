@@ -40,7 +40,7 @@ from solver_shard.layout import Layout, NamedPartial, Placements, R, S, dtensor_
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program
 from solver_shard.text import suggestion
-from solver_shard.tracing.clean import Traced
+from solver_shard.tracing.clean import TracedProgram
 from solver_shard.tracing.clean import dims as D
 from solver_shard.tracing.joint_graph import RawGraph, RawNode, Use, uses
 
@@ -418,13 +418,13 @@ def _has(held: LayoutColumn, wanted: Layout, *, local: bool) -> NDArray[np.bool_
     return found
 
 
-def carry(program: Program, traced: Traced, found: Walk, pins: Mapping[str, Layout]) -> Carried:
+def carry(program: Program, traced: TracedProgram, found: Walk, pins: Mapping[str, Layout]) -> Carried:
     """Bring what the walk says of raw values to the tensors of a program: the traced one, or that with places for pinned activations."""
     return _Carrier(program, traced, found, pins).run()
 
 
 class _Carrier:
-    def __init__(self, program: Program, traced: Traced, found: Walk, pins: Mapping[str, Layout]) -> None:
+    def __init__(self, program: Program, traced: TracedProgram, found: Walk, pins: Mapping[str, Layout]) -> None:
         self.program, self.raw, self.shape, self.pins = program, traced.raw, found.mesh.shape, pins
         self.roots = roots(program)
         self.values = tuple(tuple(None if seen is None else rooted(seen, self.roots) for seen in results) for results in traced.values)

@@ -194,7 +194,7 @@ _FAR = np.int64(2**61)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TransitionStep:
     """One collective of a transition (or a free local slice).
 
     Attributes:
@@ -229,7 +229,7 @@ class TransitionTable:
 
     __slots__ = ("_intermediates", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
-    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _Steps) -> None:
+    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _StepTables) -> None:
         self.layouts = layouts
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
@@ -260,7 +260,7 @@ class TransitionTable:
             self._intermediates = _intermediates(self._ranked, self._steps, self.nbytes)
         return self._intermediates[int(converted)]
 
-    def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
+    def path(self, src: Layout, dst: Layout) -> tuple[TransitionStep, ...]:
         """The steps of the cheapest way, () when equal; InternalError where there is none."""
         at, goal = self.positions((src, dst))
         if self._ranked[at, goal] >= _FAR:
@@ -273,7 +273,7 @@ class TransitionTable:
             step = first + int(np.flatnonzero(onward == self._ranked[at, goal])[0])
             to = int(self._steps.after[step])
             path.append(
-                Step(
+                TransitionStep(
                     kind=KINDS[self._steps.kinds[step]],
                     axes=self._steps.axis_sets[self._steps.sets[step]],
                     nbytes=int(self._steps.nbytes[step]),
@@ -335,7 +335,7 @@ def _joined(shape: Sequence[int], reductions: Sequence[str], collectives: Collec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
+class _StepTables:
     """E steps sorted by (before, after), at most one for each pair.
 
     rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; before, after, kinds, sets, nbytes, weights, packed,
@@ -354,7 +354,7 @@ class _Steps:
     received: Ints
 
 
-def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _Steps:
+def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _StepTables:
     """All one-collective steps between the layouts, with bytes and weights (cost times _STEP plus one)."""
     mesh_shape = collectives.mesh.shape
     count, dims = sizes.shape
@@ -414,7 +414,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
             weights[mine] += collectives.times(KINDS[kind], axes, nbytes[mine], bucket) * _STEP
     arrange = np.lexsort((after, before))
     before, after, kinds, sets = (x[arrange] for x in (before, after, kinds, sets))
-    return _Steps(
+    return _StepTables(
         axis_sets=axis_sets,
         rows=np.searchsorted(before, np.arange(count + 1)),
         before=before,
@@ -442,7 +442,7 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
     return fixed
 
 
-def _intermediates(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Ints]:
+def _intermediates(ranked: Ints, steps: _StepTables, nbytes: Ints) -> tuple[Ints, Ints]:
     """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
     count = len(ranked)
     onward = np.zeros((count, count), dtype=np.int64)  # the first step of each path
@@ -468,7 +468,7 @@ def _intermediates(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Int
     return np.where(moves, found - nbytes, 0), np.where(moves, held - nbytes, 0)
 
 
-def _shortest(partials: Ints, steps: _Steps) -> Ints:
+def _shortest(partials: Ints, steps: _StepTables) -> Ints:
     """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout.
 
     No step adds a pending reduction, so a layout is a station only on ways from layouts that have at least as many, to layouts that

@@ -2,7 +2,7 @@
 
 >>> from solver_shard.mesh import Mesh
 >>> mesh = Mesh.parse("dp=4,tp=2")
->>> call = Call(
+>>> call = PlacedCall(
 ...     op="aten.mm.default",
 ...     mesh=mesh,
 ...     operands=(Operand.parse("f32[512, 1024]| S(0)R", mesh), Operand.parse("f32[1024, 512]| RS(1)", mesh)),
@@ -87,7 +87,7 @@ class Operand(Meta):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class PlacedCall:
     """An op and its tensors.
 
     Attributes:
@@ -156,12 +156,12 @@ def _frozen(value: Any) -> Any:
 _LIST_OPS = ("aten._foreach_", "aten._amp_foreach_", "aten._fused_")
 
 
-def is_list_op(call: Call) -> bool:
+def is_list_op(call: PlacedCall) -> bool:
     """Whether the call is expanded element by element: such a name, and lists of tensors (``_fused_rms_norm`` takes none)."""
     return call.op.startswith(_LIST_OPS) and bool(call.lists)
 
 
-def elements(call: Call) -> tuple[Call, ...]:
+def elements(call: PlacedCall) -> tuple[PlacedCall, ...]:
     """The calls for each element of a list op: foreach ops become the op on one tensor, fused optimizers stay what they are.
 
     Raises:

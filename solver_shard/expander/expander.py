@@ -23,8 +23,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 from solver_shard.errors import InputError
-from solver_shard.expander.call import Call, Meta, Operand, elements, is_list_op
-from solver_shard.expander.pricing import Pricing
+from solver_shard.expander.call import Meta, Operand, PlacedCall, elements, is_list_op
+from solver_shard.expander.pricing import MovePricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import USER_STRATEGIES, Cut, Prepared, SingleAxis, Strategies, of_rule, prepare
 from solver_shard.layout import dtensor_placements
@@ -46,7 +46,7 @@ def overload(op: str) -> Any | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
-def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, Any] | None = None) -> Call:
+def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, Any] | None = None) -> PlacedCall:
     """The call of an ATen op on these inputs: they fill its tensor arguments in the order of its schema.
 
     A list of tensors takes all inputs that later arguments do not need. ``given`` has the other arguments by name. The results are
@@ -89,8 +89,8 @@ def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, 
     if left:
         raise InputError(f"{op} takes {len(inputs) - len(left)} tensors, {len(inputs)} inputs were given; drop the last ones")
     outs = tuple(attributes[a.name].operand for a in schema if a.is_out and isinstance(attributes[a.name], Ref))
-    draft = Call(op=op, mesh=mesh, operands=tuple(inputs), results=(), attributes=attributes, keywords=tuple(keywords), outs=outs)
-    return Call(
+    draft = PlacedCall(op=op, mesh=mesh, operands=tuple(inputs), results=(), attributes=attributes, keywords=tuple(keywords), outs=outs)
+    return PlacedCall(
         op=op,
         mesh=mesh,
         operands=tuple(inputs),
@@ -101,7 +101,7 @@ def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, 
     )
 
 
-def _results(call: Call, target: Any, torch: Any) -> tuple[Meta | None, ...]:
+def _results(call: PlacedCall, target: Any, torch: Any) -> tuple[Meta | None, ...]:
     """Shapes and dtypes of what the op returns."""
     from solver_shard.tracing.joint_graph import DTYPES
 
@@ -120,7 +120,7 @@ def _results(call: Call, target: Any, torch: Any) -> tuple[Meta | None, ...]:
     )
 
 
-def _arguments(call: Call, target: Any, tensor: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: PlacedCall, target: Any, tensor: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the torch op, with ``tensor(operand)`` for every operand."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def _arguments(call: Call, target: Any, tensor: Any) -> tuple[tuple[Any, ...], d
     return tuple(args), kwargs
 
 
-def _with_tensors(value: Any, call: Call, tensor: Any) -> Any:
+def _with_tensors(value: Any, call: PlacedCall, tensor: Any) -> Any:
     if isinstance(value, Ref):
         return tensor(call.operands[value.operand])
     if isinstance(value, tuple | list):
@@ -144,7 +144,7 @@ def _with_tensors(value: Any, call: Call, tensor: Any) -> Any:
     return value
 
 
-def dtensor_strategies(call: Call) -> SingleAxis | None:
+def dtensor_strategies(call: PlacedCall) -> SingleAxis | None:
     """The strategies that DTensor has for the op, if it has single-axis ones.
 
     Partials that are not of a plain kind (the mask of an embedding, norms) are ``NamedPartial``.
@@ -197,14 +197,14 @@ class Expander:
     """
 
     def __init__(
-        self, pricing: Pricing, *, source: Source = "auto", strategies: Strategies = USER_STRATEGIES, table: RuleTable | None = None
+        self, pricing: MovePricing, *, source: Source = "auto", strategies: Strategies = USER_STRATEGIES, table: RuleTable | None = None
     ) -> None:
         self.pricing = pricing
         self._source, self._strategies = source, strategies
         self._table = load_table() if table is None else table
         self._kept: dict[Hashable, tuple[Expansion, ...]] = {}
 
-    def expand(self, call: Call) -> Expansion:
+    def expand(self, call: PlacedCall) -> Expansion:
         """The cheapest way to run one call.
 
         Raises:
@@ -221,11 +221,11 @@ class Expander:
             warnings.warn(f"{call.op}: the search found no strategy; all combinations are expanded", SearchExhaustedWarning, stacklevel=2)
         return self.ranked(call)[0]
 
-    def expand_elements(self, call: Call) -> tuple[Expansion, ...]:
+    def expand_elements(self, call: PlacedCall) -> tuple[Expansion, ...]:
         """The cheapest way to run every element of a list op."""
         return tuple(self.expand(element) for element in elements(call))
 
-    def ranked(self, call: Call) -> tuple[Expansion, ...]:
+    def ranked(self, call: PlacedCall) -> tuple[Expansion, ...]:
         """Every way to run a call, cheapest first."""
         registered = self._strategies.get(call.op) if self._source in ("auto", "user") else None
         try:
@@ -236,11 +236,11 @@ class Expander:
             self._kept[key] = expand_exhaustively(self.prepare(call), self.pricing)
         return self._kept[key]
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: PlacedCall) -> Prepared:
         """The strategies of a call, fitted to it."""
         return prepare(call, self.single_axis(call))
 
-    def single_axis(self, call: Call) -> SingleAxis:
+    def single_axis(self, call: PlacedCall) -> SingleAxis:
         """The strategies of a call, from the first source that has some."""
         sources: dict[str, Callable[[], SingleAxis | None]] = {
             "user": lambda: self._strategies.of(call) if self._strategies.get(call.op) is not None else None,
@@ -257,7 +257,7 @@ class Expander:
         return SingleAxis(strategies=())
 
 
-def rule_strategies(call: Call, table: RuleTable) -> SingleAxis:
+def rule_strategies(call: PlacedCall, table: RuleTable) -> SingleAxis:
     """The single-axis strategies of our rule for the op."""
     tensors = [Tensor(name=f"x{i}", shape=operand.sizes, dtype=operand.dtype) for i, operand in enumerate(call.operands)]
     results = [Tensor(name=f"y{i}", shape=meta.sizes, dtype=meta.dtype) for i, meta in enumerate(call.results) if meta is not None]

@@ -1,7 +1,7 @@
 """What a move costs: with our costs in nanoseconds, or with DTensor's own formulas in microseconds.
 
-A move changes one input along one axis (``Pricing.move``); a path takes an input from one layout to another as the executor of
-that cost model would (``Pricing.path``). Both refuse what cannot be done: S → P, and P to another reduction.
+A move changes one input along one axis (``MovePricing.move``); a path takes an input from one layout to another as the executor of
+that cost model would (``MovePricing.path``). Both refuse what cannot be done: S → P, and P to another reduction.
 
 >>> from solver_shard.expander.call import Operand
 >>> mesh = Mesh.parse("dp=2,tp=4")
@@ -32,7 +32,7 @@ from solver_shard.text import format_bytes, format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class OperandMove:
     """One collective on one input, or a free local step.
 
     Attributes:
@@ -60,7 +60,7 @@ class Move:
         return f"{text}, {format_bytes(self.nbytes)}, {price}" if self.nbytes or self.cost else text
 
 
-class Pricing(Protocol):
+class MovePricing(Protocol):
     """A cost model for single moves and whole paths."""
 
     @property
@@ -73,10 +73,10 @@ class Pricing(Protocol):
     def least(self, operand: Operand, axis: int, before: Placement, after: Placement) -> float:
         """What that change costs at least, whatever the other axes do."""
 
-    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         """That change, in full."""
 
-    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         """How the input gets from one layout to another; None when it cannot."""
 
 
@@ -140,11 +140,11 @@ class DTensorPricing:
         gib = math.prod(operand.sizes) * operand.itemsize / parts / GIB
         return self.costs.transition(before, after, axis, gib)[0] * (1 - 1e-12)
 
-    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         return self._move(number, operand, layout, axis, after, self.cost(operand, layout, axis, after))
 
-    def _move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement, cost: float) -> Move:
-        return Move(
+    def _move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement, cost: float) -> OperandMove:
+        return OperandMove(
             operand=number,
             kind=kind_of_move(layout[axis], after),
             axes=(axis,),
@@ -156,7 +156,7 @@ class DTensorPricing:
             unit=self.unit,
         )
 
-    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         now, found = src, []
         for step, cost in self.costs.priced_path(operand.sizes, operand.itemsize, src, dst):
             if math.isinf(cost) or impossible(step.before, step.after):
@@ -197,9 +197,9 @@ class ClusterPricing:
         parts = math.prod(n for a, n in enumerate(shape) if a != axis or (before.is_shard and not after.is_replicate))
         return float(self.collectives.nanoseconds(kind_of_move(before, after), (axis,), nbytes // parts))
 
-    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         mesh = self.collectives.mesh
-        return Move(
+        return OperandMove(
             operand=number,
             kind=kind_of_move(layout[axis], after),
             axes=(axis,),
@@ -211,7 +211,7 @@ class ClusterPricing:
             unit=self.unit,
         )
 
-    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         if src == dst:
             return ()
         mesh = self.collectives.mesh
@@ -238,7 +238,7 @@ class ClusterPricing:
                 k if b == a else n for k, a, b, n in zip(now, step.before, step.after, step.after.with_splits(mesh.shape), strict=True)
             )
             found.append(
-                Move(
+                OperandMove(
                     operand=number,
                     kind=step.kind,
                     axes=step.axes,

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError
-from solver_shard.expander.pricing import Move, Pricing, impossible
+from solver_shard.expander.pricing import MovePricing, OperandMove, impossible
 from solver_shard.expander.single_axis import Prepared
 from solver_shard.layout import Placement, Placements, R, show
 
@@ -61,7 +61,7 @@ def searchable(prepared: Prepared) -> bool:
 
 
 def search(
-    prepared: Prepared, pricing: Pricing, matches: set[tuple[Placements, ...]] | None = None, *, most: int = MAX_STATES
+    prepared: Prepared, pricing: MovePricing, matches: set[tuple[Placements, ...]] | None = None, *, most: int = MAX_STATES
 ) -> Expansion | None:
     """The cheapest way to run the op; None when no state that can be reached fits, or none of the first ``most`` states did.
 
@@ -153,7 +153,7 @@ def _unmatched(rests: tuple[Rest, ...]) -> int:
 class _Bound:
     """What the placements on one axis still need at least, were that axis alone: never more than what they will cost."""
 
-    def __init__(self, prepared: Prepared, pricing: Pricing, inputs: list[_Input]) -> None:
+    def __init__(self, prepared: Prepared, pricing: MovePricing, inputs: list[_Input]) -> None:
         self._prepared, self._pricing, self._inputs = prepared, pricing, inputs
         self._goals = tuple(prepared.lookup)
         self._rests: dict[tuple[int, Placements], Rest] = {}
@@ -197,8 +197,8 @@ def _results(prepared: Prepared, layouts: tuple[Placements, ...]) -> tuple[Place
     return found if found is not None and writable(prepared, layouts, found) else None
 
 
-def _moves(inputs: list[_Input], came: dict[State, State], state: State, pricing: Pricing) -> tuple[Move, ...]:
-    found: list[Move] = []
+def _moves(inputs: list[_Input], came: dict[State, State], state: State, pricing: MovePricing) -> tuple[OperandMove, ...]:
+    found: list[OperandMove] = []
     while state in came:
         before = came[state]
         i = next(i for i, (a, b) in enumerate(zip(before, state, strict=True)) if a != b)
@@ -212,13 +212,13 @@ class _Input:
     """The layouts that one input comes to, numbered as they are found, and its moves from each."""
 
     prepared: Prepared
-    pricing: Pricing
+    pricing: MovePricing
     number: int
     layouts: list[Placements]
     _numbers: dict[Placements, int]
     _edges: dict[int, list[list[tuple[int, float, Placement]]]]
 
-    def __init__(self, prepared: Prepared, pricing: Pricing, number: int) -> None:
+    def __init__(self, prepared: Prepared, pricing: MovePricing, number: int) -> None:
         self.prepared, self.pricing, self.number = prepared, pricing, number
         self.layouts = [prepared.call.operands[number].layout]
         self._numbers = {self.layouts[0]: 0}
@@ -247,7 +247,7 @@ class _Input:
             found.append((self._numbers[after], cost, kind))
         return found
 
-    def move(self, before: int, after: int, pricing: Pricing) -> Move:
+    def move(self, before: int, after: int, pricing: MovePricing) -> OperandMove:
         src, dst = self.layouts[before], self.layouts[after]
         axis = next(a for a, (p, q) in enumerate(zip(src, dst, strict=True)) if p != q)
         return pricing.move(self.number, self.prepared.call.operands[self.number], src, axis, dst[axis])
@@ -291,7 +291,7 @@ class Expansion:
     inputs: tuple[Placements, ...]
     results: tuple[Placements | None, ...]
     costs: tuple[float, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[OperandMove, ...]
     visited: int
     product: int
     how: str
@@ -343,7 +343,7 @@ def writable(prepared: Prepared, inputs: tuple[Placements, ...], results: tuple[
     return all(results[k] == call.operands[out].layout == inputs[out] for k, out in enumerate(call.outs) if k < len(results))
 
 
-def expand_exhaustively(prepared: Prepared, pricing: Pricing) -> tuple[Expansion, ...]:
+def expand_exhaustively(prepared: Prepared, pricing: MovePricing) -> tuple[Expansion, ...]:
     """Every way to run the op whose inputs can be brought there, cheapest first.
 
     Among equal costs, one that moves no input comes first, then the order of the product (DTensor's choice).
@@ -353,7 +353,7 @@ def expand_exhaustively(prepared: Prepared, pricing: Pricing) -> tuple[Expansion
     """
     call = prepared.call
     product = len(prepared.strategies) ** len(call.element_mesh.axes)
-    paths: dict[tuple[int, Placements], tuple[Move, ...] | None] = {}
+    paths: dict[tuple[int, Placements], tuple[OperandMove, ...] | None] = {}
     found: list[Expansion] = []
     for inputs, results in combinations(prepared):
         for i, layout in enumerate(inputs):

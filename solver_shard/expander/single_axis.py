@@ -1,6 +1,6 @@
 """What an op may do along one mesh axis: lists of placements, for its outputs and then its inputs.
 
->>> from solver_shard.expander.call import Call, Meta, Operand
+>>> from solver_shard.expander.call import PlacedCall, Meta, Operand
 >>> from solver_shard.mesh import Mesh
 >>> from solver_shard.program import Ref
 >>> strategies = Strategies()
@@ -8,7 +8,7 @@
 ... def scale(call):
 ...     return [[Cut(d), Cut(d), R] for d in range(len(call.operands[0].shape))] + [[P("sum"), P("sum"), R]]
 >>> mesh = Mesh.parse("2,2")
->>> call = Call(
+>>> call = PlacedCall(
 ...     op="my.scale.default", mesh=mesh, operands=(Operand.parse("f32[8, 8]| S(1)P", mesh), Operand.parse("f32[]| RR", mesh)),
 ...     results=(Meta(shape=(8, 8), dtype="f32"),), attributes={"self": Ref(0), "scale": Ref(1)},
 ... )
@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Meta
+from solver_shard.expander.call import Meta, PlacedCall
 from solver_shard.layout import P, Placement, Placements, R, S, show, strided
 from solver_shard.program import refs
 from solver_shard.rules.rule import Rule
@@ -52,7 +52,7 @@ class Cut:
 
 
 Entry = Placement | Cut | None
-Function = Callable[[Call], Iterable[Sequence[Entry]]]
+Function = Callable[[PlacedCall], Iterable[Sequence[Entry]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Registered:
     different_mesh_args: tuple[int, ...]
     static_arguments: tuple[str, ...] | None
 
-    def of(self, call: Call) -> SingleAxis:
+    def of(self, call: PlacedCall) -> SingleAxis:
         return SingleAxis(
             strategies=tuple(tuple(entries) for entries in self.function(call)),
             allow_uneven_sharding=self.allow_uneven_sharding,
@@ -109,7 +109,7 @@ class Strategies:
     ) -> Callable[[Function], Function]:
         """A decorator that registers a function for one op or a list of them (``aten.mm.default``).
 
-        The function takes a ``Call`` and returns lists of placements, outputs then inputs; replicating everything need not be listed.
+        The function takes a ``PlacedCall`` and returns lists of placements, outputs then inputs; replicating everything need not be listed.
         ``static_arguments`` names the arguments, tensors aside, that the result depends on (default: all); ``memory_format`` always
         counts. Registering an op again replaces what it had.
         """
@@ -132,7 +132,7 @@ class Strategies:
         """What was registered for the op."""
         return self._held.get(op)
 
-    def of(self, call: Call) -> SingleAxis:
+    def of(self, call: PlacedCall) -> SingleAxis:
         """The strategies of a call; RuleError where nothing was registered for its op."""
         found = self.get(call.op)
         if found is None:
@@ -187,7 +187,7 @@ class Prepared:
         elsewhere: inputs on another mesh; they stay as they are.
     """
 
-    call: Call
+    call: PlacedCall
     given: SingleAxis
     outputs: int
     strategies: tuple[tuple[Placement | None, ...], ...]
@@ -240,7 +240,7 @@ class Prepared:
         return (R,) * len(self.call.element_mesh.axes) if operand in self.elsewhere else layout
 
 
-def prepare(call: Call, given: SingleAxis) -> Prepared:
+def prepare(call: PlacedCall, given: SingleAxis) -> Prepared:
     """Fit strategies to a call.
 
     Raises:
@@ -294,7 +294,7 @@ def prepare(call: Call, given: SingleAxis) -> Prepared:
     )
 
 
-def _fillers(call: Call) -> list[Callable[[int], Placement]]:
+def _fillers(call: PlacedCall) -> list[Callable[[int], Placement]]:
     """One way to fill a placeholder for every kind of shard among the inputs, in order of first mention."""
     splits = dict.fromkeys(placement.split for layout in call.layouts for placement in layout if placement.is_shard)
     return [functools.partial(_shard, split=split) for split in splits]
@@ -304,7 +304,7 @@ def _shard(dim: int, split: int) -> Placement:
     return strided(dim, split) if split else S(dim)
 
 
-def _elsewhere(call: Call, given: SingleAxis) -> tuple[int, ...]:
+def _elsewhere(call: PlacedCall, given: SingleAxis) -> tuple[int, ...]:
     """Inputs that live on another mesh than the op runs on, checked."""
     allowed = {
         ref.operand

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from solver_shard.layout import REDUCTIONS
 
 if TYPE_CHECKING:
-    from solver_shard.rules.draft import Draft
+    from solver_shard.rules.draft import RuleDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RuleRow:
     """One row of a rules file.
 
     Attributes:
@@ -100,7 +100,7 @@ class Family:
     """
 
     name: str
-    build: Callable[..., Draft]
+    build: Callable[..., RuleDraft]
     keys: Mapping[str, Check] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None

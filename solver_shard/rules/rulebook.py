@@ -17,10 +17,10 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
-from solver_shard.rules.draft import FALLBACK, Call, Draft
+from solver_shard.rules.draft import FALLBACK, OpCall, RuleDraft
 from solver_shard.rules.registered import dtensor_rule
-from solver_shard.rules.row import Row
-from solver_shard.rules.rule import Dims, Implementation, Rule
+from solver_shard.rules.row import RuleRow
+from solver_shard.rules.rule import FactorDims, Implementation, Rule
 from solver_shard.rules.table import RuleTable, load_table
 from solver_shard.rules.variants import derive, is_list_call, list_rule
 
@@ -49,13 +49,13 @@ def build_rule(
     derived = derive(op, operands, results, functools.partial(build_rule, table=table))
     if derived is not None:
         return derived
-    return dtensor_rule(op, operands, results, trust=trust_dtensor) or Draft(Call.of(op, operands, results)).rule(
+    return dtensor_rule(op, operands, results, trust=trust_dtensor) or RuleDraft(OpCall.of(op, operands, results)).rule(
         family=FALLBACK, source=FALLBACK
     )
 
 
-def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
-    call = Call.of(op, operands, results, conservative=conservative)
+def _from_row(row: RuleRow, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
+    call = OpCall.of(op, operands, results, conservative=conservative)
     try:
         return table.family(row).build(call, **row.settings).rule(family=row.family, source="user" if row.user else "table")
     except RuleError as error:
@@ -220,7 +220,7 @@ def describe(rule: Rule) -> str:
     return " | ".join([f"{left} -> {right}".strip(), *_notes(rule)])
 
 
-def _terms(rule: Rule, dims: Dims) -> Iterator[str]:
+def _terms(rule: Rule, dims: FactorDims) -> Iterator[str]:
     for held in dims:
         names = [rule.factors[f].name + ("" if rule.factors[f].cut else "*") for f in held]
         yield "1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})"

@@ -6,9 +6,9 @@ that must already have the layout of the result. Which op a variant follows is r
 those that are only written, and the name without the last underscore.
 
 >>> follows("aten.add_.Tensor")
-Followed(name='aten.add.Tensor', written=('self',), outs=())
+FollowedOp(name='aten.add.Tensor', written=('self',), outs=())
 >>> follows("aten.add.out")
-Followed(name='aten.add.Tensor', written=(), outs=('out',))
+FollowedOp(name='aten.add.Tensor', written=(), outs=('out',))
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import Placement, R
 from solver_shard.program import Op, Ref, Tensor, refs
-from solver_shard.rules.rule import AxisStrategy, Dims, Factor, Rule
+from solver_shard.rules.rule import AxisStrategy, Factor, FactorDims, Rule
 
 Build = Callable[[Op, Sequence[Tensor], Sequence[Tensor]], Rule]
 """The rule of another op, built by the same rows."""
@@ -33,7 +33,7 @@ FAMILY = "family"
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedOp:
     """The functional op of a variant.
 
     Attributes:
@@ -59,7 +59,7 @@ def overload_of(name: str) -> Any:
 
 
 @functools.cache
-def follows(name: str) -> Followed | None:
+def follows(name: str) -> FollowedOp | None:
     """The op that a variant follows; None for ops that write to none of their arguments, or that follow no other."""
     import torch
 
@@ -80,7 +80,7 @@ def follows(name: str) -> Followed | None:
         schema = getattr(packet, candidate)._schema
         pure = not any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         if pure and [_plain(a) for a in schema.arguments] == wanted and len(schema.returns) >= len(outs):
-            return Followed(f"{namespace}.{target}.{candidate}", tuple(written), tuple(outs))
+            return FollowedOp(f"{namespace}.{target}.{candidate}", tuple(written), tuple(outs))
     return None
 
 
@@ -281,7 +281,7 @@ def list_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], bui
             strategies.append(found)
             if cut:
                 factors.append(_shared(name, cut))
-    dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
+    dims: list[FactorDims] = [((),) * len(t.shape) for t in (*operands, *results)]
     return Rule(
         factors=tuple(factors),
         operands=tuple(dims[: len(operands)]),

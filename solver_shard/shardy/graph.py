@@ -1,13 +1,14 @@
 """The graph that propagation works on, neutral between StableHLO modules and traced PyTorch programs.
 
-A ``Graph`` is an arena: values and ops are named by position, and the bodies of functions and regions list positions of ops. A
+A ``PropagationGraph`` is an arena: values and ops are named by position, and the bodies of functions and regions list positions of ops. A
 pass returns a new Graph in which all positions are kept: what was erased is no longer listed in any body, what was added is
 appended. So a frontend can lay the answer over the module it read: ``graph.values[i].sharding`` is the new sharding of value i.
 
->>> x, y = Value(name="x", shape=(8, 4), dtype="f32"), Value(name="y", shape=(8, 4), dtype="f32")
->>> ops = (Op(name="stablehlo.tanh", operands=(0,), results=(1,), traits=Traits.ELEMENTWISE), Op(name="func.return", operands=(1,)))
+>>> x, y = GraphValue(name="x", shape=(8, 4), dtype="f32"), GraphValue(name="y", shape=(8, 4), dtype="f32")
+>>> tanh = GraphOp(name="stablehlo.tanh", operands=(0,), results=(1,), traits=Traits.ELEMENTWISE)
+>>> ops = (tanh, GraphOp(name="func.return", operands=(1,)))
 >>> main = Function(name="main", body=Block(arguments=(0,), ops=(0, 1)), result_shardings=(None,))
->>> graph = Graph(values=(x, y), ops=ops, functions=(main,))
+>>> graph = PropagationGraph(values=(x, y), ops=ops, functions=(main,))
 >>> graph.walk()
 (0, 1)
 """
@@ -23,10 +24,11 @@ from typing import Any, Protocol
 
 from solver_shard.errors import InputError
 from solver_shard.rules.draft import factor_name
+from solver_shard.rules.rule import FactorDims
 from solver_shard.shardy.sharding import MeshSpec, TensorSharding
 
 
-class Kind(enum.Enum):
+class OpKind(enum.Enum):
     """What an op is to propagation, beside having (or lacking) a rule.
 
     PLAIN covers constraints and reshards too: to propagation they are ordinary identity ops with a rule.
@@ -78,7 +80,7 @@ class Direction(enum.IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class GraphValue:
     """A function argument, an op's result or a block argument.
 
     Attributes:
@@ -105,7 +107,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
+class GraphOp:
     """One op.
 
     Attributes:
@@ -125,7 +127,7 @@ class Op:
     name: str
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
-    kind: Kind = Kind.PLAIN
+    kind: OpKind = OpKind.PLAIN
     traits: Traits = Traits.NONE
     regions: tuple[Block, ...] = ()
     rule: ShardingRule | None = None
@@ -147,11 +149,11 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class PropagationGraph:
     """Values, ops, functions and mesh symbols; see the module's text for how passes keep positions."""
 
-    values: tuple[Value, ...]
-    ops: tuple[Op, ...]
+    values: tuple[GraphValue, ...]
+    ops: tuple[GraphOp, ...]
     functions: tuple[Function, ...]
     meshes: Mapping[str, MeshSpec] = field(default_factory=dict)
 
@@ -169,12 +171,9 @@ class Graph:
 class Registry(Protocol):
     """Where the rule of an op that carries none comes from; None where there is no rule for it."""
 
-    def __call__(self, graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def __call__(self, graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         """The rule of ``graph.ops[op]``."""
 
-
-FactorDims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, its factors, major to minor."""
 
 _SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
 

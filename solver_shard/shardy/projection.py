@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from solver_shard.shardy.graph import Direction, FactorDims
+from solver_shard.rules.rule import FactorDims
+from solver_shard.shardy.graph import Direction
 from solver_shard.shardy.sharding import (
     AxisRef,
     DimSharding,

@@ -55,10 +55,10 @@ def export(
         warnings.simplefilter("ignore")
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # whose recurrent layers exist for some dtypes and modes only
         joint = aot_export_joint_with_descriptors(stack, step, tuple(tensors))
-        return _Reader(joint.graph_module, inputs, names, step).read(name, forward_only)
+        return _JointGraphReader(joint.graph_module, inputs, names, step).read(name, forward_only)
 
 
-class _Reader:
+class _JointGraphReader:
     """Turns fx nodes into raw nodes, one by one."""
 
     def __init__(self, module: Any, inputs: Sequence[str], names: Mapping[str, str], step: nn.Module) -> None:
@@ -389,7 +389,7 @@ def regions() -> Iterator[None]:
     meta = fx_traceback.current_meta
     hook, reentrant = torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction
 
-    class Region(hook):  # type: ignore[misc, valid-type]  # torch is not checked
+    class CheckpointRegion(hook):  # type: ignore[misc, valid-type]  # torch is not checked
         def __enter__(self) -> Any:
             self.outer = meta.get("custom")
             before = self.outer or {}
@@ -403,7 +403,7 @@ def regions() -> Iterator[None]:
                 meta["custom"] = self.outer
             return super().__exit__(*args)
 
-    torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction = Region, _Reentrant
+    torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction = CheckpointRegion, _Reentrant
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.tracing.clean import Traced, clean, clean_with_values
+from solver_shard.tracing.clean import TracedProgram, clean, clean_with_values
 from solver_shard.tracing.joint_graph import RawGraph
 from solver_shard.tracing.torch import trace_raw
 
@@ -51,7 +51,7 @@ def test_the_plan_is_priced_by_the_evaluator_and_never_beats_the_solvers(name: s
     assert plan.options.propagation.startswith(NAME)
 
 
-def carried(name: str, mesh: Mesh, pins: dict[str, Layout]) -> tuple[Traced, Walk, Lowering, Carried]:
+def carried(name: str, mesh: Mesh, pins: dict[str, Layout]) -> tuple[TracedProgram, Walk, Lowering, Carried]:
     traced = clean_with_values(raw_of(name))
     found = walk(traced.raw, mesh, pins)
     costs, state = CostModel(mesh, load_cluster("h100")), Options(memory_limit=2**30).optimizer_state()

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.dtensor import DTensorCosts
-from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, Pricing
+from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, MovePricing
 from solver_shard.expander.search import combinations, expand_exhaustively, search
 from solver_shard.expander.single_axis import SingleAxis, mixed, prepare
 from solver_shard.layout import Layout, P, Placements, R, dtensor_placements
@@ -111,7 +111,7 @@ def test_the_cost_is_at_most_that_of_the_full_product_by_greedy_redistribution(t
 
 @pytest.mark.parametrize("text", ["4", "2,2"])
 @pytest.mark.parametrize("price", [dtensor_pricing, cluster_pricing])
-def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[Pricing], table: RuleTable) -> None:
+def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[MovePricing], table: RuleTable) -> None:
     """Against plain relaxation of the same moves until nothing changes, without priorities or bounds."""
     pricing = price(text)
     for case in itertools.islice((c for c in cases(text, table, 200, seed=3) if len(c.call.operands) < 3), 25):
@@ -126,7 +126,7 @@ def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[Pric
         assert math.isclose(found.cost, best, rel_tol=1e-9, abs_tol=1e-9), case
 
 
-def relax(prepared: object, pricing: Pricing, number: int) -> dict[tuple[object, ...], float]:
+def relax(prepared: object, pricing: MovePricing, number: int) -> dict[tuple[object, ...], float]:
     from solver_shard.expander.pricing import impossible
     from solver_shard.expander.search import neighbours
 

@@ -8,18 +8,18 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
-from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import apply_linear, broadcast
 from solver_shard.rules.row import LINEAR, Exclusion, Family, is_flag
 
 
-def embedding(call: Call) -> Draft:
+def embedding(call: OpCall) -> RuleDraft:
     """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut.
 
     ``masked-lookup`` cuts the vocabulary: every device looks up its own rows and leaves zeros for the others, so that the
     result is a pending sum.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     vocabulary, hidden = call.shape("weight")
     rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
     width = draft.factor("hidden", hidden)
@@ -32,12 +32,12 @@ def embedding(call: Call) -> Draft:
     return draft
 
 
-def embedding_backward(call: Call) -> Draft:
+def embedding_backward(call: OpCall) -> RuleDraft:
     """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial.
 
     ``own-rows`` cuts the vocabulary: every device reads the whole gradient and adds up what belongs to its own rows.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     scaled = bool(call.attribute("scale_grad_by_freq", False))
     rows = [draft.factor(f"row{d}", size, cut=not scaled, reduction="sum") for d, size in enumerate(call.shape("indices"))]
     vocabulary, hidden = call.results[0].shape
@@ -52,15 +52,15 @@ def embedding_backward(call: Call) -> Draft:
     return draft
 
 
-def gather(call: Call, **linear: Any) -> Draft:
+def gather(call: OpCall, **linear: Any) -> RuleDraft:
     """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     if len(index) != len(shape):  # a number in place of a tensor of one dim
         return draft
     dim = call.dim(call.attributes["dim"], len(shape))
-    operand: list[Held] = []
-    picked: list[Held] = []
+    operand: list[DimFactors] = []
+    picked: list[DimFactors] = []
     for d, size in enumerate(shape):
         same = d != dim and size == index[d]
         operand.append(draft.factor(draft.letter(), size, cut=same))
@@ -71,12 +71,12 @@ def gather(call: Call, **linear: Any) -> Draft:
     return apply_linear(draft, **linear)
 
 
-def scatter(call: Call, *, adds: bool = False, **linear: Any) -> Draft:
+def scatter(call: OpCall, *, adds: bool = False, **linear: Any) -> RuleDraft:
     """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
 
     What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
     if not len(index) == len(source) == len(shape) or not shape:  # numbers in place of tensors of one dim
@@ -98,9 +98,9 @@ def scatter(call: Call, *, adds: bool = False, **linear: Any) -> Draft:
     return apply_linear(draft, **linear)
 
 
-def index(call: Call) -> Draft:
+def index(call: OpCall) -> RuleDraft:
     """``self[indices]``: dims without an index pass, indexed dims stay whole, dims of the indices can be cut."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
@@ -113,12 +113,12 @@ def index(call: Call) -> Draft:
     return draft
 
 
-def index_put(call: Call) -> Draft:
+def index_put(call: OpCall) -> RuleDraft:
     """``self[indices] = values``: dims without an index pass; operand and values are linear.
 
     Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
@@ -135,8 +135,8 @@ def index_put(call: Call) -> Draft:
 
 
 def _addressed(
-    draft: Draft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
-) -> tuple[list[Held], list[Held]]:
+    draft: RuleDraft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
+) -> tuple[list[DimFactors], list[DimFactors]]:
     """Put ``self`` and the indices (which stay ``whole``); the factors of ``self``, and those of ``self[indices]``."""
     call = draft.call
     operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
@@ -148,7 +148,7 @@ def _addressed(
     return operand, [*passing[:position], *letters, *passing[position:]]
 
 
-def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
+def _indexed(call: OpCall) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
     """Dims without an index, broadcast shape of the indices, where it goes among them, and the shape of ``self[indices]``.
 
     None where an index is a mask: its result has no static shape.
@@ -170,9 +170,9 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
 
 
-def index_select(call: Call, **linear: Any) -> Draft:
+def index_select(call: OpCall, **linear: Any) -> RuleDraft:
     """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.shape("self")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
@@ -183,12 +183,12 @@ def index_select(call: Call, **linear: Any) -> Draft:
     return apply_linear(draft, **linear)
 
 
-def index_add(call: Call, **linear: Any) -> Draft:
+def index_add(call: OpCall, **linear: Any) -> RuleDraft:
     """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
 
     The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, source = call.shape("self"), call.shape("source")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
@@ -203,9 +203,9 @@ def index_add(call: Call, **linear: Any) -> Draft:
     return apply_linear(draft, **linear)
 
 
-def concat(call: Call) -> Draft:
+def concat(call: OpCall) -> RuleDraft:
     """Tensors joined along ``dim``, which stays whole; partial only all together."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape
     dim = call.dim(call.attributes.get("dim", 0), len(shape))
     letters = draft.letters(shape, whole=(dim,))
@@ -218,9 +218,9 @@ def concat(call: Call) -> Draft:
     return draft
 
 
-def pad(call: Call, **linear: Any) -> Draft:
+def pad(call: OpCall, **linear: Any) -> RuleDraft:
     """Padded or trimmed dims stay whole; sums pass where the padding is zero."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, result = call.shape("self"), call.results[0].shape
     amounts = list(call.attributes["pad"])
     touched = {len(shape) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
@@ -230,9 +230,9 @@ def pad(call: Call, **linear: Any) -> Draft:
     return apply_linear(draft, **linear)
 
 
-def histogram(call: Call) -> Draft:
+def histogram(call: OpCall) -> RuleDraft:
     """Counts per bin: elements can be cut where the range is given, which makes the counts partial sums."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     fixed = call.attributes.get("min", 0) != call.attributes.get("max", 0)
     draft.put("self", [draft.factor(f"row{d}", size, cut=fixed, reduction="sum") for d, size in enumerate(call.shape("self"))])
     draft.result(0, [draft.factor("bins", size, cut=False) for size in call.results[0].shape])

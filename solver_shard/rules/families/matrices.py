@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from solver_shard.errors import RuleError
-from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import broadcast
 from solver_shard.rules.row import Family, is_text
 
@@ -25,13 +25,13 @@ _OPERANDS = re.compile(r"\w+=[012]( \w+=[012])*\Z")
 _RESULTS = re.compile(r"[012]( [012])*\Z")
 
 
-def matrices(call: Call, *, operands: str, results: str, columns: str | None = None, linear: str = "") -> Draft:
+def matrices(call: OpCall, *, operands: str, results: str, columns: str | None = None, linear: str = "") -> RuleDraft:
     """The batch passes; ``columns`` names the argument whose columns (rows, where ``left`` is false) are those of the first result.
 
     ``linear`` arguments make the first result pending; the others do not depend on them. A result that lacks a dim of the batch
     follows from operands that lack it. Results that are switched off are empty.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     ranks = {name: int(rank) for name, rank in (item.split("=") for item in operands.split())}
     own = tuple(map(int, results.split()))
     if len(own) != len(call.results):
@@ -49,7 +49,7 @@ def matrices(call: Call, *, operands: str, results: str, columns: str | None = N
     column = draft.factor(draft.letter(), _columns(call, columns)) if columns is not None and ranks[columns] == 2 else ()
     at = -1 if call.attribute("left", True) else -2
 
-    def placed(shape: tuple[int, ...], rank: int, held: Held) -> list[Held]:
+    def placed(shape: tuple[int, ...], rank: int, held: DimFactors) -> list[DimFactors]:
         dims = [*broadcast(call, shape[: len(shape) - rank], batch, lead), *draft.whole(shape[len(shape) - rank :])]
         if held:
             dims[at] = held
@@ -73,7 +73,7 @@ def matrices(call: Call, *, operands: str, results: str, columns: str | None = N
     return draft
 
 
-def _vectors(call: Call, name: str) -> bool:
+def _vectors(call: OpCall, name: str) -> bool:
     """Whether the right-hand sides are one vector for each matrix, as torch takes them for it."""
     if call.name != "aten._linalg_solve_ex.default":
         return False
@@ -81,7 +81,7 @@ def _vectors(call: Call, name: str) -> bool:
     return len(other) == 1 or other == one[:-1]
 
 
-def _columns(call: Call, name: str) -> int:
+def _columns(call: OpCall, name: str) -> int:
     return call.shape(name)[-1 if call.attribute("left", True) else -2]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rules.draft import FLOATING, Call, Draft, Held
+from solver_shard.rules.draft import FLOATING, DimFactors, OpCall, RuleDraft
 from solver_shard.rules.row import DEFAULT_PASSES, LINEAR, Family, is_dims, is_flag, is_number, is_reduction, is_text, linear_sets
-from solver_shard.rules.rule import Inside
+from solver_shard.rules.rule import InnerCollective
 
 
 def apply_linear(
-    draft: Draft,
+    draft: RuleDraft,
     *,
     linear: str | Sequence[str] = (),
     passes: str = DEFAULT_PASSES,
@@ -24,7 +24,7 @@ def apply_linear(
     monotone: str = "",
     only: str | None = None,
     truth: bool = False,
-) -> Draft:
+) -> RuleDraft:
     """Add a row's linear sets and monotone arguments; sums do not pass where ``sum_if_zero`` is a number other than 0.
 
     ``only = "min"``: of a root, whose argument's maximum has parts for which there is none. ``truth``: of operands that are
@@ -43,7 +43,7 @@ def apply_linear(
     return draft
 
 
-def _sign(draft: Draft, name: str) -> Any:
+def _sign(draft: RuleDraft, name: str) -> Any:
     """A number, or that of truth values, which are not negative; 0 for other tensors."""
     slot = draft.call.slot(name)
     if slot is None:
@@ -51,9 +51,9 @@ def _sign(draft: Draft, name: str) -> Any:
     return int(draft.call.at(slot).dtype == "bool")
 
 
-def einsum(call: Call) -> Draft:
+def einsum(call: OpCall) -> RuleDraft:
     """``ab,bc->ac``: a factor per letter; letters that the result lacks are summed; linear in each operand alone."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     inputs, output = einsum_terms(call)
     sizes: dict[str, int] = {}
     for slot, term in enumerate(inputs):
@@ -74,7 +74,7 @@ def einsum(call: Call) -> Draft:
     return draft
 
 
-def einsum_terms(call: Call) -> tuple[list[str], str]:
+def einsum_terms(call: OpCall) -> tuple[list[str], str]:
     """Input terms and the output term of the equation, checked against the operands."""
     equation = str(call.attributes.get("equation", "")).replace(" ", "")
     left, arrow, output = equation.partition("->")
@@ -89,12 +89,12 @@ def einsum_terms(call: Call) -> tuple[list[str], str]:
     return inputs, output
 
 
-def add_product(call: Call, *, factors: str) -> Draft:
+def add_product(call: OpCall, *, factors: str) -> RuleDraft:
     """``self`` plus the product of the two operands that ``factors`` names: a batch dim where they have three dims.
 
     ``self`` is broadcast to the result and added once: where the contracted dim is cut, it is partial too.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     one, two = factors.split()
     left, right, shape = call.shape(one), call.shape(two), call.results[0].shape
     batch = [draft.factor("b", left[0])] if len(left) == 3 else []
@@ -116,9 +116,9 @@ def add_product(call: Call, *, factors: str) -> Draft:
     return draft
 
 
-def unscale(call: Call) -> Draft:
+def unscale(call: OpCall) -> RuleDraft:
     """A gradient by the inverse of the loss scale, and whether it overflowed: a pending maximum where the gradient is cut."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     held = draft.letters(call.shape("self"))
     for factor in held:
         draft.restrict(factor, reduction="max", addends=("found_inf",))
@@ -128,18 +128,18 @@ def unscale(call: Call) -> Draft:
     return draft
 
 
-def replicated(call: Call, *, reason: str, **linear: Any) -> Draft:
+def replicated(call: OpCall, *, reason: str, **linear: Any) -> RuleDraft:
     """Nothing can be cut, for the ``reason`` that the row gives; what is linear may be partial."""
     del reason  # reports read it off the row
-    return apply_linear(Draft(call), **linear)
+    return apply_linear(RuleDraft(call), **linear)
 
 
-def pointwise(call: Call, *, unread: str = "", flops: int = 1, filled: bool = False, **linear: Any) -> Draft:
+def pointwise(call: OpCall, *, unread: str = "", flops: int = 1, filled: bool = False, **linear: Any) -> RuleDraft:
     """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype.
 
     Further results of another shape (a step count, an empty buffer) are alike on every device.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape if call.results else call.at(0).shape
     letters = draft.letters(shape, filled=filled)
     for slot in range(len(call.slots)):
@@ -155,7 +155,7 @@ def pointwise(call: Call, *, unread: str = "", flops: int = 1, filled: bool = Fa
     return apply_linear(draft, **linear)
 
 
-def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], letters: list[Held]) -> list[Held]:
+def broadcast(call: OpCall, shape: tuple[int, ...], target: tuple[int, ...], letters: list[DimFactors]) -> list[DimFactors]:
     """Factors of a tensor that is broadcast to ``target``, whose dims hold ``letters``."""
     skip = len(target) - len(shape)
     if skip < 0 or any(size not in (1, target[skip + d]) for d, size in enumerate(shape)):
@@ -165,34 +165,34 @@ def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], lette
     return [letters[skip + d] if size == target[skip + d] else () for d, size in enumerate(shape)]
 
 
-def cast(call: Call) -> Draft:
+def cast(call: OpCall) -> RuleDraft:
     """A change of dtype: pointwise, linear unless it rounds to integers or truth values."""
     draft = pointwise(call)
     draft.linear_slots((0,), REDUCTIONS if call.results[0].dtype != "bool" else ())
     return draft
 
 
-def along(call: Call, *, whole: str | Sequence[int], unread: str = "", flops: int = 1, view: bool = False, **linear: Any) -> Draft:
+def along(call: OpCall, *, whole: str | Sequence[int], unread: str = "", flops: int = 1, view: bool = False, **linear: Any) -> RuleDraft:
     """Every dim passes but those that the ``whole`` setting names; tensors may lack these (``select``, ``argmax``).
 
     ``whole`` is the argument that holds the dims, or a list of dims. All tensors have the full rank, or the rank less
     those dims.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shapes = [call.at(slot).shape for slot in range(len(call.slots))] + [result.shape for result in call.results]
     rank = max(len(shape) for shape in shapes)
     if isinstance(whole, str):
         call.known(whole)
     dims = call.dims(whole, rank) if isinstance(whole, str) else tuple(call.dim(d, rank) for d in whole if -rank <= d < rank)
     kept = [d for d in range(rank) if d not in dims]
-    passing: dict[int, Held] = {}
+    passing: dict[int, DimFactors] = {}
     for d in kept:
         sizes = {shape[_position(call, shape, d, rank, kept)] for shape in shapes if shape or not rank}
         if len(sizes) == 1:
             passing[d] = draft.factor(draft.letter(), sizes.pop())
     made = []
     for shape in shapes:
-        held: list[Held] = []
+        held: list[DimFactors] = []
         for position, size in enumerate(shape):
             d = position if len(shape) == rank else kept[position]
             held.append(passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False))
@@ -209,7 +209,7 @@ def along(call: Call, *, whole: str | Sequence[int], unread: str = "", flops: in
     return apply_linear(draft, **linear)
 
 
-def _position(call: Call, shape: tuple[int, ...], d: int, rank: int, kept: list[int]) -> int:
+def _position(call: OpCall, shape: tuple[int, ...], d: int, rank: int, kept: list[int]) -> int:
     if len(shape) == rank:
         return d
     if len(shape) == len(kept):
@@ -219,9 +219,9 @@ def _position(call: Call, shape: tuple[int, ...], d: int, rank: int, kept: list[
     )
 
 
-def reduce(call: Call, *, reduction: str | None = None, even: bool = False, filled: bool = False, **linear: Any) -> Draft:
+def reduce(call: OpCall, *, reduction: str | None = None, even: bool = False, filled: bool = False, **linear: Any) -> RuleDraft:
     """The dims named by ``dim`` are reduced: cutting them makes the result partial in ``reduction``; without one they stay whole."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.at(0).shape
     reduced = set(call.dims("dim", len(shape)))
     held = [
@@ -238,7 +238,7 @@ def reduce(call: Call, *, reduction: str | None = None, even: bool = False, fill
     return apply_linear(draft, **linear)
 
 
-def statistics(call: Call, *, whole: str | Sequence[int], way: str) -> Draft:
+def statistics(call: OpCall, *, whole: str | Sequence[int], way: str) -> RuleDraft:
     """As ``along``; where one dim is whole, an implementation cuts it and all-reduces what the row asks of every row of the tensor.
 
     ``class-statistics``: a maximum and a sum. ``moment-statistics``: a sum, and a sum of squares around the mean.
@@ -253,7 +253,7 @@ def statistics(call: Call, *, whole: str | Sequence[int], way: str) -> Draft:
     rows = [h for d, h in enumerate(held) if d != dims[0]]
     if way == "extreme-statistics":
         flat = tuple(f for h in rows for f in h)
-        inside = [Inside(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
+        inside = [InnerCollective(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
     else:
         inside = [draft.all_reduce(rows, 1, tensor.dtype) for _ in range(2)]
     draft.restrict(held[dims[0]], cut=tensor.dtype != "bool")
@@ -261,7 +261,7 @@ def statistics(call: Call, *, whole: str | Sequence[int], way: str) -> Draft:
     return draft
 
 
-def vector_norm(call: Call) -> Draft:
+def vector_norm(call: OpCall) -> RuleDraft:
     """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole.
 
     ``square-statistics`` cuts a dim of a norm of order 2: the sums of squares are all-reduced. Of several dims, each has its own, as
@@ -287,12 +287,12 @@ def vector_norm(call: Call) -> Draft:
     return draft
 
 
-def factory(call: Call, *, ordered: bool = False) -> Draft:
+def factory(call: OpCall, *, ordered: bool = False) -> RuleDraft:
     """A tensor made from its size: any dim can be cut; ``ordered`` ones (arange) depend on the position and stay whole.
 
     Tensor arguments give only shape and dtype; those of the result's shape follow its layout.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape
     letters = draft.letters(shape, whole=range(len(shape)) if ordered else ())
     draft.result(0, letters)
@@ -304,7 +304,7 @@ def factory(call: Call, *, ordered: bool = False) -> Draft:
 
 
 def notation(
-    call: Call,
+    call: OpCall,
     *,
     dims: str,
     reduce: Mapping[str, str] = MappingProxyType({}),
@@ -313,13 +313,13 @@ def notation(
     matmul: bool = False,
     unread: str = "",
     **linear: Any,
-) -> Draft:
+) -> RuleDraft:
     """Factors written out: ``"... m k, k n -> ... m n"``; ``1`` is a dim of size 1, ``...`` any leading dims.
 
     ``reduce`` says what results become when a factor that they lack is cut; ``whole`` factors are not cut; ``even``
     ones only into equal shards.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     inputs, outputs = notation_terms(dims)
     tensors = [call.at(slot) for slot in range(len(call.slots))]
     if len(inputs) != len(tensors) or len(outputs) != len(call.results):
@@ -327,7 +327,7 @@ def notation(
             f"{call.name}: dims describes {len(inputs)} operands and {len(outputs)} results, "
             f"the op has {len(tensors)} and {len(call.results)}; write one comma-separated term per tensor"
         )
-    held: dict[str, Held] = {}
+    held: dict[str, DimFactors] = {}
     sizes: dict[str, int] = {}
     made = []
     shapes = ", ".join(str(tensor.shape) for tensor in (*tensors, *call.results))

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from solver_shard.errors import RuleError
-from solver_shard.rules.draft import Call, Draft
+from solver_shard.rules.draft import OpCall, RuleDraft
 from solver_shard.rules.row import Family, is_text
-from solver_shard.rules.rule import Kind
+from solver_shard.rules.rule import FactorKind
 
 REDUCTION_OF_BODY = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 """The reductions of layouts, by the op that a reduction's body consists of."""
@@ -23,9 +23,9 @@ _LOGICAL_BODIES = ("stablehlo.and", "stablehlo.or")
 # Products, convolutions, triangular solves and reshapes.
 
 
-def dot_general(call: Call) -> Draft:
+def dot_general(call: OpCall) -> RuleDraft:
     """Batch dims, free dims of the left side, free dims of the right side, then contracted dims, which are summed."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     left, right = call.operands[0].shape, call.operands[1].shape
     batch = tuple(zip(call.attribute("lhs_batching_dimensions", ()), call.attribute("rhs_batching_dimensions", ()), strict=True))
     summed = tuple(zip(call.attribute("lhs_contracting_dimensions", ()), call.attribute("rhs_contracting_dimensions", ()), strict=True))
@@ -44,9 +44,9 @@ def dot_general(call: Call) -> Draft:
     return draft
 
 
-def dot(call: Call) -> Draft:
+def dot(call: OpCall) -> RuleDraft:
     """A product of matrices or vectors: rows, columns, then the contracted dim."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     left, right = call.operands[0].shape, call.operands[1].shape
     made = 0
     if len(left) == 2:
@@ -58,13 +58,13 @@ def dot(call: Call) -> Draft:
     return draft
 
 
-def convolution(call: Call) -> Draft:
+def convolution(call: OpCall) -> RuleDraft:
     """Batch groups, batch, per spatial dim its windows and the positions in a window, feature groups, features in, features out.
 
     A spatial dim of the input can be cut by windows (the output's dim) or within windows (the kernel's dim), whichever is
     larger first; in conservative mode spatial dims are not cut.
     """
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     at = call.attributes
     lhs, kernel, out = call.operands[0].shape, call.operands[1].shape, call.results[0].shape
     batch, feature = at["input_batch_dimension"], at["input_feature_dimension"]
@@ -94,9 +94,9 @@ def convolution(call: Call) -> Draft:
     return draft
 
 
-def triangular_solve(call: Call) -> Draft:
+def triangular_solve(call: OpCall) -> RuleDraft:
     """Batch dims pass; the free dim, the solved dim and the contracted dim are gathered."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     a, b = call.operands[0].shape, call.operands[1].shape
     rank = len(a)
     transposed = call.attribute("transpose_a", "NO_TRANSPOSE") in ("TRANSPOSE", "ADJOINT")
@@ -115,7 +115,7 @@ def triangular_solve(call: Call) -> Draft:
     return draft
 
 
-def reshape(call: Call) -> Draft:
+def reshape(call: OpCall) -> RuleDraft:
     """Factors that split and merge dims: common ones while both sides are in step, private ones until they are again.
 
     Each side opens its dims one after the other and keeps the product of what it opened and of the factors it gave out; the
@@ -124,7 +124,7 @@ def reshape(call: Call) -> Draft:
     source, target = call.operands[0].shape, call.results[0].shape
     if 0 in (*source, *target):
         return none(call)
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     sides = (_Cursor(source), _Cursor(target))
     left, right = sides
     while not (left.done and right.done):
@@ -206,18 +206,18 @@ def _places(left: _Cursor, right: _Cursor, side: _Cursor) -> tuple[tuple[int | N
 # Ops that go dim by dim.
 
 
-def none(call: Call) -> Draft:
+def none(call: OpCall) -> RuleDraft:
     """No rule: propagation does not go through the op."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     draft.propagates = False
     return draft
 
 
-def pointwise(call: Call) -> Draft:
+def pointwise(call: OpCall) -> RuleDraft:
     """One factor per dim of the first result, in all operands and results that have the dim."""
     if not call.results:
         return none(call)
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     shape = call.results[0].shape
     if any(len(tensor.shape) > len(shape) for tensor in (*call.operands, *call.results)):
         shapes = ", ".join(str(tensor.shape) for tensor in (*call.operands, *call.results))
@@ -231,12 +231,12 @@ def pointwise(call: Call) -> Draft:
     return draft
 
 
-def reverse(call: Call) -> Draft:
+def reverse(call: OpCall) -> RuleDraft:
     """Reversed dims exchange shards."""
     return _alike(call, dims=call.attribute("dimensions", ()), kind="permutation")
 
 
-def sort(call: Call) -> Draft:
+def sort(call: OpCall) -> RuleDraft:
     """The sorted dim is gathered; nothing is propagated along it where there is no other dim to cut."""
     dim = call.attributes["dimension"]
     shape = call.results[0].shape
@@ -244,16 +244,16 @@ def sort(call: Call) -> Draft:
     return _alike(call, dims=(dim,), kind="need_replication", blocked=(dim,) if alone else ())
 
 
-def cholesky(call: Call) -> Draft:
+def cholesky(call: OpCall) -> RuleDraft:
     """Batch dims pass, the two dims of the matrices are gathered."""
     rank = len(call.results[0].shape)
     return _alike(call, dims=(rank - 2, rank - 1), kind="need_replication")
 
 
-def fft(call: Call) -> Draft:
+def fft(call: OpCall) -> RuleDraft:
     """Transformed dims are gathered; the last one is blocked where it changes its size."""
     shape = call.operands[0].shape
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     first = len(shape) - len(call.attribute("fft_length", ()))
     for d, size in enumerate(shape):
         last = d == len(shape) - 1 and size != call.results[0].shape[d]
@@ -261,18 +261,18 @@ def fft(call: Call) -> Draft:
     return draft
 
 
-def transpose(call: Call) -> Draft:
+def transpose(call: OpCall) -> RuleDraft:
     """A factor per dim of the result."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, source in enumerate(call.attribute("permutation", ())):
         draft.span((source,), (d,), call.results[0].shape[d])
     return draft
 
 
-def bitcast_convert(call: Call) -> Draft:
+def bitcast_convert(call: OpCall) -> RuleDraft:
     """Common dims pass; the extra minor dim of the narrower type is gathered."""
     source, target = call.operands[0].shape, call.results[0].shape
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, size in enumerate(source if len(source) < len(target) else target):
         draft.span(d, d, size)
     if len(source) < len(target):
@@ -282,9 +282,9 @@ def bitcast_convert(call: Call) -> Draft:
     return draft
 
 
-def broadcast_in_dim(call: Call) -> Draft:
+def broadcast_in_dim(call: OpCall) -> RuleDraft:
     """Kept dims pass; an expanded dim of size 1 and what it becomes are separate, as are new dims."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     shape = call.operands[0].shape
     source = {out: d for d, out in enumerate(call.attribute("broadcast_dimensions", ()))}
     for d, size in enumerate(call.results[0].shape):
@@ -296,9 +296,9 @@ def broadcast_in_dim(call: Call) -> Draft:
     return draft
 
 
-def slice_(call: Call) -> Draft:
+def slice_(call: OpCall) -> RuleDraft:
     """Slice and pad: dims that keep their size pass, others exchange shards and are blocked in conservative mode."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
         if size == made:
             draft.span(d, d, size)
@@ -307,9 +307,9 @@ def slice_(call: Call) -> Draft:
     return draft
 
 
-def dynamic_slice(call: Call) -> Draft:
+def dynamic_slice(call: OpCall) -> RuleDraft:
     """Dims that keep their size pass; others need all of the operand, and nothing is propagated along them."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     scalars = (None,) * (len(call.operands) - 1)
     for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=True)):
         if size == made:
@@ -319,29 +319,29 @@ def dynamic_slice(call: Call) -> Draft:
     return draft
 
 
-def dynamic_update_slice(call: Call) -> Draft:
+def dynamic_update_slice(call: OpCall) -> RuleDraft:
     """Dims that the update covers pass through all; others pass from operand to result, and the update needs them whole.
 
     Except where the start indices are known (``constant_start``).
     """
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     scalars = (None,) * (len(call.operands) - 2)
     for d, (size, update) in enumerate(zip(call.operands[0].shape, call.operands[1].shape, strict=True)):
         if size == update:
             draft.span(d, d, size)
         else:
             draft.span((d, None, *scalars), (d,), size)
-            kind: Kind = "pass_through" if call.attribute("constant_start", False) else "need_replication"
+            kind: FactorKind = "pass_through" if call.attribute("constant_start", False) else "need_replication"
             draft.span((None, d, *scalars), (None,), update, kind)
     return draft
 
 
-def concatenate(call: Call) -> Draft:
+def concatenate(call: OpCall) -> RuleDraft:
     """The dim that grows exchanges shards where its parts are slices, and is gathered otherwise; conservative: separate dims.
 
     ``sliced`` and ``one_origin`` say which operands are results of slices, and whether all are parts of one tensor.
     """
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     sliced = call.attribute("sliced", (False,))
     exchanges = all(sliced) or (any(sliced) and call.attribute("one_origin", False))
     for d, size in enumerate(call.results[0].shape):
@@ -352,9 +352,9 @@ def concatenate(call: Call) -> Draft:
     return draft
 
 
-def reduce(call: Call) -> Draft:
+def reduce(call: OpCall) -> RuleDraft:
     """Kept dims are in all inputs and results, reduced ones in the inputs alone."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     inputs = len(call.operands) // 2
     scalars = (None,) * (len(call.operands) - inputs)
     reduced = call.attribute("dimensions", ())
@@ -369,9 +369,9 @@ def reduce(call: Call) -> Draft:
     return draft
 
 
-def reduce_window(call: Call) -> Draft:
+def reduce_window(call: OpCall) -> RuleDraft:
     """Dims with a trivial window pass, others exchange shards and are blocked in conservative mode."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, size in enumerate(call.results[0].shape):
         if _trivial(call, d):
             draft.span(d, d, size)
@@ -380,9 +380,9 @@ def reduce_window(call: Call) -> Draft:
     return draft
 
 
-def select_and_scatter(call: Call) -> Draft:
+def select_and_scatter(call: OpCall) -> RuleDraft:
     """Dims with a trivial window pass; others gather the source, and exchange shards of operand and result."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     operand, source = call.operands[0].shape, call.operands[1].shape
     for d, size in enumerate(operand):
         if _trivial(call, d):
@@ -393,7 +393,7 @@ def select_and_scatter(call: Call) -> Draft:
     return draft
 
 
-def _trivial(call: Call, dim: int) -> bool:
+def _trivial(call: OpCall, dim: int) -> bool:
     """Window 1, stride 1, no padding; attributes that are left out are trivial."""
     window = call.attribute("window_dimensions")
     strides = call.attribute("window_strides")
@@ -405,9 +405,9 @@ def _trivial(call: Call, dim: int) -> bool:
     )
 
 
-def collective(call: Call, *, dims: str) -> Draft:
+def collective(call: OpCall, *, dims: str) -> RuleDraft:
     """Collectives that change the size of dims: those dims are separate before and after, and gathered."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     changed = [call.attributes[name] for name in dims.split()]
     for d, size in enumerate(call.operands[0].shape):
         if d not in changed:
@@ -418,18 +418,18 @@ def collective(call: Call, *, dims: str) -> Draft:
     return draft
 
 
-def batch_norm_inference(call: Call) -> Draft:
+def batch_norm_inference(call: OpCall) -> RuleDraft:
     """A factor per dim; the feature dim is also that of the statistics."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     feature = call.attributes["feature_index"]
     for d, size in enumerate(call.operands[0].shape):
         draft.span((d, *(0 if d == feature else None,) * (len(call.operands) - 1)), (d,), size)
     return draft
 
 
-def rng_bit_generator(call: Call) -> Draft:
+def rng_bit_generator(call: OpCall) -> RuleDraft:
     """The state must be whole everywhere; the drawn numbers can be cut."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, size in enumerate(call.operands[0].shape):
         draft.span((d,), (d, None), size, "need_replication", blocked=True)
     for d, size in enumerate(call.results[1].shape):
@@ -437,9 +437,9 @@ def rng_bit_generator(call: Call) -> Draft:
     return draft
 
 
-def _alike(call: Call, *, dims: Collection[int] = (), kind: Kind = "pass_through", blocked: Collection[int] = ()) -> Draft:
+def _alike(call: OpCall, *, dims: Collection[int] = (), kind: FactorKind = "pass_through", blocked: Collection[int] = ()) -> RuleDraft:
     """All operands and results have the dims of the first result, scalars aside; some dims are of another kind."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, size in enumerate(call.results[0].shape):
         draft.span(d, d, size, kind if d in dims else "pass_through", blocked=d in blocked)
     return draft
@@ -448,18 +448,18 @@ def _alike(call: Call, *, dims: Collection[int] = (), kind: Kind = "pass_through
 # Known custom calls; their rows are named ``stablehlo.custom_call@TARGET``.
 
 
-def combine(call: Call) -> Draft:
+def combine(call: OpCall) -> RuleDraft:
     """Two halves of 64-bit numbers; whole where they are the state of a random generator (``feeds_rng``)."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     state = call.attribute("feeds_rng", False)
     for d, size in enumerate(call.results[0].shape):
         draft.span(d, d, size, "need_replication" if state else "pass_through", blocked=state)
     return draft
 
 
-def eigh(call: Call) -> Draft:
+def eigh(call: OpCall) -> RuleDraft:
     """Batch dims; rows of matrix and vectors; columns of both and the values."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     shape = call.operands[0].shape
     rank = len(shape)
     for d in range(rank - 2):
@@ -470,12 +470,12 @@ def eigh(call: Call) -> Draft:
     return draft
 
 
-def reflectors(call: Call) -> Draft:
+def reflectors(call: OpCall) -> RuleDraft:
     """QR and Householder products: batch dims pass; matrices are whole, as are the vectors of their reflectors.
 
     The vectors are the second operand or the second result.
     """
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     shape = call.operands[0].shape
     rank = len(shape)
     for d in range(rank - 2):
@@ -488,17 +488,17 @@ def reflectors(call: Call) -> Draft:
     return draft
 
 
-def topk(call: Call) -> Draft:
+def topk(call: OpCall) -> RuleDraft:
     """The dim of which the largest are taken is whole, and nothing is propagated along it."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=False)):
         draft.span(d, d, size, "pass_through" if size == made else "need_replication", blocked=size != made)
     return draft
 
 
-def partial_topk(call: Call) -> Draft:
+def partial_topk(call: OpCall) -> RuleDraft:
     """Approximate top-k: the operands may be cut along the searched dim; what is found is whole."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     for d, (size, made) in enumerate(zip(call.operands[0].shape, call.results[0].shape, strict=False)):
         if size == made:
             draft.span(d, d, size)
@@ -521,12 +521,12 @@ class _Dim:
     indices: int | None
 
 
-def gather(call: Call) -> Draft:
+def gather(call: OpCall) -> RuleDraft:
     """Whole windows pass; a gathered dim is summed over the parts of the input where the slice has one element.
 
     A device that has not the indexed row contributes nothing, so cutting a collapsed dim leaves partial sums.
     """
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     source, result = call.operands[0].shape, call.results[0].shape
     collapsed = call.attribute("collapsed_slice_dims", ())
     walk = _walk(call, result, "offset_dims", collapsed, "operand_batching_dims", "start_indices_batching_dims")
@@ -543,7 +543,7 @@ def gather(call: Call) -> Draft:
             else:
                 draft.span((dim.input, None), (dim.slices,), size, "need_replication", blocked=True)
     for d in collapsed:
-        kind: Kind = "need_replication" if source[d] == 1 else "reduction"
+        kind: FactorKind = "need_replication" if source[d] == 1 else "reduction"
         draft.span((d, None), (None,), source[d], kind, reduction="sum" if kind == "reduction" else None)
     vector = call.attributes["index_vector_dim"]
     if vector < len(call.operands[1].shape):
@@ -551,9 +551,9 @@ def gather(call: Call) -> Draft:
     return draft
 
 
-def scatter(call: Call) -> Draft:
+def scatter(call: OpCall) -> RuleDraft:
     """Whole windows pass; updates cut along a batch dim are partial results where the body is a reduction."""
-    draft = Draft(call, exact=False)
+    draft = RuleDraft(call, exact=False)
     count = (len(call.operands) - 1) // 2
     source, updates = call.operands[0].shape, call.operands[count + 1].shape
     inserted = call.attribute("inserted_window_dims", ())
@@ -561,7 +561,12 @@ def scatter(call: Call) -> Draft:
     reduces = body in _REDUCTION_BODIES or (body in _LOGICAL_BODIES and call.operands[0].dtype in ("i1", "bool"))
 
     def add(
-        input_: int | None, indices: int | None, update: int | None, size: int, kind: Kind = "pass_through", reduction: str | None = None
+        input_: int | None,
+        indices: int | None,
+        update: int | None,
+        size: int,
+        kind: FactorKind = "pass_through",
+        reduction: str | None = None,
     ) -> None:
         draft.span((*(input_,) * count, indices, *(update,) * count), (input_,) * len(call.results), size, kind, reduction=reduction)
 
@@ -590,7 +595,7 @@ def scatter(call: Call) -> Draft:
 
 
 def _walk(
-    call: Call, slices: tuple[int, ...], windows: str, dropped: tuple[int, ...], batching: str, indices_batching: str
+    call: OpCall, slices: tuple[int, ...], windows: str, dropped: tuple[int, ...], batching: str, indices_batching: str
 ) -> Iterator[_Dim]:
     """The dims of the slices, in order."""
     batched = call.attribute(batching, ())
