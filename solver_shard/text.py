@@ -1,4 +1,4 @@
-"""Names for people: globs, the closest names to one that does not exist, and one line for many numbered names.
+"""Text for people: globs, the closest names to one that does not exist, one line for many numbered names, units, tables.
 
 >>> fold_names(["layers.0.w", "layers.1.w", "layers.2.w", "head.w"])
 ['layers.{0..2}.w', 'head.w']

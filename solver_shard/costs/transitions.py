@@ -1,4 +1,4 @@
-"""What it costs to take a tensor from one layout to another: shortest paths over steps of one collective each.
+"""What it costs to take a tensor from one layout to another: shortest paths over steps of one collective each, and their buffers.
 
 >>> from solver_shard.costs.cluster import load_cluster
 >>> from solver_shard.mesh import Mesh
@@ -61,32 +61,6 @@ FORBIDDEN = 10**18
 """A cost that the solver never pays (the IOPDDL format's infinity)."""
 
 
-# What one device holds while a transition runs, beside the tensor that it starts from and the one that it ends with.
-#
-# >>> packed, received = buffers(*map(np.array, ([1], [[8, 4]], [[8, 16]], [-1], [1], [4], [512])))
-# >>> int(packed[0]), int(received[0])  # of f32[8, 4] per device, gathered to f32[8, 16]: pieces of columns arrive one after the other
-# (0, 512)
-#
-# A collective is called with one flat buffer and fills another, in which the pieces of the devices lie one after the other, each padded to
-# the longest. Where pieces are **rows** of equal length, that is how the tensor lies: they are sent from where they are, and are in place
-# where they arrive. Where a dim before the cut one is longer than 1, or the pieces are uneven, there is a buffer beside the tensor, as
-# large as the call's ``nbytes``:
-#
-# - what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
-# - what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
-#
-# An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards. That
-# rows of a tensor that lies in other strides (a transposed product) must be packed too is not counted.
-#
-# The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends and
-# what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an
-# applied plan does (:mod:`solver_shard.runtime.collectives`, held to it by tests); DTensor's ``redistribute`` needs as much for a step
-# (torch 2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a reduce-scatter).
-#
-# Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the bytes
-# of the fullest moment, without those of the source, less those of the destination. New values of a parameter are brought to a tensor
-# beside the old ones, which then take them over: ``update_held`` counts it.
-
 Ints = NDArray[np.int64]
 
 KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -94,7 +68,35 @@ KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 class Staged(Protocol):
-    """A step: bytes of its buffers, 0 where it needs none, and of what it makes."""
+    """A step: bytes of its buffers, 0 where it needs none, and of what it makes.
+
+    What one device holds while a transition runs, beside the tensor that it starts from and the one that it ends with.
+
+    >>> packed, received = buffers(*map(np.array, ([1], [[8, 4]], [[8, 16]], [-1], [1], [4], [512])))
+    >>> int(packed[0]), int(received[0])  # of f32[8, 4] per device, gathered to f32[8, 16]: pieces of columns arrive one after the other
+    (0, 512)
+
+    A collective is called with one flat buffer and fills another, in which the pieces of the devices lie one after the other, each padded
+    to the longest. Where pieces are **rows** of equal length, that is how the tensor lies: they are sent from where they are, and are in
+    place where they arrive. Where a dim before the cut one is longer than 1, or the pieces are uneven, there is a buffer beside the tensor,
+    as large as the call's ``nbytes``:
+
+    - what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
+    - what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
+
+    An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards. That
+    rows of a tensor that lies in other strides (a transposed product) must be packed too is not counted.
+
+    The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends
+    and what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an
+    applied plan does (:mod:`solver_shard.runtime.collectives`, held to it by tests); DTensor's ``redistribute`` needs as much for a step
+    (torch 2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a
+    reduce-scatter).
+
+    Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the
+    bytes of the fullest moment, without those of the source, less those of the destination. New values of a parameter are brought to a
+    tensor beside the old ones, which then take them over: ``update_held`` counts it.
+    """
 
     @property
     def packed(self) -> int: ...

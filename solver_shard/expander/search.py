@@ -1,4 +1,4 @@
-"""The cheapest way to run an op on the mesh, by search over the layouts of its inputs instead of the full product.
+"""The cheapest way to run an op on the mesh, by search over the layouts of its inputs, or by the full product.
 
 A state is the layouts of all inputs; the search starts from those they have and ends at the first state that a single-axis
 strategy fits on every axis. A move changes one input along one axis by one collective:
@@ -265,12 +265,6 @@ def neighbours(layout: Placements, axis: int, shardings: tuple[Placement, ...], 
     return [R, *(kind for kind in cuts if kind != now)]
 
 
-# The full product over the mesh axes: every way to run an op, with the cheapest way to bring its inputs there.
-#
-# S single-axis strategies on N axes make S^N combinations. What cannot be executed is left out: a dim shorter than its number of
-# shards, reductions that do not commute on one tensor, a result of an in-place op (or one written to ``out=``) that would not have
-# the layout of the tensor it is written to. This is what DTensor does when an op runs.
-
 MAX_COMBINATIONS = 2_000_000
 
 
@@ -345,6 +339,12 @@ def writable(prepared: Prepared, inputs: tuple[Placements, ...], results: tuple[
 
 def expand_exhaustively(prepared: Prepared, pricing: MovePricing) -> tuple[Expansion, ...]:
     """Every way to run the op whose inputs can be brought there, cheapest first.
+
+    The full product over the mesh axes: every way to run an op, with the cheapest way to bring its inputs there.
+
+    S single-axis strategies on N axes make S^N combinations. What cannot be executed is left out: a dim shorter than its number of
+    shards, reductions that do not commute on one tensor, a result of an in-place op (or one written to ``out=``) that would not have
+    the layout of the tensor it is written to. This is what DTensor does when an op runs.
 
     Among equal costs, one that moves no input comes first, then the order of the product (DTensor's choice).
 

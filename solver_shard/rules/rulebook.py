@@ -1,4 +1,4 @@
-"""From an op and its tensors to its rule.
+"""From an op and its tensors to its rule; the rules of a program, conservative ones, and what a program makes of them.
 
 >>> from solver_shard.program import Op, Ref, Tensor
 >>> op = Op(name="aten.mul.Tensor", operands=(0, 1), results=(2,), attributes={"self": Ref(0), "other": Ref(1)})
@@ -73,7 +73,7 @@ class Rulebook:
 
     Args:
         table: rows; default the shipped ones.
-        conservative: drop what could make shards uneven or cut a dim inside (see :mod:`solver_shard.rules.rulebook`).
+        conservative: drop what could make shards uneven or cut a dim inside (see ``conservative``).
         trust_dtensor: take what torch registers with DTensor where it is not proven (see :mod:`solver_shard.rules.registered`).
     """
 
@@ -119,19 +119,17 @@ def _frozen(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
-# Conservative rules: without the strategies that could make shards uneven or cut a dim inside.
-#
-# - Every factor is cut into equal shards only, so that all devices hold the same number of elements.
-# - Rows do not lie with their experts (``own-experts``), whose numbers differ.
-# - Nothing is cut below another factor (no strategy that needs sub-axes), and a factor that is a whole dim of no tensor is not cut: a
-#   view from [6, 4] to [4, 6] could be cut in two, but on both sides only inside a dim.
-#
-# The counterpart in Shardy is ``conservative-propagation``, in which split axes never propagate and rules lose the factors that could
-# yield shards that do not divide. (Rules here never cut the dims of slices, pads, concatenations or convolution windows anyway.)
-
-
 def conservative(rule: Rule) -> Rule:
-    """The rule without strategies that could lead to uneven or split shards."""
+    """The rule without strategies that could lead to uneven or split shards.
+
+    - Every factor is cut into equal shards only, so that all devices hold the same number of elements.
+    - Rows do not lie with their experts (``own-experts``), whose numbers differ.
+    - Nothing is cut below another factor (no strategy that needs sub-axes), and a factor that is a whole dim of no tensor is not cut: a
+      view from [6, 4] to [4, 6] could be cut in two, but on both sides only inside a dim.
+
+    The counterpart in Shardy is ``conservative-propagation``, in which split axes never propagate and rules lose the factors that could
+    yield shards that do not divide. (Rules here never cut the dims of slices, pads, concatenations or convolution windows anyway.)
+    """
     split = _split(rule)
     factors = tuple(replace(factor, even=True, cut=factor.cut and index not in split) for index, factor in enumerate(rule.factors))
     explicit = None if rule.explicit is None else tuple(s for s in rule.explicit if not s.after and s.factor not in split)
@@ -152,13 +150,6 @@ def _split(rule: Rule) -> set[int]:
     whole = {f for factors in held for f in factors if len(factors) == 1}
     minor = {f for factors in held for f in factors[1:]}
     return (inside - whole) | minor
-
-
-# Which ops a program runs, by which rules, and how much of its work has no strategy but replication.
-#
-# >>> for row in usage(program, Rulebook()):
-# ...     print(row.op, row.rule, row.source, row.count, f"{row.flops:.1%}", f"{row.nbytes:.1%}")
-# aten.einsum.default  abc,dc->abd | ...  table  45  97.2%  38.0%
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +182,14 @@ class OpUsage:
 
 
 def usage(program: Program, rulebook: Rulebook) -> tuple[OpUsage, ...]:
-    """Every op of the program, those with the largest share of operations or bytes first; then by name."""
+    """Every op of the program, those with the largest share of operations or bytes first; then by name.
+
+    It says by which rules they run, and how much of the program's work has no strategy but replication:
+
+        for row in usage(program, Rulebook()):
+            print(row.op, row.rule, row.source, row.count, f"{row.flops:.1%}", f"{row.nbytes:.1%}")
+        aten.einsum.default  abc,dc->abd | ...  table  45  97.2%  38.0%
+    """
     calls: dict[str, list[tuple[Rule, int, int]]] = {}
     for i, op in enumerate(program.ops):
         rule = rulebook.rule(program, i)

@@ -1,4 +1,4 @@
-"""Rules of in-place and out variants, from the row of the op that they follow.
+"""Rules that follow the rows of other ops: of in-place and out variants, and of ops on lists of tensors.
 
 ``aten.add_.Tensor`` runs what ``aten.add.Tensor`` runs and writes the result over ``self``, which keeps its layout: of the
 functional op's strategies it has those that leave the result as ``self`` is. ``aten.add.out`` writes it to ``out``, a tensor
@@ -156,16 +156,6 @@ def _renumbered(value: Any, kept: Sequence[int]) -> Any:
     return tuple(_renumbered(item, kept) for item in value) if isinstance(value, tuple | list) else value
 
 
-# Ops on lists of tensors, element by element: ``_foreach_add`` is an ``add`` per element, ``_fused_adamw_`` one update per parameter.
-#
-# Elements do not see each other, so every element has the rule of the op that runs on it alone:
-#
-# >>> [rule.results for rule in element_rules(op, operands, results, build)]
-#
-# Where one rule must stand for the whole call, an axis does the same to every element: strategy ``a`` cuts factor ``a`` of each (an
-# element that lacks the strategy is replicated). An op is a list op if its schema takes a list of tensors; ``_fused_rms_norm`` only
-# shares the prefix.
-
 PREFIXES = ("_foreach_", "_fused_", "_amp_foreach_")
 
 _BINARY = ("add", "sub", "mul", "div")
@@ -266,7 +256,15 @@ def element_rules(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor],
 
 
 def list_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], build: Build) -> Rule:
-    """One rule for the whole call: an axis does the same to all elements that can."""
+    """One rule for the whole call: an axis does the same to all elements that can.
+
+    Ops on lists of tensors, element by element: ``_foreach_add`` is an ``add`` per element, ``_fused_adamw_`` one update per parameter.
+
+    Elements do not see each other, so every element has the rule of the op that runs on it alone (``element_rules``).
+    Where one rule must stand for the whole call, an axis does the same to every element: strategy ``a`` cuts factor ``a`` of each (an
+    element that lacks the strategy is replicated). An op is a list op if its schema takes a list of tensors; ``_fused_rms_norm`` only
+    shares the prefix.
+    """
     parts = elements(op, len(results))
     rules = element_rules(op, operands, results, build)
     names = dict.fromkeys(s.name for rule in rules for s in rule.strategies() if s.implementation is None)

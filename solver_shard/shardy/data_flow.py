@@ -1,4 +1,4 @@
-"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on as another.
+"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on; edges put on and taken off.
 
 An edge op sits on its owner, one of the targets. Its sources are read and written where they are; all targets share the edge's
 own sharding. Inside a manual computation an edge's sharding leaves out the manual axes, outside it begins with them.
@@ -211,19 +211,19 @@ def with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[s
     )
 
 
-# Data-flow edges put on what control flow hands on, and taken off again with their shardings.
-#
-# Without edges nothing flows through while, case, optimization barriers, manual and named computations. Modules as they are written
-# have none: they are added before a pass and sunk after it.
-#
-# >>> sink_edges(propagate(add_edges(graph), "user-priority", registry).graph)
-
 _RESULTS = (OpKind.WHILE, OpKind.CASE, OpKind.OPT_BARRIER, OpKind.MANUAL, OpKind.NAMED)
 _ARGUMENTS = (OpKind.MANUAL, OpKind.NAMED)
 
 
 def add_edges(graph: PropagationGraph) -> PropagationGraph:
     """The graph with an edge on every tensor that control flow hands on, where there is none yet; edges take over the uses.
+
+    Data-flow edges put on what control flow hands on, and taken off again with their shardings.
+
+    Without edges nothing flows through while, case, optimization barriers, manual and named computations. Modules as they are written
+    have none: they are added before a pass and sunk after it.
+
+        sink_edges(propagate(add_edges(graph), "user-priority", registry).graph)
 
     An edge starts with its owner's sharding. Positions are kept: edges and their results are appended.
     """

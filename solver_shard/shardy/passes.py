@@ -1,7 +1,7 @@
-"""The propagation passes: basic, aggressive, op-priority, user-priority, each running the one before; and the rules alone.
+"""The propagation passes: basic, aggressive, op-priority, user-priority, each running the one before; and the laws that graphs keep.
 
-made = propagate(graph, "user-priority", registry)
-made.graph.values[i].sharding
+propagated = propagate(graph, "user-priority", registry)
+propagated.graph.values[i].sharding
 """
 
 from __future__ import annotations
@@ -147,24 +147,21 @@ def _main(graph: PropagationGraph) -> int:
     return names.index("main")
 
 
-# Op-priority and user-priority: which ops, and which user annotations, have their way first.
-#
-# Op-priority sweeps five times. In every sweep more ops take part, in more directions; the heuristics of earlier sweeps stay on:
-#
-#     0  ops that pass a sharding through, where every operand that is no scalar has this one use
-#     1  the same ops without that condition
-#     2  all ops, along factors that pass through; broadcasts only backward
-#     3  all ops along all factors; broadcasts only backward
-#     4  everything both ways
-#
-# User-priority hides the dims of lower priorities first (closed, empty, their axes kept from all other use), and brings them back
-# priority after priority, with a full op-priority propagation in between.
-
 LEVELS = 5
+"""Of op-priority; see ``op_directions``."""
 
 
 def op_directions(state: PropagationState, level: int) -> Directions:
-    """The directions in which ops take part at a level of op-priority."""
+    """The directions in which ops take part at a level of op-priority.
+
+    In every level more ops take part, in more directions; the heuristics of earlier levels stay on:
+
+        0  ops that pass a sharding through, where every operand that is no scalar has this one use
+        1  the same ops without that condition
+        2  all ops, along factors that pass through; broadcasts only backward
+        3  all ops along all factors; broadcasts only backward
+        4  everything both ways
+    """
 
     def directions(op: int, rule: ShardingRule) -> tuple[Direction, ...]:
         node = state.graph.ops[op]
@@ -199,7 +196,11 @@ class Reserved:
 
 
 def hide_priorities(state: PropagationState) -> dict[int, list[Reserved]]:
-    """Leave only dims of priority 0 in effect; the places that hold others, by ascending priority."""
+    """Leave only dims of priority 0 in effect; the places that hold others, by ascending priority.
+
+    Their dims are closed and empty, and their axes kept from all other use, until user-priority brings them back, priority after
+    priority, with a full op-priority propagation in between.
+    """
     found: dict[int, list[Reserved]] = {}
     for slot, op in _places(state):
         given = state.stepper.sharding(state.numbers[slot])
@@ -259,14 +260,11 @@ def _initial(given: TensorSharding, mesh: MeshSpec) -> TensorSharding:
     return dataclasses.replace(given, dims=tuple(dims), replicated=tuple(replicated))
 
 
-# Hold a graph against its laws before a pass runs over it; messages name the op and the value.
-
-
 def check_graph(graph: PropagationGraph) -> None:
-    """Check all shardings and the rules that ops carry.
+    """Hold all shardings and the rules that ops carry against their laws; messages name the op and the value.
 
     Raises:
-        InputError: a sharding that breaks a law (see ``annotations.check_sharding``), or a rule that does not fit its op.
+        InputError: a sharding that breaks a law (see ``sharding.check_sharding``), or a rule that does not fit its op.
     """
     known: set[tuple[TensorSharding, int | None]] = set()
 
@@ -304,7 +302,7 @@ def fit_rule(graph: PropagationGraph, op: GraphOp, rule: ShardingRule) -> None:
     """Hold a rule against the op it is for: as many operands and results, and as many dims each.
 
     Raises:
-        InputError: they differ, or the rule breaks a law (see ``rule.check_rule``).
+        InputError: they differ, or the rule breaks a law (see ``graph.check_rule``).
     """
     operands, results = _ranks(graph, op.operands), _ranks(graph, op.results)
     if not _fits(rule, operands, results):

@@ -1,4 +1,4 @@
-"""Propagation over a traced program: pins in, a layout for every tensor out.
+"""Propagation over a traced program: pins in, a layout for every tensor out; its rules as those of the passes.
 
 A pin becomes the tensor's sharding: axes pinned ``S(d)`` cut dim d, axes pinned ``R`` stay unused, axes without a pin are open. What the
 pass leaves undecided is replicated. Propagation keeps axes whole here; split an axis by hand to have its parts propagated.
@@ -175,14 +175,13 @@ def _cut(layout: Layout, dim: int, axes: Sequence[int], shape: tuple[int, ...], 
     return made if legal else None
 
 
-# A rulebook's rule as propagation uses it: one rule format serves the solver and the passes.
-#
-# Every factor that the solver may cut carries shardings. What the op must see whole blocks them, and so do factors that only a named
-# implementation can cut (it needs collectives inside, which propagation does not know of).
-
-
 def sharding_rule(rule: Rule) -> ShardingRule | None:
     """The factors of a rule with their types; None where the op has no rule to propagation.
+
+    A rulebook's rule as propagation uses it: one rule format serves the solver and the passes.
+
+    Every factor that the solver may cut carries shardings. What the op must see whole blocks them, and so do factors that only a named
+    implementation can cut (it needs collectives inside, which propagation does not know of).
 
     A dim without factors gets one of its own, of size 1, operands first.
     """

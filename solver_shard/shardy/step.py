@@ -1,4 +1,4 @@
-"""One step on one op: from the shardings of its operands and results to those that change.
+"""One step on one op: from the shardings of its operands and results to those that change; and what the passes change.
 
 A step is a pure function of shardings, so a ``Stepper`` remembers what it has computed: repeated layers and repeated sweeps ask
 for the same steps over and over. It keeps shardings by number (equal shardings have one number), 0 for none.
@@ -128,18 +128,18 @@ def _has_axes(sharding: TensorSharding) -> bool:
     return bool(sharding.replicated or sharding.unreduced or any(dim.axes for dim in sharding.dims))
 
 
-# What the passes change: the sharding of every place that can hold one, and which ops are still there.
-#
-# A place ("slot") is a function argument, an op's result, an entry of ``in_shardings``, or a function's result. A value reads and
-# writes one slot: its own, or that of the edge it is a target of, or of the region op it belongs to. Slots hold shardings by number
-# (see ``step.Stepper``).
-
 NO_SLOT = -1
 NO_OP = -1
 
 
 class PropagationState:
     """Shardings, uses and liveness of one graph while passes run over it.
+
+    What the passes change: the sharding of every place that can hold one, and which ops are still there.
+
+    A place ("slot") is a function argument, an op's result, an entry of ``in_shardings``, or a function's result. A value reads and
+    writes one slot: its own, or that of the edge it is a target of, or of the region op it belongs to. Slots hold shardings by number
+    (see ``step.Stepper``).
 
     Attributes:
         graph: as given to the pass, sharding groups resolved.

@@ -1,4 +1,4 @@
-"""One sweep over a graph: every op is stepped, in an order that is part of the semantics.
+"""One sweep over a graph: every op is stepped, in an order that is part of the semantics; and sharding groups, before it.
 
 A stack of all ops, the first on top. What a step changes puts the ops around the changed values back on the stack, on top, so that a
 change is followed at once, the innermost last change first. Another order (a queue, repeated sweeps) reaches another fixed point in
@@ -253,13 +253,6 @@ class _Sweep:
         state.erased[op] = True
 
 
-# Sharding groups: values that are to be sharded alike.
-#
-# Before a pass starts, every group is looked at once. Shardings that say nothing (absent, or all dims open and empty) do not count. If
-# the others agree, all members get that sharding. If they differ, each member gets an open constraint after it, which takes over its uses
-# and its place in the group; so the members keep what they were given, and the uses find a common sharding.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     """A graph whose groups are settled.
@@ -277,6 +270,12 @@ class Grouped:
 
 def settle_groups(graph: PropagationGraph, slots: Sequence[int], maker: Sequence[int]) -> Grouped:
     """Give all members of a group its sharding, or constraints where they differ.
+
+    Sharding groups: values that are to be sharded alike.
+
+    Before a pass starts, every group is looked at once. Shardings that say nothing (absent, or all dims open and empty) do not count. If
+    the others agree, all members get that sharding. If they differ, each member gets an open constraint after it, which takes over its uses
+    and its place in the group; so the members keep what they were given, and the uses find a common sharding.
 
     ``slots`` tells for every value which value holds its sharding, -1 where none does; ``maker`` which op defines it (``state.State``).
 

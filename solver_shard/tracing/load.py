@@ -121,17 +121,17 @@ def _refuse(what: str, **given: Any) -> None:
         raise InputError(f"{', '.join(extra)} cannot be given with {what}; leave {'it' if len(extra) == 1 else 'them'} out")
 
 
-# Models of the user's own: ``package.module:function``, called without arguments.
-#
-# The function returns ``(model, example_inputs)`` or ``(model, example_inputs, loss_fn)``; build the model under
-# ``torch.device("meta")`` to spend no memory on weights.
-
 _FORM = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)\Z")
 _RETURNS = "return (model, example_inputs) or (model, example_inputs, loss_fn)"
 
 
 def load_entry(text: str) -> tuple[nn.Module, Mapping[str, Any] | tuple[Any, ...], Callable[..., Any] | None, str]:
     """Import the module, call the function, check what it returns.
+
+    Models of the user's own: ``package.module:function``, called without arguments.
+
+    The function returns ``(model, example_inputs)`` or ``(model, example_inputs, loss_fn)``; build the model under
+    ``torch.device("meta")`` to spend no memory on weights.
 
     The current directory is importable, as it is for ``python -m``.
 

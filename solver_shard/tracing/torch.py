@@ -411,15 +411,14 @@ _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file
 """Where no line of a model's source is."""
 
 
-# Borrow a module for tracing: its tensors become fake CPU tensors, its path is noted on every op; all is put back after.
-#
-# Fake tensors must say they are on the CPU: on "cuda" the backward aborts the process of a build without CUDA, on "meta"
-# it silently vanishes.
-
-
 @contextlib.contextmanager
 def borrowed(module: nn.Module, mode: FakeTensorMode, *, trainable: bool) -> Iterator[dict[str, str]]:
     """Swap every tensor the module holds for a fake one; yields the map from every parameter and buffer name to its first name.
+
+    Borrow a module for tracing: its tensors become fake CPU tensors, its path is noted on every op; all is put back after.
+
+    Fake tensors must say they are on the CPU: on "cuda" the backward aborts the process of a build without CUDA, on "meta"
+    it silently vanishes.
 
     Tied tensors stay tied. Tensors kept as plain attributes are treated as buffers meanwhile, unless they are real and
     on the CPU: those are constants whose values the model may read.
@@ -532,18 +531,19 @@ def paths(module: nn.Module) -> Iterator[None]:
         meta.update(before)
 
 
-# Attention with dropout, or with values narrower than its keys, as the fused op that a GPU runs.
-#
-# On the CPU, torch has no fused attention for these and falls back to scores of [batch, heads, query, key] elements, which an accelerator
-# never stores. While a model is traced, such calls become the fused op, dropout as its argument. Narrower values (latent attention: keys
-# of 192, values of 128 elements per head) are filled up with zeros, whose results are dropped, as FlashAttention's callers do.
-
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class FusedAttention(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
-    """While active, scaled_dot_product_attention is one op where its operands allow it."""
+    """While active, scaled_dot_product_attention is one op where its operands allow it.
+
+    Attention with dropout, or with values narrower than its keys, as the fused op that a GPU runs.
+
+    On the CPU, torch has no fused attention for these and falls back to scores of [batch, heads, query, key] elements, which an accelerator
+    never stores. While a model is traced, such calls become the fused op, dropout as its argument. Narrower values (latent attention: keys
+    of 192, values of 128 elements per head) are filled up with zeros, whose results are dropped, as FlashAttention's callers do.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

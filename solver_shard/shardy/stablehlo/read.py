@@ -1,4 +1,4 @@
-"""From a parsed module to the graph that propagation works on."""
+"""Between a module of jaxlib's bindings and the graph that propagation works on: ops, attributes, meshes, shardings and rules."""
 
 from __future__ import annotations
 
@@ -183,12 +183,6 @@ def where(op: Any) -> str:
     return location
 
 
-# The attributes of a StableHLO op that its sharding rule depends on, as plain data by the names that StableHLO gives them.
-#
-# The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a region
-# that combines pairs of values with one op, that op's name is the attribute ``body``. All else is left out: the values of constants,
-# configurations of kernels, and what anybody may hang on an op under a name of their own.
-
 _READ: Mapping[str, tuple[str, ...]] = {
     "stablehlo.all_gather": ("all_gather_dim",),
     "stablehlo.all_to_all": ("split_dimension", "concat_dimension"),
@@ -222,7 +216,14 @@ _REDUCING = ("stablehlo.reduce", "stablehlo.scatter")
 
 
 def plain_attributes(op: Any, mlir: Bindings) -> dict[str, Any]:
-    """Attributes of an op of the bindings."""
+    """Attributes of an op of the bindings.
+
+    The attributes of a StableHLO op that its sharding rule depends on, as plain data by the names that StableHLO gives them.
+
+    The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a region
+    that combines pairs of values with one op, that op's name is the attribute ``body``. All else is left out: the values of constants,
+    configurations of kernels, and what anybody may hang on an op under a name of their own.
+    """
     name, attributes = op.name, op.attributes
     found: dict[str, Any] = {}
     for key in _READ.get(name, ()):
@@ -517,11 +518,6 @@ def write_rule(rule: ShardingRule, mlir: Bindings, context: Any) -> Any:
     )
 
 
-# jaxlib's MLIR bindings, loaded when the first StableHLO module is read.
-#
-# They parse and print modules. No pass of the reference implementation is ever run.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
     """The modules ``jaxlib.mlir.ir``, ``.dialects.sdy`` and ``.dialects.stablehlo``, and a function that makes a context."""
@@ -546,7 +542,12 @@ class Bindings:
 
 @functools.cache
 def bindings() -> Bindings:
-    """The bindings; InputError with the line to install them where jaxlib is missing."""
+    """The bindings; InputError with the line to install them where jaxlib is missing.
+
+    jaxlib's MLIR bindings, loaded when the first StableHLO module is read.
+
+    They parse and print modules. No pass of the reference implementation is ever run.
+    """
     try:
         from jaxlib.mlir import ir
         from jaxlib.mlir._mlir_libs import _jax_mlir_ext

@@ -1,4 +1,4 @@
-"""The program while it is being cleaned: real tensors and ops so far, and lazy views over them.
+"""The program while it is being cleaned: real tensors and ops so far, lazy views over them, and what handlers ask of it.
 
 Every raw value is a ``DraftValue``: a tensor that exists plus a lazy view of it. Ops ask for the form they need
 (``ProgramDraft.form``), and only then view, permute and expand ops are written, each at most once.
@@ -254,14 +254,12 @@ def _key(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-# What every cleaning handler gets: the draft, the values of raw nodes so far, and how to write an op unchanged.
-
 Result = DraftValue | tuple[DraftValue | None, ...]
 
 
 @dataclass(slots=True)
 class Context:
-    """Cleaning in progress; ``values`` holds the results of every raw node met, ``readers`` the nodes that read each one."""
+    """What every cleaning handler gets, and how it writes an op unchanged; ``values`` holds the results of every raw node met, ``readers`` the nodes that read each one."""
 
     readers: Mapping[str, Sequence[RawNode]] = field(default_factory=dict)
     draft: ProgramDraft = field(default_factory=ProgramDraft)
@@ -339,11 +337,6 @@ def refer(arguments: Mapping[str, Any], tensor_of: Any, operands: list[int]) -> 
     return {name: walk(item) for name, item in arguments.items()}
 
 
-# Bring the operands of a row-wise op to one shape in which merged dims are apart again.
-#
-# Pointwise ops, norms and losses do not care that (batch, sequence) was flattened: the operands' bases are read with
-# separate dims, the op runs on those, and its result is a lazy view that is flattened in the same way.
-
 Slot = tuple[int, int]
 """Raw dim, and which of the separate dims it became."""
 
@@ -376,6 +369,11 @@ def align(
     tails: Sequence[int] | None = None,
 ) -> Aligned:
     """Find the common form of values that broadcast to ``shape``.
+
+    Bring the operands of a row-wise op to one shape in which merged dims are apart again.
+
+    Pointwise ops, norms and losses do not care that (batch, sequence) was flattened: the operands' bases are read with
+    separate dims, the op runs on those, and its result is a lazy view that is flattened in the same way.
 
     Args:
         whole: raw dims that must be one dim each (softmax dim, normalised dims, the dim of a concatenation).

@@ -1,4 +1,4 @@
-"""The last steps of cleaning: returned tensors, peepholes, dead ops, names, and the Program itself."""
+"""The last steps of cleaning: returned tensors, peepholes, dead ops, names, and the Program itself; checkpointed regions computed again."""
 
 from __future__ import annotations
 
@@ -212,25 +212,25 @@ def _name(op: DraftOp, stem: str, result: int, used: set[str]) -> str:
     return label
 
 
-# Activation checkpointing: what a checkpointed region computes is not kept until the backward pass, but computed again there.
-#
-# torch's joint graph holds the forward pass of a region once, and its backward ops read those values, as if they had been
-# kept. Here the backward ops of a region get values of their own: copies of the region's forward ops, right before its
-# first backward op that needs one, which read what the region read (parameters, and values from outside that are kept):
-#
-#     forward     x -> up -> gelu -> y                        x -> up -> gelu -> y
-#     backward    gelu_backward(dy, up)               up' = up(x), gelu_backward(dy, up')
-#
-# Only ops that a needed value depends on are copied, as torch stops a recomputation early. A region inside a region is
-# computed once more when the outer one has been: its outer copies are thrown away in their turn. An op that keeps what it
-# made (selective checkpointing) is not copied. Views of a value belong to the value's region, whoever asks for them.
-# Constants are kept.
-
 Region = tuple[int, ...]
 
 
 def recompute(draft: ProgramDraft, ops: list[DraftOp], kept: Collection[int]) -> list[DraftOp]:
     """The ops with every region computed again in backward.
+
+    Activation checkpointing: what a checkpointed region computes is not kept until the backward pass, but computed again there.
+
+    torch's joint graph holds the forward pass of a region once, and its backward ops read those values, as if they had been
+    kept. Here the backward ops of a region get values of their own: copies of the region's forward ops, right before its
+    first backward op that needs one, which read what the region read (parameters, and values from outside that are kept):
+
+        forward     x -> up -> gelu -> y                        x -> up -> gelu -> y
+        backward    gelu_backward(dy, up)               up' = up(x), gelu_backward(dy, up')
+
+    Only ops that a needed value depends on are copied, as torch stops a recomputation early. A region inside a region is
+    computed once more when the outer one has been: its outer copies are thrown away in their turn. An op that keeps what it
+    made (selective checkpointing) is not copied. Views of a value belong to the value's region, whoever asks for them.
+    Constants are kept.
 
     Args:
         ops: forward before backward, nothing unused among them.

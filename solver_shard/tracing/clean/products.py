@@ -1,4 +1,4 @@
-"""Cleaning of matrix products into einsum: transposes and flattened dims become letters.
+"""Cleaning of matrix products, and of convolutions that are some, into einsum: transposes and flattened dims become letters.
 
 ``view(x, [b*s, k]) @ t(w)`` viewed back to ``[b, s, n]`` is ``abc,dc->abd`` on x and w as they are.
 """
@@ -217,13 +217,12 @@ def _add(ctx: Context, node: RawNode, made: DraftValue) -> Result:
 MATMULS = {"mm": mm, "bmm": bmm, "mv": mv, "dot": dot, "addmm": addmm, "baddbmm": baddbmm, "linear": linear}
 
 
-# Cleaning of patch embeddings: a convolution whose windows tile the image is a matrix product over each patch.
-#
-# With stride equal to the kernel and nothing padded, pixels [n, c, h*p, w*q] are a view [n, c, h, p, w, q], and the
-# convolution with weight [o, c, p, q] contracts c, p and q. Other convolutions stay as they are.
-
-
 def convolution(ctx: Context, node: RawNode) -> Result:
+    """Cleaning of patch embeddings: a convolution whose windows tile the image is a matrix product over each patch.
+
+    With stride equal to the kernel and nothing padded, pixels [n, c, h*p, w*q] are a view [n, c, h, p, w, q], and the
+    convolution with weight [o, c, p, q] contracts c, p and q. Other convolutions stay as they are.
+    """
     a = node.arguments
     weight = ctx.value(a["weight"])
     patches = _patches(ctx, node, weight)
