@@ -13,7 +13,7 @@ from typing import Any
 
 from solver_shard.program import Phase, Ref, Tensor
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.joint_graph import RawNode, Use
+from solver_shard.tracing.joint_graph import RawNode, Use, uses
 
 Shape = tuple[int, ...]
 CONSTANT_LIMIT = 1 << 22
@@ -259,7 +259,13 @@ Result = DraftValue | tuple[DraftValue | None, ...]
 
 @dataclass(slots=True)
 class Context:
-    """What every cleaning handler gets, and how it writes an op unchanged; ``values`` holds the results of every raw node met, ``readers`` the nodes that read each one."""
+    """What every cleaning handler gets, and how it writes an op unchanged.
+
+    Attributes:
+        readers: the nodes that read each raw node.
+        draft: the program so far.
+        values: the results of every raw node met.
+    """
 
     readers: Mapping[str, Sequence[RawNode]] = field(default_factory=dict)
     draft: ProgramDraft = field(default_factory=ProgramDraft)
@@ -307,18 +313,7 @@ class Context:
 
 def uses_of(node: RawNode) -> list[Use]:
     """Tensor arguments in schema order."""
-    found: list[Use] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Use):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for item in value:
-                walk(item)
-
-    for item in node.arguments.values():
-        walk(item)
-    return found
+    return list(uses(tuple(node.arguments.values())))
 
 
 def refer(arguments: Mapping[str, Any], tensor_of: Any, operands: list[int]) -> dict[str, Any]:
