@@ -225,9 +225,9 @@ def _result(reason: str) -> str:
 
 def _leaves_out(model: Any, inputs: Any) -> bool:
     """Whether a model that reads pictures or sound with its text is given text alone."""
-    from solver_shard.tracing.example_inputs import MODALITIES, Asked
+    from solver_shard.tracing.example_inputs import MODALITIES, StepRequest
 
-    asked = Asked(model=model, name="", batch=1, seq=1, dtype=None, labels=False)
+    asked = StepRequest(model=model, name="", batch=1, seq=1, dtype=None, labels=False)
     read = [name for name, part in MODALITIES.items() if name in asked.arguments and asked.has(part)]
     return bool(read) and "input_ids" in asked.arguments and not any(name in inputs for name in read)
 

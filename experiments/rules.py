@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from solver_shard.rules.check import CheckReport, check_rules
-from solver_shard.rules.check.dtensor import Comparison, compare
+from solver_shard.rules.check.dtensor import StrategyComparison, compare
 from solver_shard.rules.table import load_table
 
 
-def markdown(report: CheckReport, compared: dict[str, Comparison], seconds: float) -> str:
+def markdown(report: CheckReport, compared: dict[str, StrategyComparison], seconds: float) -> str:
     """The page: totals, what is excluded and why, differences to DTensor, and the table of all ops."""
     ops = report.ops
     blind = sum(any("only" in note for note in op.notes) for op in ops)

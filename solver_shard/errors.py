@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+class DroppedPin:
     """What there would be without one pin of a conflict, all others kept; or without all pins.
 
     Attributes:
@@ -65,7 +65,7 @@ class Conflict:
     times: tuple[tuple[str, int | None, int], ...] = ()
     ops: tuple[str, ...] = ()
     minimal: bool = True
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedPin, ...] = ()
 
 
 class SolverShardError(Exception):

@@ -19,7 +19,7 @@ import numpy as np
 
 from solver_shard.clock import StageClock
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import Conflict, Dropped, InfeasibleError, SolverShardError
+from solver_shard.errors import Conflict, DroppedPin, InfeasibleError, SolverShardError
 from solver_shard.graph.choice_graph import ChoiceGraph, Constraint, Ints
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.nodes import Lowering, Restriction
@@ -248,7 +248,7 @@ def _meeting(unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], clock: Cl
 
 def _prices(
     unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], times: Sequence[tuple[str, int | None, int]], clock: Clock
-) -> tuple[Dropped, ...]:
+) -> tuple[DroppedPin, ...]:
     """What dropping each of these pins gives; where memory is too small whatever the pins, what dropping all does."""
     pins = apart.constraints
     if not blamed and pins and times:
@@ -292,7 +292,7 @@ def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
     return lines
 
 
-def _worth(dropped: Dropped) -> str:
+def _worth(dropped: DroppedPin) -> str:
     """What dropping a pin gives."""
     if dropped.nanoseconds is not None:
         bound = f", and none is faster than {format_ns(dropped.bound)}" if dropped.bound not in (None, dropped.nanoseconds) else ""
@@ -331,10 +331,10 @@ def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Tr
     return problem
 
 
-def _price(unsolved: Unsolved, apart: _Apart, pin: str | None, kept: Sequence[Constraint], clock: Clock) -> Dropped:
+def _price(unsolved: Unsolved, apart: _Apart, pin: str | None, kept: Sequence[Constraint], clock: Clock) -> DroppedPin:
     """The best plan that keeps the pins but this one."""
     if clock.over():
-        return Dropped(pin=pin)
+        return DroppedPin(pin=pin)
     options, lowering = unsolved.options, apart.lowering
     problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks(kept))), apart.classes)
     work = clock.work_left()
@@ -347,7 +347,7 @@ def _price(unsolved: Unsolved, apart: _Apart, pin: str | None, kept: Sequence[Co
         stop=clock.halted,
     )
     clock.spend(found.work)
-    return Dropped(
+    return DroppedPin(
         pin=pin,
         nanoseconds=found.cost if found.feasible else None,
         bound=found.bound if found.feasible else None,

@@ -10,6 +10,10 @@ right, then those with ``_S(d)`` from left to right. So on ``dp,tp`` the layout 
 ``_StridedShard``, whose split factor follows from the layout and the mesh. It needs an ``S(d)`` on an axis to its right;
 elsewhere it would say what ``S(d)`` says.
 
+**What only DTensor says.** Its strided shards carry their split factor (``_S(d,4)``), whatever the other axes do, and it has pending
+reductions of its own kinds (``NamedPartial``). They are placements too, of no layout that is parsed, pinned or solved for: the search of
+single ops and the walk through DTensor's choices have them, as tuples of placements (``Placements``).
+
 >>> layout = Layout.parse("S(0),R")
 >>> layout, layout.shards((32, 8)), layout.local_shape((64, 8), (32, 8))
 (S(0)R, 32, (2, 8))
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("sum", "avg", "max", "min")
 _MAX_DIM = 63
 STRIDED = _MAX_DIM + 1
-"""The int code of ``_S(d)`` is this much more than that of ``S(d)``."""
+"""The int code of ``_S(d)`` is this much more than that of ``S(d)``; with a split factor k, k times this more again."""
 
 
 class Placement(int):
@@ -62,6 +66,11 @@ class Placement(int):
         return self == -1
 
     @property
+    def split(self) -> int:
+        """The split factor that a strided shard carries by itself; 0 where it follows from the layout and the mesh."""
+        return max(int(self) // STRIDED - 1, 0)
+
+    @property
     def dim(self) -> int:
         """The tensor dim that is cut; only for ``S`` and ``_S``."""
         if not self.is_shard:
@@ -77,11 +86,48 @@ class Placement(int):
 
     def __repr__(self) -> str:
         if self.is_shard:
-            return f"{'_' * self.is_strided}S({self.dim})"
+            return f"{'_' * self.is_strided}S({self.dim}{f',{self.split}' if self.split else ''})"
         return "R" if self.is_replicate else f"P({self.reduction})"
 
     __str__ = __repr__
 
+
+class NamedPartial(Placement):
+    """A pending reduction of a kind that only DTensor has (the mask of an embedding, a norm); equal only to the same one.
+
+    It costs what its ``reduction`` costs: a sum where that is none of ours.
+    """
+
+    def __new__(cls, name: str, reduction: str = "sum") -> NamedPartial:
+        made = super().__new__(cls, -2 - len(REDUCTIONS))
+        made.name = name
+        made._reduction = reduction if reduction in REDUCTIONS else "sum"
+        return made
+
+    name: str
+    _reduction: str
+
+    @property
+    def reduction(self) -> str:
+        return self._reduction
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedPartial) and (self.name, self._reduction) == (other.name, other._reduction)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.name, self._reduction))
+
+    def __repr__(self) -> str:
+        return f"P({self.name})"
+
+    __str__ = __repr__
+
+
+Placements = tuple[Placement, ...]
+"""One per mesh axis; a ``Layout``, or what DTensor says."""
 
 R = Placement(-1)
 _SHARDS = tuple(Placement(d) for d in range(_MAX_DIM + 1))
@@ -96,15 +142,17 @@ def S(dim: int) -> Placement:  # noqa: N802 - the field's own notation
     return _SHARDS[dim]
 
 
-def strided(dim: int) -> Placement:
+def strided(dim: int, split: int = 0) -> Placement:
     """``_S(dim)``: dim ``dim`` is cut along the mesh axis after the axes that have ``S(dim)``.
 
-    >>> Layout((strided(0), S(0)))
-    _S(0)S(0)
+    With a ``split`` it is cut into so many pieces first, and each of these along the axis: DTensor's ``_StridedShard``.
+
+    >>> Layout((strided(0), S(0))), strided(0, 4)
+    (_S(0)S(0), _S(0,4))
     """
     if not 0 <= dim <= _MAX_DIM:
         raise InputError(f"_S({dim}) is not a placement; dims go from 0 to {_MAX_DIM}")
-    return _STRIDED_SHARDS[dim]
+    return Placement(STRIDED * (1 + split) + dim) if split else _STRIDED_SHARDS[dim]
 
 
 def P(reduction: str = "sum") -> Placement:  # noqa: N802 - the field's own notation
@@ -235,33 +283,30 @@ class Layout(tuple[Placement, ...]):
             InputError: a kind that a layout cannot say (masks), or a strided shard whose split factor is not the number of
                 shards that the plain axes to its right make of its dim.
         """
-        from torch.distributed.tensor import Partial, Replicate, Shard
-        from torch.distributed.tensor.placement_types import _StridedShard
-
-        layout = []
-        for placement in placements:
-            if type(placement) is Replicate:
-                layout.append(R)
-            elif type(placement) is Shard:
-                layout.append(S(placement.dim))
-            elif type(placement) is _StridedShard:
-                layout.append(strided(placement.dim))
-            elif type(placement) is Partial and placement.reduce_op in _PARTIALS:
-                layout.append(P(placement.reduce_op))
-            else:
+        given = dtensor_placements(placements)
+        made = cls(strided(p.dim) if p.is_strided else p for p in given)
+        for axis, placement in enumerate(given):
+            if isinstance(placement, NamedPartial):
                 raise InputError(
-                    f"DTensor placement {placement!r} cannot be said as a layout; "
+                    f"DTensor placement {placements[axis]!r} cannot be said as a layout; "
                     f"legal: Replicate, Shard, _StridedShard, Partial of {', '.join(REDUCTIONS)}"
                 )
-        made = cls(layout)
-        for axis, placement in enumerate(placements):
-            expected = made._split_factor(axis, mesh_shape) if made[axis].is_strided else 0
-            if expected == 1 or (expected and placement.split_factor != expected):
+            expected = made._split_factor(axis, mesh_shape) if placement.is_strided else 0
+            if expected == 1 or (expected and placement.split != expected):
                 raise InputError(
-                    f"DTensor placement {placement!r} on axis {axis} of a mesh {tuple(mesh_shape)} cannot be said as a layout: the axes "
-                    f"to its right with Shard({placement.dim}) make {expected} shards; legal: that number, more than 1, as split factor"
+                    f"DTensor placement {placements[axis]!r} on axis {axis} of a mesh {tuple(mesh_shape)} cannot be said as a layout: "
+                    f"the axes to its right with Shard({placement.dim}) make {expected} shards; legal: that number, more than 1, as split "
+                    "factor"
                 )
         return made
+
+    def with_splits(self, mesh_shape: Sequence[int]) -> Placements:
+        """The placements as DTensor says them: strided shards carry their split factors.
+
+        >>> Layout.parse("_S(0)S(0)").with_splits((2, 4))
+        (_S(0,4), S(0))
+        """
+        return tuple(strided(p.dim, self._split_factor(axis, mesh_shape)) if p.is_strided else p for axis, p in enumerate(self))
 
     def _split_factor(self, axis: int, mesh_shape: Sequence[int]) -> int:
         """Into how many shards the plain axes right of a strided one cut its dim."""
@@ -269,9 +314,40 @@ class Layout(tuple[Placement, ...]):
         return math.prod(size for p, size in zip(self[axis + 1 :], mesh_shape[axis + 1 :], strict=True) if p == plain)
 
     def __repr__(self) -> str:
-        return "".join(map(str, self))
+        return show(self)
 
     __str__ = __repr__
+
+
+def show(placements: Sequence[Placement]) -> str:
+    """``S(0)R``."""
+    return "".join(map(str, placements))
+
+
+def dtensor_placements(placements: Sequence[Any]) -> Placements:
+    """DTensor's placements as they are, with the split factors of strided shards and partials of kinds of their own.
+
+    Raises:
+        InputError: an object that is no placement of DTensor's.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    said = []
+    for placement in placements:
+        if type(placement) is Replicate:
+            said.append(R)
+        elif type(placement) is Shard:
+            said.append(S(placement.dim))
+        elif type(placement) is _StridedShard:
+            said.append(strided(placement.dim, placement.split_factor))
+        elif type(placement) is Partial and placement.reduce_op in _PARTIALS:
+            said.append(P(placement.reduce_op))
+        elif isinstance(placement, Partial):
+            said.append(NamedPartial(str(placement), placement.reduce_op))
+        else:
+            raise InputError(f"DTensor placement {placement!r} is of a kind that is not known here; legal: Replicate, Shard, Partial")
+    return tuple(said)
 
 
 def _placements(body: str, whole: str) -> list[Placement]:

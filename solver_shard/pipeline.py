@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from solver_shard.plan.plan import Plan
     from solver_shard.program import Relays
     from solver_shard.rules.rulebook import Rulebook
-    from solver_shard.tracing.clean import Traced
+    from solver_shard.tracing.clean import TracedProgram
 
 
 def plan_program(
@@ -60,7 +60,7 @@ def plan_program(
     workers: int = 2,
     stop: Callable[[], bool] | None = None,
     incumbent: Callable[[Plan], None] | None = None,
-    traced: Traced | None = None,
+    traced: TracedProgram | None = None,
 ) -> Plan:
     """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
 

@@ -1,4 +1,4 @@
-"""Names for people: globs, the closest names to one that does not exist, and one line for many numbered names.
+"""Text for people: globs, the closest names to one that does not exist, one line for many numbered names, units, tables.
 
 >>> fold_names(["layers.0.w", "layers.1.w", "layers.2.w", "head.w"])
 ['layers.{0..2}.w', 'head.w']
@@ -81,12 +81,12 @@ class Paths:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._root = _Part()
+        self._root = _NameNode()
         self._visits = 0
         for position, name in enumerate(names):
             node = self._root
             for part in name.split("."):
-                node = node.children.setdefault(part, _Part())
+                node = node.children.setdefault(part, _NameNode())
             node.at.append(position)
 
     def matching(self, pattern: str) -> list[int]:
@@ -103,8 +103,8 @@ class Paths:
 
 
 @dataclass(slots=True)
-class _Part:
-    children: dict[str, _Part] = field(default_factory=dict)
+class _NameNode:
+    children: dict[str, _NameNode] = field(default_factory=dict)
     at: list[int] = field(default_factory=list)
 
 

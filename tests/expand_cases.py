@@ -19,10 +19,10 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
     _SingleDimStrategyInfo,
 )
 
-from solver_shard.expander.call import Call, Kinds, Operand, Pending, kinds_of
+from solver_shard.expander.call import Operand, PlacedCall
 from solver_shard.expander.expander import call_of, dtensor_strategies, overload
 from solver_shard.expander.single_axis import Cut, Prepared, SingleAxis, mixed, of_rule, prepare
-from solver_shard.layout import Layout, P, R, S
+from solver_shard.layout import Layout, NamedPartial, P, Placements, R, S
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
@@ -40,13 +40,13 @@ class Case:
     """A call with its strategies, and what DTensor is given: the same strategies in its own words."""
 
     family: str
-    call: Call
+    call: PlacedCall
     given: SingleAxis
     theirs: Any
     rows: tuple[tuple[Any, ...], ...]
 
 
-def random_layout(rng: random.Random, shape: Sequence[int], mesh: Mesh) -> Kinds:
+def random_layout(rng: random.Random, shape: Sequence[int], mesh: Mesh) -> Placements:
     """Mostly replicated and cut, sometimes partial; now and then a cut that leaves devices without a part."""
     while True:
         chosen = [rng.choice([R, R, P("sum"), *map(S, range(len(shape))), *map(S, range(len(shape)))]) for _ in mesh.axes]
@@ -56,7 +56,7 @@ def random_layout(rng: random.Random, shape: Sequence[int], mesh: Mesh) -> Kinds
         layout = Layout(chosen)
         counts = [math.prod(n for p, n in zip(layout, mesh.shape, strict=True) if p == S(d)) for d in range(len(shape))]
         if not mixed(layout) and (all(n >= c for n, c in zip(shape, counts, strict=True)) or rng.random() < 0.05):
-            return kinds_of(layout, mesh.shape)
+            return layout.with_splits(mesh.shape)
 
 
 def random_case(rng: random.Random, mesh: Mesh, table: RuleTable, family: str | None = None) -> Case:
@@ -81,7 +81,7 @@ def random_case(rng: random.Random, mesh: Mesh, table: RuleTable, family: str | 
         call = dataclasses.replace(call, attributes={f"x{i}": Ref(i) for i in range(len(operands))})
     target = overload(op)
     kinds = {entry: None for entries in strategies.strategies for entry in entries}
-    masks = _masks(target, operands) if any(isinstance(kind, Pending) for kind in kinds) else {}
+    masks = _masks(target, operands) if any(isinstance(kind, NamedPartial) for kind in kinds) else {}
     rows = tuple(tuple(_theirs(entry, masks) for entry in entries) for entries in strategies.strategies)
     return Case(family=family, call=call, given=strategies, theirs=target, rows=rows)
 
@@ -98,7 +98,7 @@ def _theirs(entry: Any, masks: dict[str, Any]) -> Any:
         return None
     if isinstance(entry, Cut):
         return _ShardingPlaceholder(entry.dim)
-    return masks[entry.name] if isinstance(entry, Pending) else Layout([entry]).to_dtensor((1,))[0]
+    return masks[entry.name] if isinstance(entry, NamedPartial) else Layout([entry]).to_dtensor((1,))[0]
 
 
 def device_mesh(mesh: Mesh) -> DeviceMesh:

@@ -25,10 +25,9 @@ from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.shardy.passes import Options as PassOptions
-from solver_shard.shardy.passes import PassName
+from solver_shard.shardy.passes import PassName, PropagationOptions
 from solver_shard.text import fold_items, format_bytes, format_ns, table, text_of
-from solver_shard.tracing.clean import Traced
+from solver_shard.tracing.clean import TracedProgram
 from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, traced_of
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def propagated_plan(
     mesh: str,
     name: PassName,
     pins: Sequence[str] = (),
-    options: PassOptions | None = None,
+    options: PropagationOptions | None = None,
     cluster: str = "h100",
     batch: int | None = None,
     seq: int | None = None,
@@ -69,7 +68,7 @@ def propagated_plan(
     """
     from solver_shard.api import optimize
 
-    propagation = Propagation(name=name, options=options or PassOptions())
+    propagation = Propagation(name=name, options=options or PropagationOptions())
     plan = optimize(
         model,
         mesh=mesh,
@@ -118,7 +117,7 @@ def dijkstra_greedy_plan(
 
 
 def dtensor_greedy_plan(
-    traced: Traced,
+    traced: TracedProgram,
     *,
     mesh: Mesh,
     cluster: Cluster,

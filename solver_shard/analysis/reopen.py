@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from solver_shard.graph.choice_graph import Ints
-    from solver_shard.tracing.clean import Traced
+    from solver_shard.tracing.clean import TracedProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,7 +185,7 @@ class Retraced:
     """
 
     program: Program
-    traced: Traced | None
+    traced: TracedProgram | None
     source: str
 
 

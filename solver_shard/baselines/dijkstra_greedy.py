@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expander.call import Call, Kinds, Meta, Operand
+from solver_shard.expander.call import Meta, Operand, PlacedCall
 from solver_shard.expander.pricing import ClusterPricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search
 from solver_shard.expander.single_axis import of_rule, prepare
 from solver_shard.graph.nodes import Kind, Lowering
 from solver_shard.graph.templates import Masks, deciding, left_over, narrowed
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, Placements
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program
 from solver_shard.rules.rule import Rule
@@ -56,7 +56,7 @@ def greedy_walk(program: Program, mesh: Mesh, sources: Mapping[int, Layout], rul
     """Decide op by op; sources that are not given are replicated."""
     pricing = ClusterPricing(collectives)
     stored = {t: sources.get(t, Layout.replicated(len(mesh.axes))) for t in program.sources()}
-    layouts: dict[int, Kinds] = dict(stored)
+    layouts: dict[int, Placements] = dict(stored)
     found = []
     known: dict[Hashable, Expansion] = {}
     for i, op in enumerate(program.ops):
@@ -71,9 +71,9 @@ def greedy_walk(program: Program, mesh: Mesh, sources: Mapping[int, Layout], rul
     return GreedyWalk(sources=stored, ops=tuple(found))
 
 
-def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Kinds], mesh: Mesh, pricing: ClusterPricing) -> Expansion:
+def _decide(program: Program, op: Op, rule: Rule, layouts: Mapping[int, Placements], mesh: Mesh, pricing: ClusterPricing) -> Expansion:
     """The cheapest way to run one op from the layouts that its operands have."""
-    call = Call(
+    call = PlacedCall(
         op=op.name,
         mesh=mesh,
         operands=tuple(

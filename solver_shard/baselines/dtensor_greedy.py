@@ -31,16 +31,16 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
-from solver_shard.expander.call import Kinds, Operand, Strided, kinds_of
-from solver_shard.expander.expander import kinds_of_spec, overload
+from solver_shard.expander.call import Operand
+from solver_shard.expander.expander import overload
 from solver_shard.expander.pricing import impossible, kind_of_move, local_sizes, step_bytes
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.templates import Masks, deciding
-from solver_shard.layout import Layout, Placement, R, S, strided
+from solver_shard.layout import Layout, NamedPartial, Placements, R, S, dtensor_placements, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program
 from solver_shard.text import suggestion
-from solver_shard.tracing.clean import Traced
+from solver_shard.tracing.clean import TracedProgram
 from solver_shard.tracing.clean import dims as D
 from solver_shard.tracing.joint_graph import RawGraph, RawNode, Use, uses
 
@@ -79,9 +79,9 @@ class WalkedOp:
     op: str
     phase: Phase
     module: str
-    given: tuple[Kinds, ...]
-    used: tuple[Kinds, ...]
-    results: tuple[Kinds | None, ...]
+    given: tuple[Placements, ...]
+    used: tuple[Placements, ...]
+    results: tuple[Placements | None, ...]
     collectives: tuple[Collective, ...]
     unsupported: str = ""
 
@@ -99,8 +99,8 @@ class Walk:
 
     mesh: Mesh
     ops: tuple[WalkedOp, ...]
-    gradients: Mapping[str, tuple[Kinds, ...]]
-    outputs: Mapping[str, Kinds]
+    gradients: Mapping[str, tuple[Placements, ...]]
+    outputs: Mapping[str, Placements]
     closing: tuple[Collective, ...]
 
     @property
@@ -188,7 +188,7 @@ class _Walker:
                 self._specs.append(tuple(self._replicated(result) for result in node.results))
             else:
                 ops.append(self._op(node))
-        gradients: dict[str, tuple[Kinds, ...]] = {}
+        gradients: dict[str, tuple[Placements, ...]] = {}
         closing: list[Collective] = []
         for position, use in self._raw.gradients:
             source = self._raw.nodes[position].source
@@ -213,8 +213,8 @@ class _Walker:
         spec = self._specs[use.node][use.result]
         return self._redistribute(spec, DTensorSpec(self._devices, tuple(placements), tensor_meta=spec.tensor_meta))
 
-    def _kinds(self, use: Use) -> Kinds:
-        return kinds_of_spec(self._specs[use.node][use.result].placements)
+    def _kinds(self, use: Use) -> Placements:
+        return dtensor_placements(self._specs[use.node][use.result].placements)
 
     def _spec(self, shape: tuple[int, ...], dtype: str, placements: Any) -> Any:
         import torch
@@ -248,7 +248,7 @@ class _Walker:
         assert op is not None, node.op
         args, kwargs = self._arguments(node, op)
         before = [leaf for leaf in tree_leaves(args) if isinstance(leaf, DTensorSpec)]
-        given = [kinds_of_spec(spec.placements) for spec in before]
+        given = [dtensor_placements(spec.placements) for spec in before]
         collectives: list[Collective] = []
         reason, after = "", before
         try:
@@ -267,7 +267,7 @@ class _Walker:
             collectives, after = [], before
             specs = tuple(self._replicated(result) for result in node.results)
         self._specs.append(self._laid_out(specs, node))
-        used = [kinds_of_spec(spec.placements) for spec in after] if not reason else [(R,) * len(self._mesh.axes)] * len(before)
+        used = [dtensor_placements(spec.placements) for spec in after] if not reason else [(R,) * len(self._mesh.axes)] * len(before)
         return WalkedOp(
             node=node.name,
             op=node.op,
@@ -275,7 +275,7 @@ class _Walker:
             module=node.module,
             given=tuple(given),
             used=tuple(used),
-            results=tuple(None if spec is None else kinds_of_spec(spec.placements) for spec in specs),
+            results=tuple(None if spec is None else dtensor_placements(spec.placements) for spec in specs),
             collectives=tuple(collectives),
             unsupported=reason,
         )
@@ -286,7 +286,7 @@ class _Walker:
         if op._schema.name not in ("aten::view", "aten::_unsafe_view", "aten::reshape") or not isinstance(place, int):
             return
         meta, size = used[0].tensor_meta, [int(n) for n in args[place]]
-        operand = Operand(shape=tuple(meta.shape), dtype=self._names[meta.dtype], layout=kinds_of_spec(used[0].placements))
+        operand = Operand(shape=tuple(meta.shape), dtype=self._names[meta.dtype], layout=dtensor_placements(used[0].placements))
         held = local_sizes(operand, operand.layout, self._mesh.shape)
         if -1 not in size and math.prod(held) != math.prod(size):
             raise RuntimeError(f"shape {size} is invalid for a shard of {math.prod(held)} elements")
@@ -329,11 +329,11 @@ class _Walker:
         if src.placements == dst.placements:
             return []
         meta = src.tensor_meta
-        now = kinds_of_spec(src.placements)
+        now = dtensor_placements(src.placements)
         found = []
         for step in _gen_transform_infos_non_cached(src, dst):
             axis = step.mesh_dim
-            before, after = kinds_of_spec(step.src_dst_placements)
+            before, after = dtensor_placements(step.src_dst_placements)
             if impossible(before, after):
                 raise RuntimeError(f"redistribute from {before} to {after} not supported")
             kind, target = kind_of_move(before, after), after
@@ -418,13 +418,13 @@ def _has(held: LayoutColumn, wanted: Layout, *, local: bool) -> NDArray[np.bool_
     return found
 
 
-def carry(program: Program, traced: Traced, found: Walk, pins: Mapping[str, Layout]) -> Carried:
+def carry(program: Program, traced: TracedProgram, found: Walk, pins: Mapping[str, Layout]) -> Carried:
     """Bring what the walk says of raw values to the tensors of a program: the traced one, or that with places for pinned activations."""
     return _Carrier(program, traced, found, pins).run()
 
 
 class _Carrier:
-    def __init__(self, program: Program, traced: Traced, found: Walk, pins: Mapping[str, Layout]) -> None:
+    def __init__(self, program: Program, traced: TracedProgram, found: Walk, pins: Mapping[str, Layout]) -> None:
         self.program, self.raw, self.shape, self.pins = program, traced.raw, found.mesh.shape, pins
         self.roots = roots(program)
         self.values = tuple(tuple(None if seen is None else rooted(seen, self.roots) for seen in results) for results in traced.values)
@@ -436,7 +436,7 @@ class _Carrier:
                 if seen is not None:
                     self.first.setdefault(seen[0], Use(k, j))
         self.readers = program.readers()
-        self._known: dict[tuple[Kinds, D.Dims, D.Dims], Layout | None] = {}
+        self._known: dict[tuple[Placements, D.Dims, D.Dims], Layout | None] = {}
 
     def run(self) -> Carried:
         made: dict[int, Layout | None] = {}
@@ -523,15 +523,15 @@ class _Carrier:
                     return self._through(self._kinds(Use(self.numbers[name])), seen[1], dims)
         return next(iter(found)) if len(found) == 1 else None
 
-    def _kinds(self, use: Use) -> Kinds:
+    def _kinds(self, use: Use) -> Placements:
         node = self.raw.nodes[use.node]
         if node.source is not None and node.source.name in self.pins:
-            return kinds_of(self.pins[node.source.name], self.shape)
+            return self.pins[node.source.name].with_splits(self.shape)
         walked = self.walked.get(node.name)
         kinds = None if walked is None else walked.results[use.result]
         return (R,) * len(self.shape) if kinds is None else kinds
 
-    def _through(self, kinds: Kinds, dims: D.Dims, wanted: D.Dims) -> Layout | None:
+    def _through(self, kinds: Placements, dims: D.Dims, wanted: D.Dims) -> Layout | None:
         key = (kinds, dims, wanted)
         if key not in self._known:
             self._known[key] = through(kinds, dims, wanted, self.shape)
@@ -547,7 +547,7 @@ class _Carrier:
 # >>> from solver_shard.layout import R
 # >>> from solver_shard.tracing.clean.dims import identity
 # >>> whole, rows_merged = identity((4, 8, 16)), (((0, 1, 4), (1, 1, 8)), ((2, 1, 16),))
-# >>> through((S(0), R), rows_merged, whole, (2, 2)), through((Strided(0, 4), S(1)), rows_merged, whole, (2, 2))
+# >>> through((S(0), R), rows_merged, whole, (2, 2)), through((strided(0, 4), S(1)), rows_merged, whole, (2, 2))
 # (S(0)R, S(1)S(2))
 
 Seen = tuple[int, D.Dims]
@@ -599,26 +599,24 @@ def rooted(seen: Seen, of: Mapping[int, Seen]) -> Seen | None:
     return base, tuple(groups)
 
 
-def through(kinds: Kinds, dims: D.Dims, wanted: D.Dims, mesh_shape: Sequence[int]) -> Layout | None:
+def through(kinds: Placements, dims: D.Dims, wanted: D.Dims, mesh_shape: Sequence[int]) -> Layout | None:
     """The layout of one view of a tensor, given the placements of another view of the same tensor.
 
     None where no layout says it: a cut that falls across dims, a part behind others, a reduction of DTensor's own kind.
     """
     if dims == wanted:  # the orders of axes that parameters may have need no parts
-        plain = [strided(kind.dim) if isinstance(kind, Strided) else kind for kind in kinds]
-        if all(isinstance(placement, Placement) for placement in plain):
-            same = Layout(p for p in plain if isinstance(p, Placement))
-            if kinds_of(same, mesh_shape) == kinds:
-                return same
+        same = Layout(strided(kind.dim) if kind.is_strided else kind for kind in kinds)
+        if not any(isinstance(kind, NamedPartial) for kind in kinds) and same.with_splits(mesh_shape) == kinds:
+            return same
     left = {atom: atom[2] for group in dims for atom in group}
     placements = []
     for kind, parts in zip(kinds, mesh_shape, strict=True):
         if not kind.is_shard:
-            if not isinstance(kind, Placement):
+            if isinstance(kind, NamedPartial):
                 return None
             placements.append(kind)
             continue
-        atom = _cut(D.solid(dims[kind.dim]), left, kind.split if isinstance(kind, Strided) else 1)
+        atom = _cut(D.solid(dims[kind.dim]), left, kind.split or 1)
         if atom is None:
             return None
         if atom[0] == D.BROADCAST:

@@ -44,7 +44,7 @@ from solver_shard.solve.solution import Solution, Stage, Status, relative_gap
 if TYPE_CHECKING:
     from solver_shard.clock import StageClock
     from solver_shard.options import Options
-    from solver_shard.tracing.clean import Traced
+    from solver_shard.tracing.clean import TracedProgram
 
 
 def hints(
@@ -52,7 +52,7 @@ def hints(
     costs: CostModel,
     rulebook: Rulebook,
     pinned: Mapping[int, Allowed],
-    traced: Traced | None = None,
+    traced: TracedProgram | None = None,
     nodes: frozenset[int] | None = None,
 ) -> dict[str, Masks]:
     """Name to restriction of every greedy baseline; without ``traced`` there is none of DTensor.
@@ -158,7 +158,7 @@ def or_baseline(
     costs: CostModel,
     rulebook: Rulebook,
     pinned: Mapping[int, Allowed],
-    traced: Traced | None,
+    traced: TracedProgram | None,
     options: Options,
     clock: StageClock,
 ) -> tuple[Solution, str | None]:

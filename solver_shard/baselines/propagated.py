@@ -20,8 +20,7 @@ from solver_shard.graph.nodes import Kind, Lowering
 from solver_shard.graph.templates import Masks, narrowed
 from solver_shard.layout import Layout
 from solver_shard.program import Program
-from solver_shard.shardy.passes import Options as PassOptions
-from solver_shard.shardy.passes import PassName
+from solver_shard.shardy.passes import PassName, PropagationOptions
 from solver_shard.text import fold_items
 
 
@@ -30,7 +29,7 @@ class Propagation:
     """A pass and its options, for ``api.plan_program``."""
 
     name: PassName
-    options: PassOptions = dataclasses.field(default_factory=PassOptions)
+    options: PropagationOptions = dataclasses.field(default_factory=PropagationOptions)
 
     def __str__(self) -> str:
         """``user-priority``, ``aggressive (basic-then-aggressive)``: what a plan records."""

@@ -12,7 +12,7 @@ import typer
 from solver_shard.files import read_json
 
 if TYPE_CHECKING:
-    from solver_shard.expander.call import Call
+    from solver_shard.expander.call import PlacedCall
     from solver_shard.expander.search import Expansion
 
 
@@ -58,7 +58,7 @@ def expand(
     from solver_shard.costs.dtensor import DTensorCosts
     from solver_shard.expander.call import Operand
     from solver_shard.expander.expander import Expander, call_of
-    from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, Pricing
+    from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, MovePricing
     from solver_shard.mesh import Mesh
     from solver_shard.text import text_of
 
@@ -66,7 +66,7 @@ def expand(
         raise typer.BadParameter("give all inputs after one --inputs, or each after its own", param_hint="--inputs")
     on = Mesh.parse(mesh)
     call = call_of(op, [Operand.parse(text, on) for text in (*inputs, *(more or ()))], on, _arguments(arg or []))
-    pricing: Pricing
+    pricing: MovePricing
     if prices is Prices.DTENSOR:
         pricing = DTensorPricing(DTensorCosts(mesh_shape=on.shape, devices_per_host=devices_per_host), on)
     else:
@@ -99,8 +99,8 @@ def _arguments(given: list[str]) -> dict[str, Any]:
     return found
 
 
-def _report(call: Call, best: Expansion) -> list[str]:
-    from solver_shard.expander.call import show
+def _report(call: PlacedCall, best: Expansion) -> list[str]:
+    from solver_shard.layout import show
 
     lines = []
     for i, operand in enumerate(call.operands):
@@ -119,7 +119,7 @@ def _report(call: Call, best: Expansion) -> list[str]:
 
 
 def _layouts(layouts: tuple[Any, ...]) -> str:
-    from solver_shard.expander.call import show
+    from solver_shard.layout import show
 
     return ", ".join("-" if layout is None else show(layout) for layout in layouts)
 
@@ -131,7 +131,7 @@ def _cost(cost: float, unit: str) -> str:
 
 
 def _data(found: Expansion) -> dict[str, Any]:
-    from solver_shard.expander.call import show
+    from solver_shard.layout import show
 
     return {
         "inputs": [show(layout) for layout in found.inputs],

@@ -15,8 +15,8 @@ from solver_shard.cli.options import check_output
 from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
-    from solver_shard.shardy.graph import Graph
-    from solver_shard.shardy.passes import Options, PassName
+    from solver_shard.shardy.graph import PropagationGraph
+    from solver_shard.shardy.passes import PassName, PropagationOptions
 
 
 PASSES, LEVELS = "Passes", "Levels of op-priority"
@@ -151,14 +151,14 @@ def propagate(
     Exit codes: 0 done, 1 bad input, 2 usage.
     """
     from solver_shard.files import write_whole
-    from solver_shard.shardy.passes import Options
+    from solver_shard.shardy.passes import PropagationOptions
 
     check_output(output)
     if dump is not None and not dump.is_dir():
         raise typer.BadParameter(f"{dump} is no folder; make it first", param_hint="--module-dump-directory")
     is_module = Path(model).suffix in _MODULE or Path(model).is_file()
     _check_usage(context, is_module, mesh, which)
-    options = Options(conservative=conservative, strategy=strategy.value, run_op_priority=levels, keep_rules=keep_rules)
+    options = PropagationOptions(conservative=conservative, strategy=strategy.value, run_op_priority=levels, keep_rules=keep_rules)
     with progress_lines(quiet) as progress:
         own = ""
         if is_module:
@@ -237,14 +237,14 @@ def _check_usage(context: typer.Context, is_module: bool, mesh: str | None, whic
         raise typer.BadParameter(f"{which.value} prints a module's rules; give a StableHLO module", param_hint="--pass")
 
 
-def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tuple[str, str]:
+def _module(path: Path, which: Pass, options: PropagationOptions, dump: Path | None) -> tuple[str, str]:
     """Run a pass over a module: its text after, and its shardings as JSON. Dumps are written once everything is done."""
     import dataclasses
 
     from solver_shard.errors import printable
     from solver_shard.files import write_whole
     from solver_shard.shardy.data_flow import add_edges, sink_edges
-    from solver_shard.shardy.graph import Kind
+    from solver_shard.shardy.graph import OpKind
     from solver_shard.shardy.passes import populate_rules, propagate
     from solver_shard.shardy.stablehlo import StablehloModule
     from solver_shard.shardy.stablehlo.rules import StablehloRules
@@ -256,10 +256,10 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
     if which is Pass.RULES:
         graph = populate_rules(module.graph, rules, conservative=options.conservative)
     else:
-        edged = any(module.graph.ops[i].kind is Kind.EDGE for i in module.graph.walk())
+        edged = any(module.graph.ops[i].kind is OpKind.EDGE for i in module.graph.walk())
         given = module.graph if edged else add_edges(module.graph)
 
-        def final(made: Graph) -> Graph:
+        def final(made: PropagationGraph) -> PropagationGraph:
             return made if edged else sink_edges(made)
 
         if dump is not None:
@@ -275,7 +275,7 @@ def _module(path: Path, which: Pass, options: Options, dump: Path | None) -> tup
     return text, json.dumps(_shardings(graph), indent=2) + "\n"
 
 
-def _shardings(graph: Graph) -> dict[str, Any]:
+def _shardings(graph: PropagationGraph) -> dict[str, Any]:
     """Every value's sharding, function after function."""
     from solver_shard.shardy.sharding import format_sharding
 

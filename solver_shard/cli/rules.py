@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from solver_shard.rules.check import CheckReport, OpReport
-    from solver_shard.rules.check.dtensor import Comparison
+    from solver_shard.rules.check.dtensor import StrategyComparison
     from solver_shard.rules.rulebook import OpUsage
     from solver_shard.rules.table import RuleTable
 
@@ -204,7 +204,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _plain(report: CheckReport, compared: dict[str, Comparison]) -> dict[str, object]:
+def _plain(report: CheckReport, compared: dict[str, StrategyComparison]) -> dict[str, object]:
     rows = []
     for op in report.ops:
         row: dict[str, object] = {
@@ -226,7 +226,7 @@ def _plain(report: CheckReport, compared: dict[str, Comparison]) -> dict[str, ob
     return {"passed": report.passed, "ops": rows}
 
 
-def _print(report: CheckReport, compared: dict[str, Comparison], verbose: bool) -> None:
+def _print(report: CheckReport, compared: dict[str, StrategyComparison], verbose: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -173,7 +173,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
     """The cluster of a TOML text; ``source`` is what messages call it."""
     try:
-        top = _Table(read_toml(text), source, "")
+        top = _ClusterTable(read_toml(text), source, "")
     except ValueError as error:
         raise InputError(f"{source}: not valid TOML: {error}; see `python -m pydoc solver_shard.costs.cluster` for an example") from None
     title = top.text("title", default=name)
@@ -191,7 +191,7 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
     return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns)
 
 
-def _device(table: _Table) -> Device:
+def _device(table: _ClusterTable) -> Device:
     rates = table.table("matmul_tflops")
     flops = {}
     for dtype in rates.keys:
@@ -215,7 +215,7 @@ def _device(table: _Table) -> Device:
     return device
 
 
-def _level(table: _Table, *, last: bool) -> Level:
+def _level(table: _ClusterTable, *, last: bool) -> Level:
     level = Level(
         name=table.text("name"),
         size=None if last else table.whole("size", low=2, high=1_000_000_000),
@@ -241,7 +241,7 @@ def _read(path: Path) -> str:
         raise InputError(f"cluster file {str(path)!r} is not UTF-8 text; save it as UTF-8") from None
 
 
-class _Table:
+class _ClusterTable:
     """One TOML table read key by key; every error names the source, the key and what is legal."""
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str) -> None:
@@ -295,17 +295,17 @@ class _Table:
             raise self.wrong(key, value, " or ".join(repr(option) for option in options))
         return value
 
-    def table(self, key: str) -> _Table:
+    def table(self, key: str) -> _ClusterTable:
         value = self._take(key, "a table")
         if not isinstance(value, dict):
             raise self.wrong(key, value, "a table")
-        return _Table(value, self.source, self.path(key))
+        return _ClusterTable(value, self.source, self.path(key))
 
-    def tables(self, key: str) -> list[_Table]:
+    def tables(self, key: str) -> list[_ClusterTable]:
         value = self._take(key, f"one or more [[{key}]] tables")
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.wrong(key, value, f"one or more [[{key}]] tables")
-        return [_Table(item, self.source, f"{self.path(key)}[{i}]") for i, item in enumerate(value)]
+        return [_ClusterTable(item, self.source, f"{self.path(key)}[{i}]") for i, item in enumerate(value)]
 
     def done(self, more: str = "") -> None:
         """Refuse keys that nothing read: a misspelt key must not fall back on a default."""

@@ -27,9 +27,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from solver_shard.layout import R
+from solver_shard.layout import Placement, R
 
 GIB = 1024**3
 _BASE = 6.6
@@ -37,28 +36,13 @@ _INSIDE_BANDWIDTH, _INSIDE_LATENCY = 87.7, 0.6
 _OUTSIDE_FACTOR, _OUTSIDE_LATENCY = 0.22, 2.7
 
 
-class Kind(Protocol):
-    """What the formulas must know of a placement: ours, strided shards and special partials alike."""
-
-    @property
-    def is_shard(self) -> bool: ...
-    @property
-    def is_partial(self) -> bool: ...
-    @property
-    def is_replicate(self) -> bool: ...
-    @property
-    def is_strided(self) -> bool: ...
-    @property
-    def dim(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class AxisMove:
     """One axis goes from one placement to another."""
 
     axis: int
-    before: Any
-    after: Any
+    before: Placement
+    after: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +81,7 @@ class DTensorCosts:
     def _ring(self, gib: float, axis: int, hops: int) -> float:
         return _BASE + hops * self.latency[axis] + (gib * hops / self.mesh_shape[axis]) / self.bandwidth[axis] * 1e6
 
-    def transition(self, before: Kind, after: Kind, axis: int, gib: float) -> tuple[float, float]:
+    def transition(self, before: Placement, after: Placement, axis: int, gib: float) -> tuple[float, float]:
         """Microseconds of one step on one axis (infinite when impossible), and the local buffer after it."""
         if before == after:
             return 0.0, gib
@@ -117,17 +101,17 @@ class DTensorCosts:
             return math.inf, gib
         return 0.0, gib / size if after.is_shard else gib
 
-    def local_gib(self, shape: Sequence[int], itemsize: int, layout: Sequence[Kind]) -> float:
+    def local_gib(self, shape: Sequence[int], itemsize: int, layout: Sequence[Placement]) -> float:
         """The buffer of one device: all bytes over the number of shards."""
         shards = math.prod(size for placement, size in zip(layout, self.mesh_shape, strict=True) if placement.is_shard)
         return math.prod(shape) * itemsize / shards / GIB
 
-    def redistribute(self, shape: Sequence[int], itemsize: int, src: Sequence[Kind], dst: Sequence[Kind]) -> float:
+    def redistribute(self, shape: Sequence[int], itemsize: int, src: Sequence[Placement], dst: Sequence[Placement]) -> float:
         """Microseconds of the greedy path; infinite when a step of it is impossible."""
         return sum(cost for _, cost in self.priced_path(shape, itemsize, src, dst))
 
     def priced_path(
-        self, shape: Sequence[int], itemsize: int, src: Sequence[Kind], dst: Sequence[Kind]
+        self, shape: Sequence[int], itemsize: int, src: Sequence[Placement], dst: Sequence[Placement]
     ) -> tuple[tuple[AxisMove, float], ...]:
         """The moves of the greedy path with the microseconds of each."""
         if all(placement.is_replicate for placement in src):
@@ -140,7 +124,7 @@ class DTensorCosts:
         return tuple(found)
 
 
-def greedy_path(src: Sequence[Any], dst: Sequence[Any]) -> tuple[AxisMove, ...]:
+def greedy_path(src: Sequence[Placement], dst: Sequence[Placement]) -> tuple[AxisMove, ...]:
     """The steps by which DTensor redistributes a tensor.
 
     On one axis a single step. On several, from right to left every axis goes to its target, or to R where it is to cut a dim that
@@ -151,7 +135,7 @@ def greedy_path(src: Sequence[Any], dst: Sequence[Any]) -> tuple[AxisMove, ...]:
     now, goal = list(src), list(dst)
     moves: list[AxisMove] = []
 
-    def move(axis: int, after: Any) -> None:
+    def move(axis: int, after: Placement) -> None:
         if now[axis] != after:
             moves.append(AxisMove(axis, now[axis], after))
             now[axis] = after
@@ -175,5 +159,5 @@ def greedy_path(src: Sequence[Any], dst: Sequence[Any]) -> tuple[AxisMove, ...]:
     return tuple(moves)
 
 
-def _cutters(layout: Sequence[Any], dim: int) -> list[int]:
+def _cutters(layout: Sequence[Placement], dim: int) -> list[int]:
     return [a for a, p in enumerate(layout) if p.is_shard and p.dim == dim]

@@ -1,4 +1,4 @@
-"""The cost model of one mesh on one cluster: everything that the lowering and the evaluator ask a price for.
+"""The cost model of one mesh on one cluster: everything that the lowering and the evaluator ask a price for; the roofline, and overlap.
 
 >>> from solver_shard.costs.cluster import load_cluster
 >>> model = CostModel(Mesh.parse("dp=2,tp=4"), load_cluster("h100"))
@@ -82,23 +82,22 @@ class CostModel:
         return local_numels(shape, self.mesh.shape, layouts) * DTYPE_BYTES[dtype]
 
 
-# How long an op computes: the roofline, the slower of the arithmetic units and the memory.
-#
-# >>> from solver_shard.costs.cluster import load_cluster
-# >>> device = load_cluster("h100").device
-# >>> roofline_ns(device, 2 * 8192**3, 3 * 2 * 8192**2, "bf16", "matmul")  # a large matrix product: arithmetic
-# array(1587560)
-# >>> roofline_ns(device, 2**26, 3 * 2 * 2**26, "bf16", "streaming")  # an addition: memory
-# array(133550)
-#
-# Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009), with the peaks
-# scaled by the cluster's efficiencies for the op's kind of kernel (``Rule.kernel``): matrix products and attention by what
-# their kernels reach of the matrix units, reductions (sums, norms, softmax, losses) by what theirs reach of the memory
-# bandwidth, all else by what streaming kernels reach. Kernel launches are taken as hidden.
-
-
 def roofline_ns(device: Device, flops: ArrayLike, nbytes: ArrayLike, dtype: str, kernel: Kernel) -> NDArray[np.int64]:
     """Nanoseconds, rounded up, of ``flops`` operations on ``dtype`` operands that move ``nbytes`` bytes of device memory.
+
+    How long an op computes: the roofline, the slower of the arithmetic units and the memory.
+
+    >>> from solver_shard.costs.cluster import load_cluster
+    >>> device = load_cluster("h100").device
+    >>> roofline_ns(device, 2 * 8192**3, 3 * 2 * 8192**2, "bf16", "matmul")  # a large matrix product: arithmetic
+    array(1587560)
+    >>> roofline_ns(device, 2**26, 3 * 2 * 2**26, "bf16", "streaming")  # an addition: memory
+    array(133550)
+
+    Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009), with the peaks
+    scaled by the cluster's efficiencies for the op's kind of kernel (``Rule.kernel``): matrix products and attention by what
+    their kernels reach of the matrix units, reductions (sums, norms, softmax, losses) by what theirs reach of the memory
+    bandwidth, all else by what streaming kernels reach. Kernel launches are taken as hidden.
 
     Arguments broadcast; the result is int64 of the common shape, at most ``MAX_NANOSECONDS`` (13 days).
     """

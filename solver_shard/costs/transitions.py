@@ -1,4 +1,4 @@
-"""What it costs to take a tensor from one layout to another: shortest paths over steps of one collective each.
+"""What it costs to take a tensor from one layout to another: shortest paths over steps of one collective each, and their buffers.
 
 >>> from solver_shard.costs.cluster import load_cluster
 >>> from solver_shard.mesh import Mesh
@@ -61,32 +61,6 @@ FORBIDDEN = 10**18
 """A cost that the solver never pays (the IOPDDL format's infinity)."""
 
 
-# What one device holds while a transition runs, beside the tensor that it starts from and the one that it ends with.
-#
-# >>> packed, received = buffers(*map(np.array, ([1], [[8, 4]], [[8, 16]], [-1], [1], [4], [512])))
-# >>> int(packed[0]), int(received[0])  # of f32[8, 4] per device, gathered to f32[8, 16]: pieces of columns arrive one after the other
-# (0, 512)
-#
-# A collective is called with one flat buffer and fills another, in which the pieces of the devices lie one after the other, each padded to
-# the longest. Where pieces are **rows** of equal length, that is how the tensor lies: they are sent from where they are, and are in place
-# where they arrive. Where a dim before the cut one is longer than 1, or the pieces are uneven, there is a buffer beside the tensor, as
-# large as the call's ``nbytes``:
-#
-# - what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
-# - what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
-#
-# An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards. That
-# rows of a tensor that lies in other strides (a transposed product) must be packed too is not counted.
-#
-# The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends and
-# what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an
-# applied plan does (:mod:`solver_shard.runtime.collectives`, held to it by tests); DTensor's ``redistribute`` needs as much for a step
-# (torch 2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a reduce-scatter).
-#
-# Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the bytes
-# of the fullest moment, without those of the source, less those of the destination. New values of a parameter are brought to a tensor
-# beside the old ones, which then take them over: ``update_held`` counts it.
-
 Ints = NDArray[np.int64]
 
 KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -94,7 +68,35 @@ KINDS = ("slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 class Staged(Protocol):
-    """A step: bytes of its buffers, 0 where it needs none, and of what it makes."""
+    """A step: bytes of its buffers, 0 where it needs none, and of what it makes.
+
+    What one device holds while a transition runs, beside the tensor that it starts from and the one that it ends with.
+
+    >>> packed, received = buffers(*map(np.array, ([1], [[8, 4]], [[8, 16]], [-1], [1], [4], [512])))
+    >>> int(packed[0]), int(received[0])  # of f32[8, 4] per device, gathered to f32[8, 16]: pieces of columns arrive one after the other
+    (0, 512)
+
+    A collective is called with one flat buffer and fills another, in which the pieces of the devices lie one after the other, each padded
+    to the longest. Where pieces are **rows** of equal length, that is how the tensor lies: they are sent from where they are, and are in
+    place where they arrive. Where a dim before the cut one is longer than 1, or the pieces are uneven, there is a buffer beside the tensor,
+    as large as the call's ``nbytes``:
+
+    - what a reduce_scatter or an all_to_all sends is **packed** first, in pieces along the dim that it cuts;
+    - what an all_gather or an all_to_all has **received** is put in place by a copy, along the dim that it joins.
+
+    An all_reduce is called with the tensor itself, and a slice with nothing. Sizes are those of the device with the fullest shards. That
+    rows of a tensor that lies in other strides (a transposed product) must be packed too is not counted.
+
+    The steps of a transition run one after the other, and each holds, moment after moment: what it reads and what it packs; what it sends
+    and what it receives; what it has received and what it makes. What a step in the middle reads is gone when it is packed. This is what an
+    applied plan does (:mod:`solver_shard.runtime.collectives`, held to it by tests); DTensor's ``redistribute`` needs as much for a step
+    (torch 2.13, ``_functional_collectives.py``: ``_maybe_view_chunk_cat`` after a gather, ``_chunk_or_narrow_cat`` before a
+    reduce-scatter).
+
+    Memory counts source and destination for the whole transition, as tensors of their own. ``intermediates`` is what comes on top: the
+    bytes of the fullest moment, without those of the source, less those of the destination. New values of a parameter are brought to a
+    tensor beside the old ones, which then take them over: ``update_held`` counts it.
+    """
 
     @property
     def packed(self) -> int: ...
@@ -194,7 +196,7 @@ _FAR = np.int64(2**61)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TransitionStep:
     """One collective of a transition (or a free local slice).
 
     Attributes:
@@ -229,7 +231,7 @@ class TransitionTable:
 
     __slots__ = ("_intermediates", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
-    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _Steps) -> None:
+    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _StepTables) -> None:
         self.layouts = layouts
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
@@ -260,7 +262,7 @@ class TransitionTable:
             self._intermediates = _intermediates(self._ranked, self._steps, self.nbytes)
         return self._intermediates[int(converted)]
 
-    def path(self, src: Layout, dst: Layout) -> tuple[Step, ...]:
+    def path(self, src: Layout, dst: Layout) -> tuple[TransitionStep, ...]:
         """The steps of the cheapest way, () when equal; InternalError where there is none."""
         at, goal = self.positions((src, dst))
         if self._ranked[at, goal] >= _FAR:
@@ -273,7 +275,7 @@ class TransitionTable:
             step = first + int(np.flatnonzero(onward == self._ranked[at, goal])[0])
             to = int(self._steps.after[step])
             path.append(
-                Step(
+                TransitionStep(
                     kind=KINDS[self._steps.kinds[step]],
                     axes=self._steps.axis_sets[self._steps.sets[step]],
                     nbytes=int(self._steps.nbytes[step]),
@@ -335,7 +337,7 @@ def _joined(shape: Sequence[int], reductions: Sequence[str], collectives: Collec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
+class _StepTables:
     """E steps sorted by (before, after), at most one for each pair.
 
     rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; before, after, kinds, sets, nbytes, weights, packed,
@@ -354,7 +356,7 @@ class _Steps:
     received: Ints
 
 
-def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _Steps:
+def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _StepTables:
     """All one-collective steps between the layouts, with bytes and weights (cost times _STEP plus one)."""
     mesh_shape = collectives.mesh.shape
     count, dims = sizes.shape
@@ -414,7 +416,7 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
             weights[mine] += collectives.times(KINDS[kind], axes, nbytes[mine], bucket) * _STEP
     arrange = np.lexsort((after, before))
     before, after, kinds, sets = (x[arrange] for x in (before, after, kinds, sets))
-    return _Steps(
+    return _StepTables(
         axis_sets=axis_sets,
         rows=np.searchsorted(before, np.arange(count + 1)),
         before=before,
@@ -442,7 +444,7 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
     return fixed
 
 
-def _intermediates(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Ints]:
+def _intermediates(ranked: Ints, steps: _StepTables, nbytes: Ints) -> tuple[Ints, Ints]:
     """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
     count = len(ranked)
     onward = np.zeros((count, count), dtype=np.int64)  # the first step of each path
@@ -468,7 +470,7 @@ def _intermediates(ranked: Ints, steps: _Steps, nbytes: Ints) -> tuple[Ints, Int
     return np.where(moves, found - nbytes, 0), np.where(moves, held - nbytes, 0)
 
 
-def _shortest(partials: Ints, steps: _Steps) -> Ints:
+def _shortest(partials: Ints, steps: _StepTables) -> Ints:
     """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout.
 
     No step adds a pending reduction, so a layout is a station only on ways from layouts that have at least as many, to layouts that

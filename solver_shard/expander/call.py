@@ -2,7 +2,7 @@
 
 >>> from solver_shard.mesh import Mesh
 >>> mesh = Mesh.parse("dp=4,tp=2")
->>> call = Call(
+>>> call = PlacedCall(
 ...     op="aten.mm.default",
 ...     mesh=mesh,
 ...     operands=(Operand.parse("f32[512, 1024]| S(0)R", mesh), Operand.parse("f32[1024, 512]| RS(1)", mesh)),
@@ -12,80 +12,20 @@
 >>> call.layouts
 ((S(0), R), (R, S(1)))
 
-Placements are those of :mod:`solver_shard.layout`, and two more that a layout cannot say but DTensor knows: shards with a split
-factor (``Strided``) and partials of its own kinds (``Pending``).
+Placements are those of :mod:`solver_shard.layout`, with those that only DTensor says.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from solver_shard.errors import InputError
-from solver_shard.layout import Layout, Placement, S
+from solver_shard.layout import Layout, Placements
 from solver_shard.mesh import Mesh
 from solver_shard.program import DTYPE_BYTES, Ref, refs
-
-
-@dataclass(frozen=True, slots=True)
-class Strided:
-    """Dim ``dim`` is cut in ``split`` pieces first and each of these along the axis: DTensor's ``_StridedShard``."""
-
-    dim: int
-    split: int
-    is_shard = True
-    is_strided = True
-    is_partial = False
-    is_replicate = False
-
-    def __repr__(self) -> str:
-        return f"_S({self.dim},{self.split})"
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A pending reduction of a kind of its own (a masked embedding, a norm); equal only to the same one."""
-
-    name: str
-    reduction: str = "sum"
-    is_shard = False
-    is_strided = False
-    is_partial = True
-    is_replicate = False
-
-    @property
-    def dim(self) -> int:
-        raise ValueError(f"{self} cuts no dim")
-
-    def __repr__(self) -> str:
-        return f"P({self.name})"
-
-
-Kind = Placement | Strided | Pending
-Kinds = tuple[Kind, ...]
-"""One placement per mesh axis."""
-
-
-def kinds_of(layout: Layout, mesh_shape: Sequence[int]) -> Kinds:
-    """A layout with the split factors of its strided shards.
-
-    >>> kinds_of(Layout.parse("_S(0)S(0)"), (2, 4))
-    (_S(0,4), S(0))
-    """
-    return tuple(
-        Strided(p.dim, math.prod(n for q, n in zip(layout[a + 1 :], mesh_shape[a + 1 :], strict=True) if q == S(p.dim)))
-        if p.is_strided
-        else p
-        for a, p in enumerate(layout)
-    )
-
-
-def show(kinds: Sequence[Kind]) -> str:
-    """``S(0)R``."""
-    return "".join(map(str, kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +60,7 @@ class Operand(Meta):
         mesh: where it lives, if not on the op's mesh.
     """
 
-    layout: Kinds
+    layout: Placements
     mesh: Mesh | None = None
 
     @classmethod
@@ -143,11 +83,11 @@ class Operand(Meta):
         for placement in layout:
             if placement.is_shard and placement.dim >= len(shape):
                 raise InputError(f"input {text!r} has {len(shape)} dims, {placement} cuts dim {placement.dim}; dims count from 0")
-        return cls(shape=shape, dtype=found["dtype"], layout=kinds_of(layout, mesh.shape))
+        return cls(shape=shape, dtype=found["dtype"], layout=layout.with_splits(mesh.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class PlacedCall:
     """An op and its tensors.
 
     Attributes:
@@ -174,7 +114,7 @@ class Call:
             object.__setattr__(self, "in_place", base_name(self.op).endswith("_"))
 
     @property
-    def layouts(self) -> tuple[Kinds, ...]:
+    def layouts(self) -> tuple[Placements, ...]:
         return tuple(operand.layout for operand in self.operands)
 
     @property
@@ -216,12 +156,12 @@ def _frozen(value: Any) -> Any:
 _LIST_OPS = ("aten._foreach_", "aten._amp_foreach_", "aten._fused_")
 
 
-def is_list_op(call: Call) -> bool:
+def is_list_op(call: PlacedCall) -> bool:
     """Whether the call is expanded element by element: such a name, and lists of tensors (``_fused_rms_norm`` takes none)."""
     return call.op.startswith(_LIST_OPS) and bool(call.lists)
 
 
-def elements(call: Call) -> tuple[Call, ...]:
+def elements(call: PlacedCall) -> tuple[PlacedCall, ...]:
     """The calls for each element of a list op: foreach ops become the op on one tensor, fused optimizers stay what they are.
 
     Raises:

@@ -1,13 +1,19 @@
-"""Where the expander meets torch: calls of ATen ops from text or schema, and the single-axis strategies that DTensor has for them.
+"""From a call to the way it runs: calls of ATen ops from text or schema, their single-axis strategies, and the cheapest expansion.
 
+>>> from solver_shard.costs.dtensor import DTensorCosts
 >>> from solver_shard.expander.call import Operand
+>>> from solver_shard.expander.pricing import DTensorPricing
 >>> from solver_shard.mesh import Mesh
 >>> mesh = Mesh.parse("dp=4,tp=2")
->>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)R", "f32[1024,512]| RS(1)")]
+>>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)S(1)", "f32[1024,512]| RS(0)")]
 >>> call = call_of("aten.mm.default", inputs, mesh)
 >>> print(*call.results), list(call.attributes)
 f32[512, 512]
 (None, ['self', 'mat2'])
+>>> expander = Expander(DTensorPricing(DTensorCosts(mesh_shape=mesh.shape, devices_per_host=8), mesh))
+>>> expansion = expander.expand(call)
+>>> expansion.results[0], expansion.cost, expansion.how
+((S(0), P(sum)), 0.0, 'match')
 """
 
 from __future__ import annotations
@@ -16,12 +22,12 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
-from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Kind, Kinds, Meta, Operand, Pending, Strided, elements, is_list_op
-from solver_shard.expander.pricing import Pricing
+from solver_shard.errors import InputError
+from solver_shard.expander.call import Meta, Operand, PlacedCall, elements, is_list_op
+from solver_shard.expander.pricing import MovePricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import USER_STRATEGIES, Cut, Prepared, SingleAxis, Strategies, of_rule, prepare
-from solver_shard.layout import REDUCTIONS, P, R, S
+from solver_shard.layout import dtensor_placements
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
@@ -40,7 +46,7 @@ def overload(op: str) -> Any | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
-def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, Any] | None = None) -> Call:
+def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, Any] | None = None) -> PlacedCall:
     """The call of an ATen op on these inputs: they fill its tensor arguments in the order of its schema.
 
     A list of tensors takes all inputs that later arguments do not need. ``given`` has the other arguments by name. The results are
@@ -83,8 +89,8 @@ def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, 
     if left:
         raise InputError(f"{op} takes {len(inputs) - len(left)} tensors, {len(inputs)} inputs were given; drop the last ones")
     outs = tuple(attributes[a.name].operand for a in schema if a.is_out and isinstance(attributes[a.name], Ref))
-    draft = Call(op=op, mesh=mesh, operands=tuple(inputs), results=(), attributes=attributes, keywords=tuple(keywords), outs=outs)
-    return Call(
+    draft = PlacedCall(op=op, mesh=mesh, operands=tuple(inputs), results=(), attributes=attributes, keywords=tuple(keywords), outs=outs)
+    return PlacedCall(
         op=op,
         mesh=mesh,
         operands=tuple(inputs),
@@ -95,7 +101,7 @@ def call_of(op: str, inputs: Sequence[Operand], mesh: Mesh, given: Mapping[str, 
     )
 
 
-def _results(call: Call, target: Any, torch: Any) -> tuple[Meta | None, ...]:
+def _results(call: PlacedCall, target: Any, torch: Any) -> tuple[Meta | None, ...]:
     """Shapes and dtypes of what the op returns."""
     from solver_shard.tracing.joint_graph import DTYPES
 
@@ -114,7 +120,7 @@ def _results(call: Call, target: Any, torch: Any) -> tuple[Meta | None, ...]:
     )
 
 
-def _arguments(call: Call, target: Any, tensor: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: PlacedCall, target: Any, tensor: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the torch op, with ``tensor(operand)`` for every operand."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -130,7 +136,7 @@ def _arguments(call: Call, target: Any, tensor: Any) -> tuple[tuple[Any, ...], d
     return tuple(args), kwargs
 
 
-def _with_tensors(value: Any, call: Call, tensor: Any) -> Any:
+def _with_tensors(value: Any, call: PlacedCall, tensor: Any) -> Any:
     if isinstance(value, Ref):
         return tensor(call.operands[value.operand])
     if isinstance(value, tuple | list):
@@ -138,10 +144,10 @@ def _with_tensors(value: Any, call: Call, tensor: Any) -> Any:
     return value
 
 
-def dtensor_strategies(call: Call) -> SingleAxis | None:
+def dtensor_strategies(call: PlacedCall) -> SingleAxis | None:
     """The strategies that DTensor has for the op, if it has single-axis ones.
 
-    Partials that are not of a plain kind (the mask of an embedding, norms) become ``Pending``.
+    Partials that are not of a plain kind (the mask of an embedding, norms) are ``NamedPartial``.
     """
     import torch
     from torch.distributed.tensor import DTensor
@@ -162,7 +168,10 @@ def dtensor_strategies(call: Call) -> SingleAxis | None:
 
     args, kwargs = _arguments(call, op, meta)
     rows = tuple(
-        tuple(Cut(entry.dim) if isinstance(entry, _ShardingPlaceholder) else None if entry is None else kind_of(entry) for entry in entries)
+        tuple(
+            Cut(entry.dim) if isinstance(entry, _ShardingPlaceholder) else None if entry is None else dtensor_placements((entry,))[0]
+            for entry in entries
+        )
         for entries in info.func(op, args, kwargs)
     )
     return SingleAxis(
@@ -172,43 +181,6 @@ def dtensor_strategies(call: Call) -> SingleAxis | None:
         different_mesh_args=tuple(info.different_mesh_args or ()),
     )
 
-
-def kind_of(placement: Any) -> Kind:
-    """A DTensor placement."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    if type(placement) is Replicate:
-        return R
-    if type(placement) is Shard:
-        return S(placement.dim)
-    if type(placement) is _StridedShard:
-        return Strided(placement.dim, placement.split_factor)
-    if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
-        return P(placement.reduce_op)
-    if isinstance(placement, Partial):
-        return Pending(str(placement), placement.reduce_op)
-    raise RuleError(f"DTensor placement {placement!r} is of a kind that is not known here")
-
-
-def kinds_of_spec(placements: Sequence[Any]) -> Kinds:
-    """The placements of a DTensor."""
-    return tuple(map(kind_of, placements))
-
-
-# From a call to the way it runs: strategies looked up, fitted, searched, or expanded in full where the search does not reach.
-#
-# >>> from solver_shard.costs.dtensor import DTensorCosts
-# >>> from solver_shard.expander.expander import call_of
-# >>> from solver_shard.expander.call import Operand, show
-# >>> from solver_shard.expander.pricing import DTensorPricing
-# >>> from solver_shard.mesh import Mesh
-# >>> mesh = Mesh.parse("dp=4,tp=2")
-# >>> expander = Expander(DTensorPricing(DTensorCosts(mesh_shape=mesh.shape, devices_per_host=8), mesh))
-# >>> inputs = [Operand.parse(text, mesh) for text in ("f32[512,1024]| S(0)S(1)", "f32[1024,512]| RS(0)")]
-# >>> found = expander.expand(call_of("aten.mm.default", inputs, mesh))
-# >>> show(found.results[0]), found.cost, found.how
-# ('S(0)P(sum)', 0.0, 'match')
 
 Source = Literal["auto", "user", "rules", "dtensor"]
 
@@ -225,14 +197,14 @@ class Expander:
     """
 
     def __init__(
-        self, pricing: Pricing, *, source: Source = "auto", strategies: Strategies = USER_STRATEGIES, table: RuleTable | None = None
+        self, pricing: MovePricing, *, source: Source = "auto", strategies: Strategies = USER_STRATEGIES, table: RuleTable | None = None
     ) -> None:
         self.pricing = pricing
         self._source, self._strategies = source, strategies
         self._table = load_table() if table is None else table
         self._kept: dict[Hashable, tuple[Expansion, ...]] = {}
 
-    def expand(self, call: Call) -> Expansion:
+    def expand(self, call: PlacedCall) -> Expansion:
         """The cheapest way to run one call.
 
         Raises:
@@ -249,11 +221,11 @@ class Expander:
             warnings.warn(f"{call.op}: the search found no strategy; all combinations are expanded", SearchExhaustedWarning, stacklevel=2)
         return self.ranked(call)[0]
 
-    def expand_elements(self, call: Call) -> tuple[Expansion, ...]:
+    def expand_elements(self, call: PlacedCall) -> tuple[Expansion, ...]:
         """The cheapest way to run every element of a list op."""
         return tuple(self.expand(element) for element in elements(call))
 
-    def ranked(self, call: Call) -> tuple[Expansion, ...]:
+    def ranked(self, call: PlacedCall) -> tuple[Expansion, ...]:
         """Every way to run a call, cheapest first."""
         registered = self._strategies.get(call.op) if self._source in ("auto", "user") else None
         try:
@@ -264,11 +236,11 @@ class Expander:
             self._kept[key] = expand_exhaustively(self.prepare(call), self.pricing)
         return self._kept[key]
 
-    def prepare(self, call: Call) -> Prepared:
+    def prepare(self, call: PlacedCall) -> Prepared:
         """The strategies of a call, fitted to it."""
         return prepare(call, self.single_axis(call))
 
-    def single_axis(self, call: Call) -> SingleAxis:
+    def single_axis(self, call: PlacedCall) -> SingleAxis:
         """The strategies of a call, from the first source that has some."""
         sources: dict[str, Callable[[], SingleAxis | None]] = {
             "user": lambda: self._strategies.of(call) if self._strategies.get(call.op) is not None else None,
@@ -285,7 +257,7 @@ class Expander:
         return SingleAxis(strategies=())
 
 
-def rule_strategies(call: Call, table: RuleTable) -> SingleAxis:
+def rule_strategies(call: PlacedCall, table: RuleTable) -> SingleAxis:
     """The single-axis strategies of our rule for the op."""
     tensors = [Tensor(name=f"x{i}", shape=operand.sizes, dtype=operand.dtype) for i, operand in enumerate(call.operands)]
     results = [Tensor(name=f"y{i}", shape=meta.sizes, dtype=meta.dtype) for i, meta in enumerate(call.results) if meta is not None]

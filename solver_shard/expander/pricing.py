@@ -1,7 +1,7 @@
 """What a move costs: with our costs in nanoseconds, or with DTensor's own formulas in microseconds.
 
-A move changes one input along one axis (``Pricing.move``); a path takes an input from one layout to another as the executor of
-that cost model would (``Pricing.path``). Both refuse what cannot be done: S → P, and P to another reduction.
+A move changes one input along one axis (``MovePricing.move``); a path takes an input from one layout to another as the executor of
+that cost model would (``MovePricing.path``). Both refuse what cannot be done: S → P, and P to another reduction.
 
 >>> from solver_shard.expander.call import Operand
 >>> mesh = Mesh.parse("dp=2,tp=4")
@@ -25,14 +25,14 @@ from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.dtensor import GIB, DTensorCosts
 from solver_shard.costs.layouts import is_legal
 from solver_shard.costs.transitions import FORBIDDEN, TransitionTable, build_table
-from solver_shard.expander.call import Kind, Kinds, Operand, Pending, Strided, kinds_of, show
-from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, strided
+from solver_shard.expander.call import Operand
+from solver_shard.layout import Layout, P, Placement, Placements, R, show, strided
 from solver_shard.mesh import Mesh
 from solver_shard.text import format_bytes, format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class OperandMove:
     """One collective on one input, or a free local step.
 
     Attributes:
@@ -48,8 +48,8 @@ class Move:
     kind: str
     axes: tuple[int, ...]
     names: tuple[str, ...]
-    before: Kinds
-    after: Kinds
+    before: Placements
+    after: Placements
     nbytes: int
     cost: float
     unit: str
@@ -60,32 +60,32 @@ class Move:
         return f"{text}, {format_bytes(self.nbytes)}, {price}" if self.nbytes or self.cost else text
 
 
-class Pricing(Protocol):
+class MovePricing(Protocol):
     """A cost model for single moves and whole paths."""
 
     @property
     def unit(self) -> str:
         """``ns`` or ``µs``."""
 
-    def cost(self, operand: Operand, layout: Kinds, axis: int, after: Kind) -> float:
+    def cost(self, operand: Operand, layout: Placements, axis: int, after: Placement) -> float:
         """Of changing one axis; infinite when impossible."""
 
-    def least(self, operand: Operand, axis: int, before: Kind, after: Kind) -> float:
+    def least(self, operand: Operand, axis: int, before: Placement, after: Placement) -> float:
         """What that change costs at least, whatever the other axes do."""
 
-    def move(self, number: int, operand: Operand, layout: Kinds, axis: int, after: Kind) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         """That change, in full."""
 
-    def path(self, number: int, operand: Operand, src: Kinds, dst: Kinds) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         """How the input gets from one layout to another; None when it cannot."""
 
 
-def impossible(before: Kind, after: Kind) -> bool:
+def impossible(before: Placement, after: Placement) -> bool:
     """Whether no collective takes one placement to the other: nothing but R becomes partial."""
     return after.is_partial and before != after and not before.is_replicate
 
 
-def kind_of_move(before: Kind, after: Kind) -> str:
+def kind_of_move(before: Placement, after: Placement) -> str:
     """The collective that changes a placement."""
     if before.is_replicate:
         return "slice" if after.is_shard else "partial"
@@ -94,7 +94,7 @@ def kind_of_move(before: Kind, after: Kind) -> str:
     return "all_gather" if after.is_replicate else "all_to_all"
 
 
-def step_bytes(operand: Operand, layout: Kinds, axis: int, after: Kind, mesh_shape: Sequence[int]) -> int:
+def step_bytes(operand: Operand, layout: Placements, axis: int, after: Placement, mesh_shape: Sequence[int]) -> int:
     """Bytes that one device calls the collective with, padded as torch pads uneven shards; 0 for local steps."""
     before = layout[axis]
     kind = kind_of_move(before, after)
@@ -110,7 +110,7 @@ def step_bytes(operand: Operand, layout: Kinds, axis: int, after: Kind, mesh_sha
     return numel * operand.itemsize
 
 
-def local_sizes(operand: Operand, layout: Kinds, mesh_shape: Sequence[int]) -> tuple[int, ...]:
+def local_sizes(operand: Operand, layout: Placements, mesh_shape: Sequence[int]) -> tuple[int, ...]:
     """Sizes of the largest shard."""
     sizes = list(operand.sizes)
     for kind, parts in zip(layout, mesh_shape, strict=True):
@@ -128,23 +128,23 @@ class DTensorPricing:
         self.costs = costs
         self._names = mesh.names if mesh is not None else Mesh.parse(",".join(map(str, costs.mesh_shape))).names
 
-    def cost(self, operand: Operand, layout: Kinds, axis: int, after: Kind) -> float:
+    def cost(self, operand: Operand, layout: Placements, axis: int, after: Placement) -> float:
         """Microseconds of one step."""
         gib = self.costs.local_gib(operand.sizes, operand.itemsize, layout)
         return self.costs.transition(layout[axis], after, axis, gib)[0]
 
-    def least(self, operand: Operand, axis: int, before: Kind, after: Kind) -> float:
+    def least(self, operand: Operand, axis: int, before: Placement, after: Placement) -> float:
         """Microseconds with every other axis cutting the tensor; a little less, for rounding."""
         shape = self.costs.mesh_shape
         parts = math.prod(n for a, n in enumerate(shape) if a != axis or before.is_shard)
         gib = math.prod(operand.sizes) * operand.itemsize / parts / GIB
         return self.costs.transition(before, after, axis, gib)[0] * (1 - 1e-12)
 
-    def move(self, number: int, operand: Operand, layout: Kinds, axis: int, after: Kind) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         return self._move(number, operand, layout, axis, after, self.cost(operand, layout, axis, after))
 
-    def _move(self, number: int, operand: Operand, layout: Kinds, axis: int, after: Kind, cost: float) -> Move:
-        return Move(
+    def _move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement, cost: float) -> OperandMove:
+        return OperandMove(
             operand=number,
             kind=kind_of_move(layout[axis], after),
             axes=(axis,),
@@ -156,7 +156,7 @@ class DTensorPricing:
             unit=self.unit,
         )
 
-    def path(self, number: int, operand: Operand, src: Kinds, dst: Kinds) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         now, found = src, []
         for step, cost in self.costs.priced_path(operand.sizes, operand.itemsize, src, dst):
             if math.isinf(cost) or impossible(step.before, step.after):
@@ -175,7 +175,7 @@ class ClusterPricing:
         self.collectives = collectives
         self._tables: dict[tuple[tuple[int, ...], int, tuple[str, ...], bool], TransitionTable] = {}
 
-    def cost(self, operand: Operand, layout: Kinds, axis: int, after: Kind) -> float:
+    def cost(self, operand: Operand, layout: Placements, axis: int, after: Placement) -> float:
         """Whole nanoseconds of one step."""
         before = layout[axis]
         if before == after:
@@ -186,7 +186,7 @@ class ClusterPricing:
         kind = kind_of_move(before, after)
         return float(self.collectives.nanoseconds(kind, (axis,), nbytes)) if nbytes else 0.0
 
-    def least(self, operand: Operand, axis: int, before: Kind, after: Kind) -> float:
+    def least(self, operand: Operand, axis: int, before: Placement, after: Placement) -> float:
         """Whole nanoseconds with every other axis cutting the tensor; padding can only make buffers larger."""
         if before == after or before.is_replicate:
             return 0.0
@@ -197,9 +197,9 @@ class ClusterPricing:
         parts = math.prod(n for a, n in enumerate(shape) if a != axis or (before.is_shard and not after.is_replicate))
         return float(self.collectives.nanoseconds(kind_of_move(before, after), (axis,), nbytes // parts))
 
-    def move(self, number: int, operand: Operand, layout: Kinds, axis: int, after: Kind) -> Move:
+    def move(self, number: int, operand: Operand, layout: Placements, axis: int, after: Placement) -> OperandMove:
         mesh = self.collectives.mesh
-        return Move(
+        return OperandMove(
             operand=number,
             kind=kind_of_move(layout[axis], after),
             axes=(axis,),
@@ -211,7 +211,7 @@ class ClusterPricing:
             unit=self.unit,
         )
 
-    def path(self, number: int, operand: Operand, src: Kinds, dst: Kinds) -> tuple[Move, ...] | None:
+    def path(self, number: int, operand: Operand, src: Placements, dst: Placements) -> tuple[OperandMove, ...] | None:
         if src == dst:
             return ()
         mesh = self.collectives.mesh
@@ -235,10 +235,10 @@ class ClusterPricing:
         found, now = [], src
         for step in table.path(start, goal):
             after = tuple(
-                k if b == a else n for k, a, b, n in zip(now, step.before, step.after, kinds_of(step.after, mesh.shape), strict=True)
+                k if b == a else n for k, a, b, n in zip(now, step.before, step.after, step.after.with_splits(mesh.shape), strict=True)
             )
             found.append(
-                Move(
+                OperandMove(
                     operand=number,
                     kind=step.kind,
                     axes=step.axes,
@@ -258,17 +258,8 @@ class ClusterPricing:
         return tuple(found)
 
 
-def _layout(kinds: Kinds, mesh_shape: Sequence[int]) -> Layout | None:
+def _layout(kinds: Placements, mesh_shape: Sequence[int]) -> Layout | None:
     """The layout that costs what these placements cost; None where split factors follow from no order of the axes."""
-    placements: list[Placement] = []
-    for kind in kinds:
-        if isinstance(kind, Strided):
-            placements.append(strided(kind.dim))
-        elif isinstance(kind, Pending):
-            placements.append(P(kind.reduction if kind.reduction in REDUCTIONS else "sum"))
-        else:
-            placements.append(kind)
-    made = Layout(placements)
-    plain = kinds_of(made, mesh_shape)
-    same = all(not isinstance(k, Strided) or k == p for k, p in zip(kinds, plain, strict=True))
-    return made if same else None
+    layout = Layout(strided(p.dim) if p.is_strided else P(p.reduction) if p.is_partial else p for p in kinds)
+    same = all(not p.is_strided or p == said for p, said in zip(kinds, layout.with_splits(mesh_shape), strict=True))
+    return layout if same else None

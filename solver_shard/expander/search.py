@@ -1,4 +1,4 @@
-"""The cheapest way to run an op on the mesh, by search over the layouts of its inputs instead of the full product.
+"""The cheapest way to run an op on the mesh, by search over the layouts of its inputs, or by the full product.
 
 A state is the layouts of all inputs; the search starts from those they have and ends at the first state that a single-axis
 strategy fits on every axis. A move changes one input along one axis by one collective:
@@ -34,10 +34,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError
-from solver_shard.expander.call import Kind, Kinds, Strided, show
-from solver_shard.expander.pricing import Move, Pricing, impossible
+from solver_shard.expander.pricing import MovePricing, OperandMove, impossible
 from solver_shard.expander.single_axis import Prepared
-from solver_shard.layout import R
+from solver_shard.layout import Placement, Placements, R, show
 
 State = tuple[int, ...]
 """Per input, the number of its layout."""
@@ -56,13 +55,13 @@ def searchable(prepared: Prepared) -> bool:
         or call.outs
         or prepared.elsewhere
         or not call.operands
-        or any(isinstance(kind, Strided) for layout in call.layouts for kind in layout)
+        or any(kind.is_strided for layout in call.layouts for kind in layout)
         or any(size is None for operand in call.operands for size in operand.shape)
     )
 
 
 def search(
-    prepared: Prepared, pricing: Pricing, matches: set[tuple[Kinds, ...]] | None = None, *, most: int = MAX_STATES
+    prepared: Prepared, pricing: MovePricing, matches: set[tuple[Placements, ...]] | None = None, *, most: int = MAX_STATES
 ) -> Expansion | None:
     """The cheapest way to run the op; None when no state that can be reached fits, or none of the first ``most`` states did.
 
@@ -154,13 +153,13 @@ def _unmatched(rests: tuple[Rest, ...]) -> int:
 class _Bound:
     """What the placements on one axis still need at least, were that axis alone: never more than what they will cost."""
 
-    def __init__(self, prepared: Prepared, pricing: Pricing, inputs: list[_Input]) -> None:
+    def __init__(self, prepared: Prepared, pricing: MovePricing, inputs: list[_Input]) -> None:
         self._prepared, self._pricing, self._inputs = prepared, pricing, inputs
         self._goals = tuple(prepared.lookup)
-        self._rests: dict[tuple[int, Kinds], Rest] = {}
-        self._least: dict[tuple[int, int, Kind, Kind], float] = {}
+        self._rests: dict[tuple[int, Placements], Rest] = {}
+        self._least: dict[tuple[int, int, Placement, Placement], float] = {}
 
-    def rest(self, axis: int, column: Kinds) -> Rest:
+    def rest(self, axis: int, column: Placements) -> Rest:
         """Of one axis, given the placement of every input on it."""
         found = self._rests.get((axis, column))
         if found is None:
@@ -177,7 +176,7 @@ class _Bound:
             self._rests[axis, column] = found
         return found
 
-    def least(self, number: int, axis: int, now: Kind, goal: Kind) -> float:
+    def least(self, number: int, axis: int, now: Placement, goal: Placement) -> float:
         """What an input needs at least to get from one placement to another on an axis, in any number of moves."""
         if now == goal or now.is_replicate:
             return 0.0
@@ -193,13 +192,13 @@ class _Bound:
         return found
 
 
-def _results(prepared: Prepared, layouts: tuple[Kinds, ...]) -> tuple[Kinds | None, ...] | None:
+def _results(prepared: Prepared, layouts: tuple[Placements, ...]) -> tuple[Placements | None, ...] | None:
     found = prepared.results(layouts)
     return found if found is not None and writable(prepared, layouts, found) else None
 
 
-def _moves(inputs: list[_Input], came: dict[State, State], state: State, pricing: Pricing) -> tuple[Move, ...]:
-    found: list[Move] = []
+def _moves(inputs: list[_Input], came: dict[State, State], state: State, pricing: MovePricing) -> tuple[OperandMove, ...]:
+    found: list[OperandMove] = []
     while state in came:
         before = came[state]
         i = next(i for i, (a, b) in enumerate(zip(before, state, strict=True)) if a != b)
@@ -213,26 +212,26 @@ class _Input:
     """The layouts that one input comes to, numbered as they are found, and its moves from each."""
 
     prepared: Prepared
-    pricing: Pricing
+    pricing: MovePricing
     number: int
-    layouts: list[Kinds]
-    _numbers: dict[Kinds, int]
-    _edges: dict[int, list[list[tuple[int, float, Kind]]]]
+    layouts: list[Placements]
+    _numbers: dict[Placements, int]
+    _edges: dict[int, list[list[tuple[int, float, Placement]]]]
 
-    def __init__(self, prepared: Prepared, pricing: Pricing, number: int) -> None:
+    def __init__(self, prepared: Prepared, pricing: MovePricing, number: int) -> None:
         self.prepared, self.pricing, self.number = prepared, pricing, number
         self.layouts = [prepared.call.operands[number].layout]
         self._numbers = {self.layouts[0]: 0}
         self._edges = {}
 
-    def edges(self, number: int) -> list[list[tuple[int, float, Kind]]]:
+    def edges(self, number: int) -> list[list[tuple[int, float, Placement]]]:
         """Per axis, the layouts that a move on it leads to, with its cost and what the axis becomes."""
         found = self._edges.get(number)
         if found is None:
             found = self._edges[number] = [self._on(number, axis) for axis in range(len(self.layouts[0]))]
         return found
 
-    def _on(self, number: int, axis: int) -> list[tuple[int, float, Kind]]:
+    def _on(self, number: int, axis: int) -> list[tuple[int, float, Placement]]:
         operand, layout = self.prepared.call.operands[self.number], self.layouts[number]
         found = []
         for kind in neighbours(layout, axis, self.prepared.shardings[self.number], self.prepared.partials[self.number]):
@@ -248,13 +247,13 @@ class _Input:
             found.append((self._numbers[after], cost, kind))
         return found
 
-    def move(self, before: int, after: int, pricing: Pricing) -> Move:
+    def move(self, before: int, after: int, pricing: MovePricing) -> OperandMove:
         src, dst = self.layouts[before], self.layouts[after]
         axis = next(a for a, (p, q) in enumerate(zip(src, dst, strict=True)) if p != q)
         return pricing.move(self.number, self.prepared.call.operands[self.number], src, axis, dst[axis])
 
 
-def neighbours(layout: Kinds, axis: int, shardings: tuple[Kind, ...], partials: tuple[Kind, ...]) -> list[Kind]:
+def neighbours(layout: Placements, axis: int, shardings: tuple[Placement, ...], partials: tuple[Placement, ...]) -> list[Placement]:
     """What one collective can make of the placement on an axis."""
     now = layout[axis]
     held = {kind.dim for kind in layout[axis + 1 :] if kind.is_shard}
@@ -265,12 +264,6 @@ def neighbours(layout: Kinds, axis: int, shardings: tuple[Kind, ...], partials: 
         return []
     return [R, *(kind for kind in cuts if kind != now)]
 
-
-# The full product over the mesh axes: every way to run an op, with the cheapest way to bring its inputs there.
-#
-# S single-axis strategies on N axes make S^N combinations. What cannot be executed is left out: a dim shorter than its number of
-# shards, reductions that do not commute on one tensor, a result of an in-place op (or one written to ``out=``) that would not have
-# the layout of the tensor it is written to. This is what DTensor does when an op runs.
 
 MAX_COMBINATIONS = 2_000_000
 
@@ -289,10 +282,10 @@ class Expansion:
         how: ``match`` (the inputs are fine as they are), ``search`` or ``exhaustive``.
     """
 
-    inputs: tuple[Kinds, ...]
-    results: tuple[Kinds | None, ...]
+    inputs: tuple[Placements, ...]
+    results: tuple[Placements | None, ...]
     costs: tuple[float, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[OperandMove, ...]
     visited: int
     product: int
     how: str
@@ -304,7 +297,7 @@ class Expansion:
         return sum(self.costs)
 
 
-def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[Kinds | None, ...]]]:
+def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Placements, ...], tuple[Placements | None, ...]]]:
     """Layouts of inputs and results of every executable combination, each pair of them once, in the order of the product.
 
     Raises:
@@ -317,8 +310,8 @@ def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[
             f"{call.op}: {len(prepared.strategies)} strategies on {axes} axes make {size} combinations, at most {MAX_COMBINATIONS} are "
             "expanded; use fewer mesh axes"
         )
-    seen: set[tuple[tuple[Kinds, ...], tuple[Kinds | None, ...]]] = set()
-    fits: dict[tuple[int, Kinds], bool] = {}
+    seen: set[tuple[tuple[Placements, ...], tuple[Placements | None, ...]]] = set()
+    fits: dict[tuple[int, Placements], bool] = {}
     for chosen in itertools.product(range(len(prepared.strategies)), repeat=axes):
         results = prepared.made(chosen)
         if results is None:
@@ -336,7 +329,7 @@ def combinations(prepared: Prepared) -> Iterator[tuple[tuple[Kinds, ...], tuple[
         yield inputs, results
 
 
-def writable(prepared: Prepared, inputs: tuple[Kinds, ...], results: tuple[Kinds | None, ...]) -> bool:
+def writable(prepared: Prepared, inputs: tuple[Placements, ...], results: tuple[Placements | None, ...]) -> bool:
     """Whether results that are written to tensors that exist have the layouts of these, and these do not move."""
     call = prepared.call
     if call.in_place and (inputs[0] != call.operands[0].layout or (results and results[0] not in (None, call.operands[0].layout))):
@@ -344,8 +337,14 @@ def writable(prepared: Prepared, inputs: tuple[Kinds, ...], results: tuple[Kinds
     return all(results[k] == call.operands[out].layout == inputs[out] for k, out in enumerate(call.outs) if k < len(results))
 
 
-def expand_exhaustively(prepared: Prepared, pricing: Pricing) -> tuple[Expansion, ...]:
+def expand_exhaustively(prepared: Prepared, pricing: MovePricing) -> tuple[Expansion, ...]:
     """Every way to run the op whose inputs can be brought there, cheapest first.
+
+    The full product over the mesh axes: every way to run an op, with the cheapest way to bring its inputs there.
+
+    S single-axis strategies on N axes make S^N combinations. What cannot be executed is left out: a dim shorter than its number of
+    shards, reductions that do not commute on one tensor, a result of an in-place op (or one written to ``out=``) that would not have
+    the layout of the tensor it is written to. This is what DTensor does when an op runs.
 
     Among equal costs, one that moves no input comes first, then the order of the product (DTensor's choice).
 
@@ -354,7 +353,7 @@ def expand_exhaustively(prepared: Prepared, pricing: Pricing) -> tuple[Expansion
     """
     call = prepared.call
     product = len(prepared.strategies) ** len(call.element_mesh.axes)
-    paths: dict[tuple[int, Kinds], tuple[Move, ...] | None] = {}
+    paths: dict[tuple[int, Placements], tuple[OperandMove, ...] | None] = {}
     found: list[Expansion] = []
     for inputs, results in combinations(prepared):
         for i, layout in enumerate(inputs):

@@ -1,6 +1,6 @@
 """What an op may do along one mesh axis: lists of placements, for its outputs and then its inputs.
 
->>> from solver_shard.expander.call import Call, Meta, Operand
+>>> from solver_shard.expander.call import PlacedCall, Meta, Operand
 >>> from solver_shard.mesh import Mesh
 >>> from solver_shard.program import Ref
 >>> strategies = Strategies()
@@ -8,7 +8,7 @@
 ... def scale(call):
 ...     return [[Cut(d), Cut(d), R] for d in range(len(call.operands[0].shape))] + [[P("sum"), P("sum"), R]]
 >>> mesh = Mesh.parse("2,2")
->>> call = Call(
+>>> call = PlacedCall(
 ...     op="my.scale.default", mesh=mesh, operands=(Operand.parse("f32[8, 8]| S(1)P", mesh), Operand.parse("f32[]| RR", mesh)),
 ...     results=(Meta(shape=(8, 8), dtype="f32"),), attributes={"self": Ref(0), "scale": Ref(1)},
 ... )
@@ -31,12 +31,13 @@ Strategies come from a function that the user registered, from a rule (see ``of_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Kind, Kinds, Meta, Strided, show
-from solver_shard.layout import P, R, S
+from solver_shard.expander.call import Meta, PlacedCall
+from solver_shard.layout import P, Placement, Placements, R, S, show, strided
 from solver_shard.program import refs
 from solver_shard.rules.rule import Rule
 
@@ -50,8 +51,8 @@ class Cut:
     dim: int
 
 
-Entry = Kind | Cut | None
-Function = Callable[[Call], Iterable[Sequence[Entry]]]
+Entry = Placement | Cut | None
+Function = Callable[[PlacedCall], Iterable[Sequence[Entry]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Registered:
     different_mesh_args: tuple[int, ...]
     static_arguments: tuple[str, ...] | None
 
-    def of(self, call: Call) -> SingleAxis:
+    def of(self, call: PlacedCall) -> SingleAxis:
         return SingleAxis(
             strategies=tuple(tuple(entries) for entries in self.function(call)),
             allow_uneven_sharding=self.allow_uneven_sharding,
@@ -108,7 +109,7 @@ class Strategies:
     ) -> Callable[[Function], Function]:
         """A decorator that registers a function for one op or a list of them (``aten.mm.default``).
 
-        The function takes a ``Call`` and returns lists of placements, outputs then inputs; replicating everything need not be listed.
+        The function takes a ``PlacedCall`` and returns lists of placements, outputs then inputs; replicating everything need not be listed.
         ``static_arguments`` names the arguments, tensors aside, that the result depends on (default: all); ``memory_format`` always
         counts. Registering an op again replaces what it had.
         """
@@ -131,7 +132,7 @@ class Strategies:
         """What was registered for the op."""
         return self._held.get(op)
 
-    def of(self, call: Call) -> SingleAxis:
+    def of(self, call: PlacedCall) -> SingleAxis:
         """The strategies of a call; RuleError where nothing was registered for its op."""
         found = self.get(call.op)
         if found is None:
@@ -186,18 +187,18 @@ class Prepared:
         elsewhere: inputs on another mesh; they stay as they are.
     """
 
-    call: Call
+    call: PlacedCall
     given: SingleAxis
     outputs: int
-    strategies: tuple[tuple[Kind | None, ...], ...]
-    inputs: tuple[Kinds, ...]
+    strategies: tuple[tuple[Placement | None, ...], ...]
+    inputs: tuple[Placements, ...]
     origins: tuple[int, ...]
-    lookup: Mapping[Kinds, int]
-    shardings: tuple[tuple[Kind, ...], ...]
-    partials: tuple[tuple[Kind, ...], ...]
+    lookup: Mapping[Placements, int]
+    shardings: tuple[tuple[Placement, ...], ...]
+    partials: tuple[tuple[Placement, ...], ...]
     elsewhere: tuple[int, ...]
 
-    def fits(self, operand: int, layout: Kinds) -> bool:
+    def fits(self, operand: int, layout: Placements) -> bool:
         """Whether an input may have this layout: every shard has something to hold, or it has the layout already and may keep it."""
         held = self.call.operands[operand]
         if mixed(layout):
@@ -206,7 +207,7 @@ class Prepared:
         fine = shardable(held, layout, sizes, self.given.allow_unbacked_sharding, self.call.op)
         return fine or (self.given.allow_uneven_sharding and layout == held.layout)
 
-    def results(self, layouts: Sequence[Kinds]) -> tuple[Kinds | None, ...] | None:
+    def results(self, layouts: Sequence[Placements]) -> tuple[Placements | None, ...] | None:
         """Layouts of the results when the inputs have these; None where no strategies allow them."""
         chosen = []
         for column in zip(*(self._seen(i, layout) for i, layout in enumerate(layouts)), strict=True):
@@ -218,11 +219,11 @@ class Prepared:
             return None
         return self.made(chosen)
 
-    def made(self, chosen: Sequence[int]) -> tuple[Kinds | None, ...] | None:
+    def made(self, chosen: Sequence[int]) -> tuple[Placements | None, ...] | None:
         """Layouts of the results when the axes use these strategies; None where they do not go together."""
         if self.given.legal is not None and not self.given.legal([self.origins[c] for c in chosen]):
             return None
-        found: list[Kinds | None] = []
+        found: list[Placements | None] = []
         for k in range(self.outputs):
             column = [self.strategies[c][k] for c in chosen]
             if any(kind is None for kind in column):
@@ -234,12 +235,12 @@ class Prepared:
             found.append(layout)
         return tuple(found)
 
-    def _seen(self, operand: int, layout: Kinds) -> Kinds:
+    def _seen(self, operand: int, layout: Placements) -> Placements:
         """An input on another mesh is replicated on this one, too."""
         return (R,) * len(self.call.element_mesh.axes) if operand in self.elsewhere else layout
 
 
-def prepare(call: Call, given: SingleAxis) -> Prepared:
+def prepare(call: PlacedCall, given: SingleAxis) -> Prepared:
     """Fit strategies to a call.
 
     Raises:
@@ -258,7 +259,7 @@ def prepare(call: Call, given: SingleAxis) -> Prepared:
     if not any(all(entry is None or entry == R for entry in entries) for _, entries in rows):
         rows.insert(0, (-1, (*(None if meta is None else R for meta in call.results), *(R,) * inputs)))
     fillers = _fillers(call)
-    filled: list[tuple[Kind | None, ...]] = []
+    filled: list[tuple[Placement | None, ...]] = []
     origins: list[int] = []
     for number, entries in rows:
         if any(isinstance(entry, Cut) for entry in entries):
@@ -268,8 +269,8 @@ def prepare(call: Call, given: SingleAxis) -> Prepared:
         else:
             filled.append(tuple(entry for entry in entries if not isinstance(entry, Cut)))
             origins.append(number)
-    lookup: dict[Kinds, int] = {}
-    reads: list[Kinds] = []
+    lookup: dict[Placements, int] = {}
+    reads: list[Placements] = []
     for number, kinds in enumerate(filled):
         read = tuple(kind for kind in kinds[outputs:] if kind is not None)
         if len(read) != inputs:
@@ -293,20 +294,17 @@ def prepare(call: Call, given: SingleAxis) -> Prepared:
     )
 
 
-def _fillers(call: Call) -> list[Callable[[int], Kind]]:
+def _fillers(call: PlacedCall) -> list[Callable[[int], Placement]]:
     """One way to fill a placeholder for every kind of shard among the inputs, in order of first mention."""
-    splits = dict.fromkeys(kind.split if isinstance(kind, Strided) else 0 for layout in call.layouts for kind in layout if kind.is_shard)
-
-    def plain(dim: int) -> Kind:
-        return S(dim)
-
-    def with_split(split: int) -> Callable[[int], Kind]:
-        return lambda dim: Strided(dim, split)
-
-    return [with_split(split) if split else plain for split in splits]
+    splits = dict.fromkeys(placement.split for layout in call.layouts for placement in layout if placement.is_shard)
+    return [functools.partial(_shard, split=split) for split in splits]
 
 
-def _elsewhere(call: Call, given: SingleAxis) -> tuple[int, ...]:
+def _shard(dim: int, split: int) -> Placement:
+    return strided(dim, split) if split else S(dim)
+
+
+def _elsewhere(call: PlacedCall, given: SingleAxis) -> tuple[int, ...]:
     """Inputs that live on another mesh than the op runs on, checked."""
     allowed = {
         ref.operand
@@ -332,13 +330,13 @@ def _elsewhere(call: Call, given: SingleAxis) -> tuple[int, ...]:
     return tuple(found)
 
 
-def mixed(layout: Kinds) -> bool:
+def mixed(layout: Placements) -> bool:
     """Whether reductions are pending that do not commute; sum and avg do."""
     partial = {kind for kind in layout if kind.is_partial}
     return len(partial) > 1 and not partial <= {P("sum"), P("avg")}
 
 
-def shardable(meta: Meta, layout: Kinds, mesh_shape: Sequence[int], unknown: bool | None, op: str) -> bool:
+def shardable(meta: Meta, layout: Placements, mesh_shape: Sequence[int], unknown: bool | None, op: str) -> bool:
     """Whether every dim is at least as long as the number of its shards (times the split factor of strided ones).
 
     Raises:
@@ -351,7 +349,7 @@ def shardable(meta: Meta, layout: Kinds, mesh_shape: Sequence[int], unknown: boo
         if kind.dim >= len(shards):
             return False
         shards[kind.dim] *= mesh_shape[axis]
-        size, least = meta.shape[kind.dim], shards[kind.dim] * (kind.split if isinstance(kind, Strided) else 1)
+        size, least = meta.shape[kind.dim], shards[kind.dim] * (kind.split or 1)
         if size is None:
             if unknown is None:
                 raise InputError(

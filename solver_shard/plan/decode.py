@@ -17,8 +17,7 @@ from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.cluster import Cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
-from solver_shard.costs.transitions import Step as Transition
-from solver_shard.costs.transitions import beyond, intermediates, update_held
+from solver_shard.costs.transitions import TransitionStep, beyond, intermediates, update_held
 from solver_shard.errors import InternalError
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, read_for
 from solver_shard.graph.lowering import NORM_BYTES, addition_ns, conversion_ns, longest_first
@@ -389,7 +388,7 @@ class _Reader:
             nbytes=_local_bytes(tensor, layout, self.mesh.shape, dtype) if start < stop else 0,
         )
 
-    def path(self, t: int, purpose: str, source: Layout, layout: Layout) -> tuple[Transition, ...]:
+    def path(self, t: int, purpose: str, source: Layout, layout: Layout) -> tuple[TransitionStep, ...]:
         """The steps of a copy."""
         reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
         bucket = self.lowering.buckets.get((t, purpose), 1)
@@ -484,7 +483,7 @@ class _Reader:
             layout = node.layouts[choice]
         return _local_bytes(self.program.tensors[t], layout, self.mesh.shape)
 
-    def update_held(self, reshard: Reshard, path: tuple[Transition, ...]) -> int:
+    def update_held(self, reshard: Reshard, path: tuple[TransitionStep, ...]) -> int:
         """Bytes that the update of a parameter holds for it alone."""
         tensor = self.program.tensors[reshard.tensor]
         size = _local_bytes(tensor, reshard.source, self.mesh.shape)

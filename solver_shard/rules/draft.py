@@ -3,12 +3,22 @@
 A family names the factors of a call, says which factors every dim of every tensor holds, and which tensors may be
 partial together. Tensors are spoken of by the argument names of the op's schema, so that families and rows read like it:
 
-    sheet = Draft(call)
-    rows, columns = sheet.factor("rows", 8), sheet.factor("columns", 4, cut=False)
-    sheet.put("self", [rows, columns])
-    sheet.result(0, [rows, columns])
-    sheet.linear(("self",), ("sum", "avg"))
-    rule = sheet.rule(family="softmax", source="table")
+    draft = RuleDraft(call)
+    rows, columns = draft.factor("rows", 8), draft.factor("columns", 4, cut=False)
+    draft.put("self", [rows, columns])
+    draft.result(0, [rows, columns])
+    draft.linear(("self",), ("sum", "avg"))
+    rule = draft.rule(family="softmax", source="table")
+
+Families of StableHLO ops speak of operands and results by position, and say of each factor where it is. Propagation goes through the
+factors of a rule in the order in which they were made, so the order is part of the rule, as are factors of size 1. The factors of a
+dim need not make up its size (``exact=False``):
+
+    draft = RuleDraft(call, exact=False)
+    draft.span((0, None), (0,), 8)                                 # rows: dim 0 of operand 0 and of result 0
+    draft.span((1, 0), (None,), 4, "reduction", reduction="sum")   # contracted
+    draft.span((None, 1), (1,), 2)                                 # columns
+    rule = draft.rule(family="hlo.dot", source="table")
 """
 
 from __future__ import annotations
@@ -19,11 +29,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS, Placement, R, S
+from solver_shard.layout import REDUCTIONS, Placement
 from solver_shard.program import Op, Tensor, refs
-from solver_shard.rules.rule import Dims, Factor, Implementation, Inside, Kind, Linear, Rule
+from solver_shard.rules.rule import Factor, FactorDims, FactorKind, Implementation, InnerCollective, Linear, Rule, place_of
 
-Held = tuple[int, ...]
+DimFactors = tuple[int, ...]
 """Factor positions that one dim holds, major to minor; empty for a dim of size 1."""
 
 FALLBACK = "fallback"
@@ -33,7 +43,7 @@ FLOATING = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "c64", "c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OpCall:
     """One op with the tensors it reads and makes.
 
     Attributes:
@@ -52,7 +62,7 @@ class Call:
     conservative: bool = False
 
     @classmethod
-    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, conservative: bool = False) -> Call:
+    def of(cls, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], *, conservative: bool = False) -> OpCall:
         """The call of an op; RuleError when the attributes name an operand that is not there."""
         slots: list[int] = []
         names: dict[str, tuple[int, ...]] = {}
@@ -133,19 +143,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _ImplementationDraft:
     """An implementation as a family asks for it."""
 
     name: str
     factor: int
-    collectives: tuple[Inside, ...]
+    collectives: tuple[InnerCollective, ...]
     arguments: Mapping[str, Placement] = field(default_factory=dict)
     results: Mapping[int, Placement] = field(default_factory=dict)
     share: Literal["even", "triangle", "whole"] = "even"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
+class _LinearSet:
     """Slots that may be partial together: reductions of the operands, to those of the results; results that stay as they are."""
 
     slots: frozenset[int]
@@ -153,32 +163,39 @@ class _Set:
     fixed: tuple[int, ...]
 
 
-class Draft:
-    """A rule being filled in; every tensor that is left out stays whole."""
+class RuleDraft:
+    """A rule being filled in; every tensor that is left out stays whole.
 
-    def __init__(self, call: Call) -> None:
+    Args:
+        exact: the factors of a dim make up its size, which ``rule`` checks; otherwise a dim may hold any, and one that is left without
+            gets one of size 1.
+    """
+
+    def __init__(self, call: OpCall, *, exact: bool = True) -> None:
         self.call = call
+        self.exact = exact
         self.factors: list[Factor] = []
-        self.slots: list[tuple[Held, ...] | None] = [None] * len(call.slots)
-        self.results: list[tuple[Held, ...] | None] = [None] * len(call.results)
-        self.sets: list[_Set] = []
-        self.ways: list[_Way] = []
+        self.slots = [None if exact else _without_factors(call.at(slot)) for slot in range(len(call.slots))]
+        self.results = [None if exact else _without_factors(result) for result in call.results]
+        self.sets: list[_LinearSet] = []
+        self.ways: list[_ImplementationDraft] = []
         self.unread: set[int] = set()
         self.alike: list[int] = []
         self.flops = 0
         self.matmul = False
         self.view = False
+        self.propagates = True
 
     def factor(
         self, name: str, size: int, *, even: bool = False, filled: bool = False, cut: bool = True, reduction: str | None = None
-    ) -> Held:
+    ) -> DimFactors:
         """A new factor as a dim holds it; nothing for sizes below 2, which no axis can cut."""
         if size < 2:
             return ()
         self.factors.append(Factor(name=name, size=size, even=even, filled=filled, cut=cut, reduction=reduction))
         return (len(self.factors) - 1,)
 
-    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), filled: bool = False) -> list[Held]:
+    def letters(self, shape: Sequence[int], *, whole: Iterable[int] = (), filled: bool = False) -> list[DimFactors]:
         """One new factor per dim, named a, b, c, ...; dims in ``whole`` are not cut."""
         kept = set(whole)
         return [self.factor(self.letter(), size, filled=filled, cut=d not in kept) for d, size in enumerate(shape)]
@@ -188,27 +205,54 @@ class Draft:
         round_, index = divmod(len(self.factors), 26)
         return chr(ord("a") + index) + (str(round_) if round_ else "")
 
-    def whole(self, shape: Sequence[int]) -> list[Held]:
+    def whole(self, shape: Sequence[int]) -> list[DimFactors]:
         """New factors that no axis cuts, one per dim."""
         return self.letters(shape, whole=range(len(shape)))
 
-    def put(self, argument: str, dims: Sequence[Held]) -> None:
+    def put(self, argument: str, dims: Sequence[DimFactors]) -> None:
         """Say what the dims of a tensor argument hold; nothing happens where no tensor was passed."""
         for slot in self.call.names.get(argument, ()):
             self.put_slot(slot, dims)
 
-    def put_slot(self, slot: int, dims: Sequence[Held]) -> None:
+    def put_slot(self, slot: int, dims: Sequence[DimFactors]) -> None:
         """The same for one slot."""
         self.slots[slot] = tuple(dims)
 
-    def result(self, index: int | None, dims: Sequence[Held]) -> None:
+    def result(self, index: int | None, dims: Sequence[DimFactors]) -> None:
         """Say what the dims of a result hold; nothing happens for a result that is not made."""
         if index is not None:
             self.results[index] = tuple(dims)
 
+    def span(
+        self,
+        operands: int | Sequence[int | None] | None,
+        results: int | Sequence[int | None] | None,
+        size: int,
+        kind: FactorKind = "pass_through",
+        *,
+        blocked: bool = False,
+        reduction: str | None = None,
+    ) -> None:
+        """A new factor, below those that its dims hold already: of one dim, or of none (None), of every operand and result.
+
+        One number stands for that dim of all operands, or of all results, scalars aside. Where the factor has size 1, dims that hold one
+        do without it.
+        """
+        index = self._append(size, kind, blocked, reduction)
+        for tensors, places in ((self.slots, operands), (self.results, results)):
+            if not isinstance(places, Sequence):
+                places = [places if dims else None for dims in tensors]
+            for position, (dims, dim) in enumerate(zip(tensors, places, strict=True)):
+                if dim is None or dims is None:
+                    continue
+                if not 0 <= dim < len(dims):
+                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
+                if size != 1 or not dims[dim]:
+                    tensors[position] = (*dims[:dim], (*dims[dim], index), *dims[dim + 1 :])
+
     def restrict(
         self,
-        held: Held,
+        held: DimFactors,
         *,
         cut: bool | None = None,
         even: bool | None = None,
@@ -247,7 +291,7 @@ class Draft:
         chosen, still = frozenset(slots), tuple(sorted(index for index in fixed if index is not None))
         kept = {r: r for r in reductions if r in ("max", "min") or self._adds(chosen, still, r)}
         if chosen and kept:
-            self.sets.append(_Set(slots=chosen, reductions=kept, fixed=still))
+            self.sets.append(_LinearSet(slots=chosen, reductions=kept, fixed=still))
 
     def monotone(self, argument: str, *, increasing: bool, only: str | None = None, fixed: Iterable[int | None] = ()) -> None:
         """A maximum and a minimum of this tensor pass (or ``only`` one); through a decreasing function one becomes the other."""
@@ -263,7 +307,7 @@ class Draft:
             )
             if twin is not None:
                 self.sets.remove(twin)
-            self.sets.append(_Set(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))
+            self.sets.append(_LinearSet(slots=frozenset({slot, *(twin.slots if twin else ())}), reductions=kept, fixed=still))
 
     def _adds(self, slots: frozenset[int], fixed: tuple[int, ...], reduction: str) -> bool:
         """Truth values are no sums, integers no averages, and parts of a sum must not be rounded to integers."""
@@ -276,8 +320,8 @@ class Draft:
     def implement(
         self,
         name: str,
-        factor: Held,
-        *collectives: Inside,
+        factor: DimFactors,
+        *collectives: InnerCollective,
         arguments: Mapping[str, Placement] | None = None,
         results: Mapping[int, Placement] | None = None,
         share: Literal["even", "triangle", "whole"] = "even",
@@ -288,12 +332,14 @@ class Draft:
         """
         for index in factor:
             self.ways.append(
-                _Way(name=name, factor=index, collectives=collectives, arguments=arguments or {}, results=results or {}, share=share)
+                _ImplementationDraft(
+                    name=name, factor=index, collectives=collectives, arguments=arguments or {}, results=results or {}, share=share
+                )
             )
 
-    def all_reduce(self, rows: Sequence[Held], width: int, dtype: str) -> Inside:
+    def all_reduce(self, rows: Sequence[DimFactors], width: int, dtype: str) -> InnerCollective:
         """An all-reduce of ``width`` statistics per row; in f32, or in f64 where the op computes in that."""
-        return Inside(
+        return InnerCollective(
             kind="all_reduce", rows=tuple(f for held in rows for f in held), width=width, dtype="f64" if dtype == "f64" else "f32"
         )
 
@@ -303,15 +349,19 @@ class Draft:
 
     def rule(self, *, family: str, source: str) -> Rule:
         """The finished rule, checked against the tensors; RuleError says where they disagree."""
+        if not self.exact:
+            for tensors in (self.slots, self.results):
+                tensors[:] = [tuple(held or (self._append(1),) for held in dims or ()) for dims in tensors]
         slots = [dims if dims is not None else tuple(self.whole(self.call.at(i).shape)) for i, dims in enumerate(self.slots)]
         results = [dims if dims is not None else tuple(self.whole(self.call.results[i].shape)) for i, dims in enumerate(self.results)]
-        for i, dims in enumerate(slots):
-            self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
-        for i, dims in enumerate(results):
-            self._check(dims, self.call.results[i], f"result {i}", family)
+        if self.exact:
+            for i, dims in enumerate(slots):
+                self._check(dims, self.call.at(i), f"operand {self.call.slots[i]}", family)
+            for i, dims in enumerate(results):
+                self._check(dims, self.call.results[i], f"result {i}", family)
         operands = self._merge(slots)
         return Rule(
-            factors=tuple(replace(factor, kind=_kind(factor)) for factor in self.factors),
+            factors=tuple(replace(factor, kind=_kind(factor)) if self.exact else factor for factor in self.factors),
             operands=operands,
             results=tuple(results),
             linear=self._linear(),
@@ -324,12 +374,20 @@ class Draft:
                 for operand in range(len(self.call.operands))
             ),
             alike=tuple(self.alike),
-            propagates=source != FALLBACK,
+            propagates=self.propagates and source != FALLBACK,
             source=source,
             family=family,
         )
 
-    def _check(self, dims: Dims | tuple[Held, ...], tensor: Tensor, where: str, family: str) -> None:
+    def _append(self, size: int, kind: FactorKind = "pass_through", blocked: bool = False, reduction: str | None = None) -> int:
+        """The position of a new factor of this kind."""
+        # Shards of the other kinds need their neighbours' elements, and partial results a reduction that layouts can name.
+        cut = kind == "pass_through" or (kind == "reduction" and reduction is not None)
+        name = factor_name(len(self.factors))
+        self.factors.append(Factor(name=name, size=size, cut=cut, reduction=reduction if cut else None, kind=kind, blocked=blocked))
+        return len(self.factors) - 1
+
+    def _check(self, dims: FactorDims | tuple[DimFactors, ...], tensor: Tensor, where: str, family: str) -> None:
         call = self.call
         if len(dims) != len(tensor.shape):
             raise RuleError(
@@ -347,9 +405,9 @@ class Draft:
                     "the sizes do not fit: correct the row in the rules file, or remove it so that the op is replicated"
                 )
 
-    def _merge(self, slots: Sequence[tuple[Held, ...]]) -> tuple[Dims, ...]:
+    def _merge(self, slots: Sequence[tuple[DimFactors, ...]]) -> tuple[FactorDims, ...]:
         """Dims per operand; where one operand is read in two ways, the factors that differ are not cut."""
-        merged: dict[int, tuple[Held, ...]] = {}
+        merged: dict[int, tuple[DimFactors, ...]] = {}
         for slot, dims in enumerate(slots):
             operand = self.call.slots[slot]
             known = merged.setdefault(operand, dims)
@@ -378,12 +436,12 @@ class Draft:
                 )
         return tuple(dict.fromkeys(found))
 
-    def _implementations(self, operands: Sequence[Dims], results: Sequence[Dims]) -> tuple[Implementation, ...]:
+    def _implementations(self, operands: Sequence[FactorDims], results: Sequence[FactorDims]) -> tuple[Implementation, ...]:
         found = []
         for way in self.ways:
             if not self.factors[way.factor].cut:
                 continue
-            placements = [_place(dims, way.factor) for dims in operands]
+            placements = [place_of(dims, way.factor) for dims in operands]
             for name, placement in way.arguments.items():
                 for slot in self.call.names.get(name, ()):
                     placements[self.call.slots[slot]] = placement
@@ -392,7 +450,7 @@ class Draft:
                     name=way.name,
                     factor=way.factor,
                     operands=tuple(placements),
-                    results=tuple(way.results.get(i, _place(dims, way.factor)) for i, dims in enumerate(results)),
+                    results=tuple(way.results.get(i, place_of(dims, way.factor)) for i, dims in enumerate(results)),
                     collectives=way.collectives,
                     share=way.share,
                 )
@@ -400,106 +458,15 @@ class Draft:
         return tuple(found)
 
 
-def _kind(factor: Factor) -> Kind:
+def _kind(factor: Factor) -> FactorKind:
     """What a factor is to propagation: gathered where an op must see it whole, summed where a result lacks it."""
     if not factor.cut:
         return "need_replication"
     return "pass_through" if factor.reduction is None else "reduction"
 
 
-def _place(dims: Dims, factor: int) -> Placement:
-    return next((S(d) for d, held in enumerate(dims) if factor in held), R)
-
-
-# What a StableHLO rule family works with: a rule to be filled in factor by factor, in an order that matters.
-#
-# Propagation goes through the factors of a rule in the order in which they were made, so the order is part of the rule, as are
-# factors of size 1. Operands and results are spoken of by position:
-#
-#     sheet = Sheet(call)
-#     sheet.factor(operands=(0, None), results=(0,), size=8)                       # rows: dim 0 of operand 0 and of result 0
-#     sheet.factor(operands=(1, 0), results=(None,), size=4, kind="reduction")     # summed
-#     sheet.factor(operands=(None, 1), results=(1,), size=2)                       # columns
-#     rule = sheet.rule(family="hlo.dot", source="table")
-
-
-class Sheet:
-    """A rule being filled in; dims that are left without a factor get one of size 1 of their own."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.factors: list[Factor] = []
-        self.operands: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.operands]
-        self.results: list[list[list[int]]] = [[[] for _ in tensor.shape] for tensor in call.results]
-        self.propagates = True
-
-    @classmethod
-    def without(cls, call: Call) -> Sheet:
-        """No rule: propagation does not go through this op."""
-        sheet = cls(call)
-        sheet.propagates = False
-        return sheet
-
-    def shared(self, dim: int, size: int, kind: Kind = "pass_through", *, blocked: bool = False) -> None:
-        """A factor of the same dim of all operands and results, scalars aside."""
-        index = self._new(size, kind, None, blocked)
-        for dims in (*self.operands, *self.results):
-            if dims:
-                dims[dim].append(index)
-
-    def factor(
-        self,
-        operands: Sequence[int | None],
-        results: Sequence[int | None],
-        size: int,
-        kind: Kind = "pass_through",
-        *,
-        blocked: bool = False,
-        reduction: str | None = None,
-    ) -> None:
-        """A factor of one dim, or of none (None), of every operand and result.
-
-        Where it has size 1, dims that have a factor already do without it.
-        """
-        index = self._new(size, kind, reduction, blocked)
-        for tensors, places in ((self.operands, operands), (self.results, results)):
-            for dims, dim in zip(tensors, places, strict=True):
-                if dim is not None and not 0 <= dim < len(dims):
-                    raise IndexError(f"a factor of dim {dim} of a tensor of {len(dims)} dims")
-                if dim is not None and (size != 1 or not dims[dim]):
-                    dims[dim].append(index)
-
-    def private(
-        self, *, operands: int | None = None, results: int | None = None, size: int, kind: Kind = "pass_through", blocked: bool = False
-    ) -> None:
-        """A factor of this dim of all operands, or of this dim of all results, scalars aside."""
-        places = [operands if dims else None for dims in self.operands], [results if dims else None for dims in self.results]
-        self.factor(*places, size, kind, blocked=blocked)
-
-    def rule(self, *, family: str, source: str) -> Rule:
-        """The finished rule."""
-        for dims in (*self.operands, *self.results):
-            for held in dims:
-                if not held:
-                    held.append(self._new(1, "pass_through", None, False))
-        return Rule(
-            factors=tuple(self.factors),
-            operands=tuple(tuple(map(tuple, dims)) for dims in self.operands),
-            results=tuple(tuple(map(tuple, dims)) for dims in self.results),
-            reads=(True,) * len(self.operands),
-            propagates=self.propagates,
-            source=source,
-            family=family,
-        )
-
-    def _new(self, size: int, kind: Kind, reduction: str | None, blocked: bool) -> int:
-        index = len(self.factors)
-        # Shards of the other kinds need their neighbours' elements, and partial results a reduction that layouts can name.
-        cut = kind == "pass_through" or (kind == "reduction" and reduction is not None)
-        self.factors.append(
-            Factor(name=factor_name(index), size=size, cut=cut, reduction=reduction if cut else None, kind=kind, blocked=blocked)
-        )
-        return index
+def _without_factors(tensor: Tensor) -> tuple[DimFactors, ...]:
+    return ((),) * len(tensor.shape)
 
 
 def factor_name(index: int) -> str:

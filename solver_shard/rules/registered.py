@@ -26,7 +26,7 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, P, Placement, R, S
 from solver_shard.program import Op, Ref, Tensor, refs
-from solver_shard.rules.rule import AxisStrategy, Dims, Factor, Rule
+from solver_shard.rules.rule import AxisStrategy, Factor, FactorDims, Rule
 from solver_shard.rules.table import shipped_file
 from solver_shard.rules.variants import overload_of
 
@@ -76,7 +76,7 @@ def dtensor_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], 
     if len(strategies) == 1:
         return None
     sure = not own and all(s.name in known for s in strategies[1:])
-    dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
+    dims: list[FactorDims] = [((),) * len(t.shape) for t in (*operands, *results)]
     return Rule(
         factors=tuple(factors),
         operands=tuple(dims[: len(operands)]),

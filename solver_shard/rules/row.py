@@ -1,14 +1,16 @@
+"""Rows of a rules file, the families that build rules from them, and the checks of their settings."""
+
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from solver_shard.layout import REDUCTIONS
 
 if TYPE_CHECKING:
-    from solver_shard.rules.draft import Call, Draft, Sheet
+    from solver_shard.rules.draft import RuleDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RuleRow:
     """One row of a rules file.
 
     Attributes:
@@ -52,22 +54,33 @@ class Row:
         return self.settings.get(key, default)
 
     def linear(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-        """Sets of argument names that may be partial together, and in which reductions.
-
-        ``"self other"`` is one set, a list has several; ``"self other: max"`` has reductions of its own, others pass what the
-        row says for all: sums and averages by default.
-        """
-        value = self.settings.get("linear", ())
-        found = []
-        for text in (value,) if isinstance(value, str) else value:
-            names, _, own = text.partition(":")
-            reductions = own.strip() or self.settings.get("passes", "sum avg")
-            found.append((tuple(names.split()), REDUCTIONS if reductions == "any" else tuple(reductions.split())))
-        return tuple(found)
+        """What its setting ``linear`` says; see ``linear_sets``."""
+        return linear_sets(self.get("linear", ()), self.get("passes", DEFAULT_PASSES))
 
     def names(self, key: str) -> tuple[str, ...]:
         """A setting that is a list of names, written as one string."""
         return tuple(self.settings.get(key, "").split())
+
+
+DEFAULT_PASSES = "sum avg"
+"""The reductions that linear arguments pass where a row does not say."""
+
+
+def linear_sets(linear: str | Sequence[str], passes: str = DEFAULT_PASSES) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """Sets of argument names that may be partial together, and in which reductions.
+
+    ``"self other"`` is one set, a list has several; ``"self other: max"`` has reductions of its own, others pass what the row says for
+    all.
+
+    >>> linear_sets(["self other", "bias: max"])
+    ((('self', 'other'), ('sum', 'avg')), (('bias',), ('max',)))
+    """
+    sets = []
+    for text in (linear,) if isinstance(linear, str) else linear:
+        names, _, own = text.partition(":")
+        reductions = own.strip() or passes
+        sets.append((tuple(names.split()), REDUCTIONS if reductions == "any" else tuple(reductions.split())))
+    return tuple(sets)
 
 
 Check = Callable[[Any], str | None]
@@ -76,14 +89,19 @@ Check = Callable[[Any], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A way to build rules: ``build`` drafts the rule of a call, ``keys`` are the settings that its rows may have.
+    """A way to build rules.
 
-    ``check`` says what is wrong with settings that are fine each alone, or None; ``excludes`` holds for all rows.
+    Attributes:
+        build: drafts the rule of a call; a row's settings are its keyword arguments.
+        keys: the settings that rows may have, each with what is wrong with its value.
+        required: those that rows must have.
+        check: what is wrong with settings that are fine each alone, or None.
+        excludes: what ``rules check`` does not ask of any of its rows.
     """
 
     name: str
-    build: Callable[[Call, Row], Draft | Sheet]
-    keys: Mapping[str, Check]
+    build: Callable[..., RuleDraft]
+    keys: Mapping[str, Check] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], str | None] | None = None
     excludes: tuple[Exclusion, ...] = ()

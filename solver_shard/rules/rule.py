@@ -17,10 +17,10 @@ from solver_shard.costs.cluster import Kernel
 from solver_shard.layout import P, Placement, R, S
 from solver_shard.program import DTYPE_BYTES
 
-Dims = tuple[tuple[int, ...], ...]
+FactorDims = tuple[tuple[int, ...], ...]
 """Per tensor dim, the positions of its factors in ``Rule.factors``, major to minor; may be () for a dim of size 1."""
 
-Kind = Literal["pass_through", "reduction", "need_replication", "permutation"]
+FactorKind = Literal["pass_through", "reduction", "need_replication", "permutation"]
 """What becomes of shards of a factor: kept, partial results, gathered first, or exchanged with neighbours."""
 
 
@@ -50,7 +50,7 @@ class Factor:
     reduction: str | None = None
     addends: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
-    kind: Kind = "pass_through"
+    kind: FactorKind = "pass_through"
     blocked: bool = False
 
     def legal(self, shards: int) -> bool:
@@ -79,7 +79,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
+class InnerCollective:
     """A collective inside an op, over the mesh axes that run one implementation, flattened into one group.
 
     Attributes:
@@ -118,7 +118,7 @@ class Implementation:
     factor: int
     operands: tuple[Placement, ...]
     results: tuple[Placement, ...]
-    collectives: tuple[Inside, ...] = ()
+    collectives: tuple[InnerCollective, ...] = ()
     share: Literal["even", "triangle", "whole"] = "even"
 
 
@@ -166,8 +166,8 @@ class Rule:
     """
 
     factors: tuple[Factor, ...]
-    operands: tuple[Dims, ...]
-    results: tuple[Dims, ...]
+    operands: tuple[FactorDims, ...]
+    results: tuple[FactorDims, ...]
     linear: tuple[Linear, ...] = ()
     implementations: tuple[Implementation, ...] = ()
     flops: int = 0
@@ -245,10 +245,10 @@ class Rule:
             if any(f in special or not self.factors[f].cut for f in above):
                 continue
             pending = R if factor.reduction is None else P(factor.reduction)
-            ins = tuple(pending if i in factor.addends else _place(dims, index) for i, dims in enumerate(self.operands))
+            ins = tuple(pending if i in factor.addends else place_of(dims, index) for i, dims in enumerate(self.operands))
             outs = []
             for position, dims in enumerate(self.results):
-                place = _place(dims, index)
+                place = place_of(dims, index)
                 if place == R and position not in self.alike and position not in factor.apart:
                     if factor.reduction is None:
                         break
@@ -276,6 +276,6 @@ class Rule:
         return max(min(start + length, size) ** 2 - start**2 for start in starts) / size**2
 
 
-def _place(dims: Dims, index: int) -> Placement:
+def place_of(dims: FactorDims, index: int) -> Placement:
     """Where the factor sits: S(dim), or R when absent."""
     return next((S(d) for d, held in enumerate(dims) if index in held), R)

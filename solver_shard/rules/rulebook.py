@@ -1,4 +1,4 @@
-"""From an op and its tensors to its rule.
+"""From an op and its tensors to its rule; the rules of a program, conservative ones, and what a program makes of them.
 
 >>> from solver_shard.program import Op, Ref, Tensor
 >>> op = Op(name="aten.mul.Tensor", operands=(0, 1), results=(2,), attributes={"self": Ref(0), "other": Ref(1)})
@@ -17,10 +17,10 @@ from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Program, Tensor
-from solver_shard.rules.draft import FALLBACK, Call, Draft
+from solver_shard.rules.draft import FALLBACK, OpCall, RuleDraft
 from solver_shard.rules.registered import dtensor_rule
-from solver_shard.rules.row import Row
-from solver_shard.rules.rule import Dims, Implementation, Rule
+from solver_shard.rules.row import RuleRow
+from solver_shard.rules.rule import FactorDims, Implementation, Rule
 from solver_shard.rules.table import RuleTable, load_table
 from solver_shard.rules.variants import derive, is_list_call, list_rule
 
@@ -49,15 +49,15 @@ def build_rule(
     derived = derive(op, operands, results, functools.partial(build_rule, table=table))
     if derived is not None:
         return derived
-    return dtensor_rule(op, operands, results, trust=trust_dtensor) or Draft(Call.of(op, operands, results)).rule(
+    return dtensor_rule(op, operands, results, trust=trust_dtensor) or RuleDraft(OpCall.of(op, operands, results)).rule(
         family=FALLBACK, source=FALLBACK
     )
 
 
-def _from_row(row: Row, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
-    call = Call.of(op, operands, results, conservative=conservative)
+def _from_row(row: RuleRow, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], table: RuleTable, conservative: bool) -> Rule:
+    call = OpCall.of(op, operands, results, conservative=conservative)
     try:
-        return table.family(row).build(call, row).rule(family=row.family, source="user" if row.user else "table")
+        return table.family(row).build(call, **row.settings).rule(family=row.family, source="user" if row.user else "table")
     except RuleError as error:
         raise RuleError(f"rules file {row.file}, row {op.name!r}: {error}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ class Rulebook:
 
     Args:
         table: rows; default the shipped ones.
-        conservative: drop what could make shards uneven or cut a dim inside (see :mod:`solver_shard.rules.rulebook`).
+        conservative: drop what could make shards uneven or cut a dim inside (see ``conservative``).
         trust_dtensor: take what torch registers with DTensor where it is not proven (see :mod:`solver_shard.rules.registered`).
     """
 
@@ -119,19 +119,17 @@ def _frozen(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else repr(value)
 
 
-# Conservative rules: without the strategies that could make shards uneven or cut a dim inside.
-#
-# - Every factor is cut into equal shards only, so that all devices hold the same number of elements.
-# - Rows do not lie with their experts (``own-experts``), whose numbers differ.
-# - Nothing is cut below another factor (no strategy that needs sub-axes), and a factor that is a whole dim of no tensor is not cut: a
-#   view from [6, 4] to [4, 6] could be cut in two, but on both sides only inside a dim.
-#
-# The counterpart in Shardy is ``conservative-propagation``, in which split axes never propagate and rules lose the factors that could
-# yield shards that do not divide. (Rules here never cut the dims of slices, pads, concatenations or convolution windows anyway.)
-
-
 def conservative(rule: Rule) -> Rule:
-    """The rule without strategies that could lead to uneven or split shards."""
+    """The rule without strategies that could lead to uneven or split shards.
+
+    - Every factor is cut into equal shards only, so that all devices hold the same number of elements.
+    - Rows do not lie with their experts (``own-experts``), whose numbers differ.
+    - Nothing is cut below another factor (no strategy that needs sub-axes), and a factor that is a whole dim of no tensor is not cut: a
+      view from [6, 4] to [4, 6] could be cut in two, but on both sides only inside a dim.
+
+    The counterpart in Shardy is ``conservative-propagation``, in which split axes never propagate and rules lose the factors that could
+    yield shards that do not divide. (Rules here never cut the dims of slices, pads, concatenations or convolution windows anyway.)
+    """
     split = _split(rule)
     factors = tuple(replace(factor, even=True, cut=factor.cut and index not in split) for index, factor in enumerate(rule.factors))
     explicit = None if rule.explicit is None else tuple(s for s in rule.explicit if not s.after and s.factor not in split)
@@ -152,13 +150,6 @@ def _split(rule: Rule) -> set[int]:
     whole = {f for factors in held for f in factors if len(factors) == 1}
     minor = {f for factors in held for f in factors[1:]}
     return (inside - whole) | minor
-
-
-# Which ops a program runs, by which rules, and how much of its work has no strategy but replication.
-#
-# >>> for row in usage(program, Rulebook()):
-# ...     print(row.op, row.rule, row.source, row.count, f"{row.flops:.1%}", f"{row.nbytes:.1%}")
-# aten.einsum.default  abc,dc->abd | ...  table  45  97.2%  38.0%
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +182,14 @@ class OpUsage:
 
 
 def usage(program: Program, rulebook: Rulebook) -> tuple[OpUsage, ...]:
-    """Every op of the program, those with the largest share of operations or bytes first; then by name."""
+    """Every op of the program, those with the largest share of operations or bytes first; then by name.
+
+    It says by which rules they run, and how much of the program's work has no strategy but replication:
+
+        for row in usage(program, Rulebook()):
+            print(row.op, row.rule, row.source, row.count, f"{row.flops:.1%}", f"{row.nbytes:.1%}")
+        aten.einsum.default  abc,dc->abd | ...  table  45  97.2%  38.0%
+    """
     calls: dict[str, list[tuple[Rule, int, int]]] = {}
     for i, op in enumerate(program.ops):
         rule = rulebook.rule(program, i)
@@ -220,7 +218,7 @@ def describe(rule: Rule) -> str:
     return " | ".join([f"{left} -> {right}".strip(), *_notes(rule)])
 
 
-def _terms(rule: Rule, dims: Dims) -> Iterator[str]:
+def _terms(rule: Rule, dims: FactorDims) -> Iterator[str]:
     for held in dims:
         names = [rule.factors[f].name + ("" if rule.factors[f].cut else "*") for f in held]
         yield "1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from solver_shard.errors import RuleError
 from solver_shard.files import read_toml
-from solver_shard.rules.row import Exclusion, Family, Row, is_text
+from solver_shard.rules.row import Exclusion, Family, RuleRow, is_text
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -50,15 +50,15 @@ class RulesFile:
     text: str
 
 
-class RuleTable(Mapping[str, Row]):
+class RuleTable(Mapping[str, RuleRow]):
     """Rows by op name; read-only. ``replaced`` has the rows that a later file's row replaced, oldest first."""
 
-    def __init__(self, rows: Mapping[str, Row], families: Mapping[str, Family], replaced: Sequence[Row] = ()) -> None:
+    def __init__(self, rows: Mapping[str, RuleRow], families: Mapping[str, Family], replaced: Sequence[RuleRow] = ()) -> None:
         self._rows = dict(rows)
         self._families = dict(families)
         self.replaced = tuple(replaced)
 
-    def __getitem__(self, op: str) -> Row:
+    def __getitem__(self, op: str) -> RuleRow:
         return self._rows[op]
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class RuleTable(Mapping[str, Row]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def family(self, row: Row) -> Family:
+    def family(self, row: RuleRow) -> Family:
         """The family a row names."""
         return self._families[row.family]
 
@@ -104,13 +104,13 @@ def read_rules(path: str | os.PathLike[str]) -> RulesFile:
         raise RuleError(f"cannot read rules file {name!r}: {reason}; {how}") from None
 
 
-def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bool = False) -> dict[str, Row]:
+def parse_rows(text: str, file: str, families: Mapping[str, Family], *, user: bool = False) -> dict[str, RuleRow]:
     """Rows of one TOML text; RuleError as in ``load_table``."""
     try:
         data = read_toml(text)
     except ValueError as error:
         raise RuleError(f"rules file {file}: {_not_toml(text, error)}") from None
-    rows: dict[str, Row] = {}
+    rows: dict[str, RuleRow] = {}
     for key, value in data.items():
         row = _row(key, value, file, families, user)
         if row.op in rows:
@@ -142,7 +142,7 @@ def check_ops(table: RuleTable, known: Collection[str] = ()) -> None:
             _check_op(op, row, op in known)
 
 
-def _check_op(op: str, row: Row, known: bool) -> None:
+def _check_op(op: str, row: RuleRow, known: bool) -> None:
     import torch
 
     from solver_shard.rules.variants import overload_of
@@ -172,7 +172,7 @@ def _check_op(op: str, row: Row, known: bool) -> None:
             )
 
 
-def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user: bool) -> Row:
+def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user: bool) -> RuleRow:
     def fault(what: str) -> RuleError:
         return RuleError(f"rules file {file}, row {name!r}: {what}; correct the row")
 
@@ -211,7 +211,7 @@ def _row(name: str, value: Any, file: str, families: Mapping[str, Family], user:
     wrong = family.check(settings) if family.check else None
     if wrong is not None:
         raise fault(wrong)
-    return Row(
+    return RuleRow(
         op=op,
         family=family.name,
         settings=settings,

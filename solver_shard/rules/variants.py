@@ -1,4 +1,4 @@
-"""Rules of in-place and out variants, from the row of the op that they follow.
+"""Rules that follow the rows of other ops: of in-place and out variants, and of ops on lists of tensors.
 
 ``aten.add_.Tensor`` runs what ``aten.add.Tensor`` runs and writes the result over ``self``, which keeps its layout: of the
 functional op's strategies it has those that leave the result as ``self`` is. ``aten.add.out`` writes it to ``out``, a tensor
@@ -6,9 +6,9 @@ that must already have the layout of the result. Which op a variant follows is r
 those that are only written, and the name without the last underscore.
 
 >>> follows("aten.add_.Tensor")
-Followed(name='aten.add.Tensor', written=('self',), outs=())
+FollowedOp(name='aten.add.Tensor', written=('self',), outs=())
 >>> follows("aten.add.out")
-Followed(name='aten.add.Tensor', written=(), outs=('out',))
+FollowedOp(name='aten.add.Tensor', written=(), outs=('out',))
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import Placement, R
 from solver_shard.program import Op, Ref, Tensor, refs
-from solver_shard.rules.rule import AxisStrategy, Dims, Factor, Rule
+from solver_shard.rules.rule import AxisStrategy, Factor, FactorDims, Rule
 
 Build = Callable[[Op, Sequence[Tensor], Sequence[Tensor]], Rule]
 """The rule of another op, built by the same rows."""
@@ -33,7 +33,7 @@ FAMILY = "family"
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedOp:
     """The functional op of a variant.
 
     Attributes:
@@ -59,7 +59,7 @@ def overload_of(name: str) -> Any:
 
 
 @functools.cache
-def follows(name: str) -> Followed | None:
+def follows(name: str) -> FollowedOp | None:
     """The op that a variant follows; None for ops that write to none of their arguments, or that follow no other."""
     import torch
 
@@ -80,7 +80,7 @@ def follows(name: str) -> Followed | None:
         schema = getattr(packet, candidate)._schema
         pure = not any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         if pure and [_plain(a) for a in schema.arguments] == wanted and len(schema.returns) >= len(outs):
-            return Followed(f"{namespace}.{target}.{candidate}", tuple(written), tuple(outs))
+            return FollowedOp(f"{namespace}.{target}.{candidate}", tuple(written), tuple(outs))
     return None
 
 
@@ -155,16 +155,6 @@ def _renumbered(value: Any, kept: Sequence[int]) -> Any:
         return {name: _renumbered(item, kept) for name, item in value.items()}
     return tuple(_renumbered(item, kept) for item in value) if isinstance(value, tuple | list) else value
 
-
-# Ops on lists of tensors, element by element: ``_foreach_add`` is an ``add`` per element, ``_fused_adamw_`` one update per parameter.
-#
-# Elements do not see each other, so every element has the rule of the op that runs on it alone:
-#
-# >>> [rule.results for rule in element_rules(op, operands, results, build)]
-#
-# Where one rule must stand for the whole call, an axis does the same to every element: strategy ``a`` cuts factor ``a`` of each (an
-# element that lacks the strategy is replicated). An op is a list op if its schema takes a list of tensors; ``_fused_rms_norm`` only
-# shares the prefix.
 
 PREFIXES = ("_foreach_", "_fused_", "_amp_foreach_")
 
@@ -266,7 +256,15 @@ def element_rules(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor],
 
 
 def list_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], build: Build) -> Rule:
-    """One rule for the whole call: an axis does the same to all elements that can."""
+    """One rule for the whole call: an axis does the same to all elements that can.
+
+    Ops on lists of tensors, element by element: ``_foreach_add`` is an ``add`` per element, ``_fused_adamw_`` one update per parameter.
+
+    Elements do not see each other, so every element has the rule of the op that runs on it alone (``element_rules``).
+    Where one rule must stand for the whole call, an axis does the same to every element: strategy ``a`` cuts factor ``a`` of each (an
+    element that lacks the strategy is replicated). An op is a list op if its schema takes a list of tensors; ``_fused_rms_norm`` only
+    shares the prefix.
+    """
     parts = elements(op, len(results))
     rules = element_rules(op, operands, results, build)
     names = dict.fromkeys(s.name for rule in rules for s in rule.strategies() if s.implementation is None)
@@ -281,7 +279,7 @@ def list_rule(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], bui
             strategies.append(found)
             if cut:
                 factors.append(_shared(name, cut))
-    dims: list[Dims] = [((),) * len(t.shape) for t in (*operands, *results)]
+    dims: list[FactorDims] = [((),) * len(t.shape) for t in (*operands, *results)]
     return Rule(
         factors=tuple(factors),
         operands=tuple(dims[: len(operands)]),

@@ -1,4 +1,4 @@
-"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on as another.
+"""What data-flow edges connect: the values that must be sharded alike where control flow hands one on; edges put on and taken off.
 
 An edge op sits on its owner, one of the targets. Its sources are read and written where they are; all targets share the edge's
 own sharding. Inside a manual computation an edge's sharding leaves out the manual axes, outside it begins with them.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Block, Graph, Kind, Op, Traits, Value
+from solver_shard.shardy.graph import Block, GraphOp, GraphValue, OpKind, PropagationGraph, Traits
 from solver_shard.shardy.sharding import AxisRef, DimSharding, MeshSpec, TensorSharding, prefix_without_overlap
 
 
@@ -65,7 +65,7 @@ class EdgeFlow:
         return sharding if self.outer is None else with_manual(self.outer, sharding, self.manual, self.order)
 
 
-def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
+def edge_flows(graph: PropagationGraph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
     """What every edge op of the graph connects; ``maker`` is the op that defines a value, or that holds its block.
 
     Raises:
@@ -81,17 +81,17 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
     for i in graph.walk():
         edge = graph.ops[i]
         owner = edge.operands[0] if edge.operands else -1
-        if edge.kind is Kind.EDGE:
+        if edge.kind is OpKind.EDGE:
             if maker[owner] < 0:
                 raise _misplaced(graph, edge)
             flows[i] = _region_flow(graph, edge, maker[owner], owner)
-        elif edge.kind is Kind.FUNC_EDGE:
+        elif edge.kind is OpKind.FUNC_EDGE:
             if maker[owner] < 0:
                 name, index = next((f.name, f.body.arguments.index(owner)) for f in graph.functions if owner in f.body.arguments)
                 flows[i] = EdgeFlow(sources=tuple(graph.ops[call].operands[index] for call in calls.get(name, ())))
             else:
                 call = graph.ops[maker[owner]]
-                if call.kind is not Kind.CALL or call.callee not in functions:
+                if call.kind is not OpKind.CALL or call.callee not in functions:
                     raise _misplaced(graph, edge)
                 index = call.results.index(owner)
                 end = functions[call.callee].body.ops[-1]
@@ -99,7 +99,7 @@ def edge_flows(graph: Graph, maker: Sequence[int]) -> dict[int, EdgeFlow]:
     return flows
 
 
-def _calls(graph: Graph) -> list[int]:
+def _calls(graph: PropagationGraph) -> list[int]:
     """All calls in the order in which the reference finds them: a block's own, then those of its ops' regions, last region first.
 
     Functions are taken in order. It matters where equal meshes have two names: a function's edge takes that of its first caller.
@@ -109,41 +109,41 @@ def _calls(graph: Graph) -> list[int]:
         stack = [function.body]
         while stack:
             for i in stack.pop().ops:
-                if graph.ops[i].kind is Kind.CALL:
+                if graph.ops[i].kind is OpKind.CALL:
                     found.append(i)
                 stack.extend(graph.ops[i].regions)
     return found
 
 
-def _region_flow(graph: Graph, edge: Op, holder: int, owner: int) -> EdgeFlow:
+def _region_flow(graph: PropagationGraph, edge: GraphOp, holder: int, owner: int) -> EdgeFlow:
     op = graph.ops[holder]
     if owner not in op.results:
-        if op.kind not in (Kind.MANUAL, Kind.NAMED):
+        if op.kind not in (OpKind.MANUAL, OpKind.NAMED):
             raise _misplaced(graph, edge)
         index = op.regions[0].arguments.index(owner)
-        outer = op.in_shardings[index] if op.in_shardings and op.kind is Kind.MANUAL else None
+        outer = op.in_shardings[index] if op.in_shardings and op.kind is OpKind.MANUAL else None
         order = axis_order(graph, outer)
         return EdgeFlow(sources=(op.operands[index],), targets=(owner,), manual=op.manual_axes, inward=True, outer=outer, order=order)
     index = op.results.index(owner)
     ends = [block.ops[-1] for block in op.regions]
-    if op.kind is Kind.WHILE:
+    if op.kind is OpKind.WHILE:
         others = tuple(block.arguments[index] for block in op.regions)
         both = ((holder, index), (ends[1], index))
         sources = tuple(graph.ops[i].operands[k] for i, k in both)
         return EdgeFlow(sources=sources, targets=(owner, *others), others=others, uses=both)
-    if op.kind is Kind.CASE:
+    if op.kind is OpKind.CASE:
         uses = tuple((end, index) for end in ends)
         return EdgeFlow(sources=tuple(graph.ops[i].operands[k] for i, k in uses), targets=(owner,), uses=uses)
-    if op.kind is Kind.OPT_BARRIER:
+    if op.kind is OpKind.OPT_BARRIER:
         return EdgeFlow(sources=(op.operands[index],), targets=(owner,), uses=((holder, index),))
-    if op.kind in (Kind.MANUAL, Kind.NAMED):
-        outer = graph.values[owner].sharding if op.kind is Kind.MANUAL else None
+    if op.kind in (OpKind.MANUAL, OpKind.NAMED):
+        outer = graph.values[owner].sharding if op.kind is OpKind.MANUAL else None
         source, order = graph.ops[ends[0]].operands[index], axis_order(graph, outer)
         return EdgeFlow(sources=(source,), targets=(owner,), uses=((ends[0], index),), manual=op.manual_axes, outer=outer, order=order)
     raise _misplaced(graph, edge)
 
 
-def axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]:
+def axis_order(graph: PropagationGraph, sharding: TensorSharding | None) -> tuple[str, ...]:
     """The names of the axes of a sharding's mesh, in order."""
     if sharding is None:
         return ()
@@ -151,7 +151,7 @@ def axis_order(graph: Graph, sharding: TensorSharding | None) -> tuple[str, ...]
     return tuple(name for name, _ in mesh.axes)
 
 
-def _misplaced(graph: Graph, edge: Op) -> InputError:
+def _misplaced(graph: PropagationGraph, edge: GraphOp) -> InputError:
     value = graph.values[edge.operands[0]].name if edge.operands else "nothing"
     return InputError(
         f"{edge.name} on {value}: this value is not handed on by control flow; legal are results of while, case, optimization_barrier, "
@@ -211,28 +211,28 @@ def with_manual(outer: TensorSharding, inner: TensorSharding, manual: Sequence[s
     )
 
 
-# Data-flow edges put on what control flow hands on, and taken off again with their shardings.
-#
-# Without edges nothing flows through while, case, optimization barriers, manual and named computations. Modules as they are written
-# have none: they are added before a pass and sunk after it.
-#
-# >>> sink_edges(propagate(add_edges(graph), "user-priority", registry).graph)
-
-_RESULTS = (Kind.WHILE, Kind.CASE, Kind.OPT_BARRIER, Kind.MANUAL, Kind.NAMED)
-_ARGUMENTS = (Kind.MANUAL, Kind.NAMED)
+_RESULTS = (OpKind.WHILE, OpKind.CASE, OpKind.OPT_BARRIER, OpKind.MANUAL, OpKind.NAMED)
+_ARGUMENTS = (OpKind.MANUAL, OpKind.NAMED)
 
 
-def add_edges(graph: Graph) -> Graph:
+def add_edges(graph: PropagationGraph) -> PropagationGraph:
     """The graph with an edge on every tensor that control flow hands on, where there is none yet; edges take over the uses.
+
+    Data-flow edges put on what control flow hands on, and taken off again with their shardings.
+
+    Without edges nothing flows through while, case, optimization barriers, manual and named computations. Modules as they are written
+    have none: they are added before a pass and sunk after it.
+
+        sink_edges(propagate(add_edges(graph), "user-priority", registry).graph)
 
     An edge starts with its owner's sharding. Positions are kept: edges and their results are appended.
     """
     return _Adder(graph).run()
 
 
-def sink_edges(graph: Graph) -> Graph:
+def sink_edges(graph: PropagationGraph) -> PropagationGraph:
     """The graph without its edges, whose shardings their owners have; positions are kept."""
-    owners = {op.results[0]: op.operands[0] for i in graph.walk() if (op := graph.ops[i]).kind is Kind.EDGE}
+    owners = {op.results[0]: op.operands[0] for i in graph.walk() if (op := graph.ops[i]).kind is OpKind.EDGE}
     values, ops = list(graph.values), list(graph.ops)
     for i in graph.walk():
         op = ops[i]
@@ -244,7 +244,7 @@ def sink_edges(graph: Graph) -> Graph:
             arguments = op.regions[0].arguments
             given = {owners[e]: values[e].sharding for e in owners if owners[e] in arguments}
             changes["in_shardings"] = _in_shardings(graph, op, given)
-        if any(v in owners for v in op.operands) and op.kind is not Kind.EDGE:
+        if any(v in owners for v in op.operands) and op.kind is not OpKind.EDGE:
             changes["operands"] = tuple(owners.get(v, v) for v in op.operands)
         if op.regions:
             changes["regions"] = tuple(_without_edges(graph, block) for block in op.regions)
@@ -255,17 +255,17 @@ def sink_edges(graph: Graph) -> Graph:
 
 
 class _Adder:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: PropagationGraph) -> None:
         self.graph = graph
         self.values = list(graph.values)
         self.ops = list(graph.ops)
         self.edge_of: dict[int, int] = {}
         """Owner to the edge's result."""
 
-    def run(self) -> Graph:
+    def run(self) -> PropagationGraph:
         graph = self.graph
         order = graph.walk()
-        held = {graph.ops[i].operands[0] for i in order if graph.ops[i].kind is Kind.EDGE}
+        held = {graph.ops[i].operands[0] for i in order if graph.ops[i].kind is OpKind.EDGE}
         for i in order:
             op = graph.ops[i]
             if op.kind in _RESULTS:
@@ -297,8 +297,10 @@ class _Adder:
         if value.shape is None:
             return
         self.edge_of[owner] = len(self.values)
-        self.ops.append(Op(name="sdy.data_flow_edge", operands=(owner,), results=(len(self.values),), kind=Kind.EDGE, traits=Traits.PASS))
-        self.values.append(Value(name=f"{value.name}:edge", shape=value.shape, dtype=value.dtype, sharding=sharding))
+        self.ops.append(
+            GraphOp(name="sdy.data_flow_edge", operands=(owner,), results=(len(self.values),), kind=OpKind.EDGE, traits=Traits.PASS)
+        )
+        self.values.append(GraphValue(name=f"{value.name}:edge", shape=value.shape, dtype=value.dtype, sharding=sharding))
 
     def _block(self, block: Block) -> Block:
         """The block with the new edges of its arguments first, and those of an op's results right after the op."""
@@ -310,11 +312,11 @@ class _Adder:
         return Block(arguments=block.arguments, ops=tuple(ops))
 
 
-def _without_edges(graph: Graph, block: Block) -> Block:
-    return Block(arguments=block.arguments, ops=tuple(i for i in block.ops if graph.ops[i].kind is not Kind.EDGE))
+def _without_edges(graph: PropagationGraph, block: Block) -> Block:
+    return Block(arguments=block.arguments, ops=tuple(i for i in block.ops if graph.ops[i].kind is not OpKind.EDGE))
 
 
-def _give_results(values: list[Value], results: Sequence[int], given: dict[int, TensorSharding | None]) -> None:
+def _give_results(values: list[GraphValue], results: Sequence[int], given: dict[int, TensorSharding | None]) -> None:
     """Set shardings of an op's results; where it had none, results that get none now are open."""
     said = {v: sharding for v in results if (sharding := given.get(v)) is not None}
     if not said:
@@ -325,7 +327,7 @@ def _give_results(values: list[Value], results: Sequence[int], given: dict[int, 
         values[v] = dataclasses.replace(values[v], sharding=sharding)
 
 
-def _in_shardings(graph: Graph, op: Op, given: dict[int, TensorSharding | None]) -> tuple[TensorSharding, ...] | None:
+def _in_shardings(graph: PropagationGraph, op: GraphOp, given: dict[int, TensorSharding | None]) -> tuple[TensorSharding, ...] | None:
     """The shardings that a computation declares of its operands, with what its arguments' edges say."""
     arguments = op.regions[0].arguments
     said = {v: sharding for v in arguments if (sharding := given.get(v)) is not None}
@@ -338,12 +340,12 @@ def _in_shardings(graph: Graph, op: Op, given: dict[int, TensorSharding | None])
         inner = said.get(v)
         if inner is None:
             made.append(outer or _open(graph.values[op.operands[k]], mesh))
-        elif op.kind is Kind.MANUAL and outer is not None:
+        elif op.kind is OpKind.MANUAL and outer is not None:
             made.append(with_manual(outer, inner, op.manual_axes, axis_order(graph, outer)))
         else:
             made.append(inner)
     return tuple(made)
 
 
-def _open(value: Value, mesh: str | MeshSpec) -> TensorSharding:
+def _open(value: GraphValue, mesh: str | MeshSpec) -> TensorSharding:
     return TensorSharding(mesh=mesh, dims=(DimSharding(open=True),) * len(value.shape or ()))

@@ -1,13 +1,14 @@
 """The graph that propagation works on, neutral between StableHLO modules and traced PyTorch programs.
 
-A ``Graph`` is an arena: values and ops are named by position, and the bodies of functions and regions list positions of ops. A
+A ``PropagationGraph`` is an arena: values and ops are named by position, and the bodies of functions and regions list positions of ops. A
 pass returns a new Graph in which all positions are kept: what was erased is no longer listed in any body, what was added is
 appended. So a frontend can lay the answer over the module it read: ``graph.values[i].sharding`` is the new sharding of value i.
 
->>> x, y = Value(name="x", shape=(8, 4), dtype="f32"), Value(name="y", shape=(8, 4), dtype="f32")
->>> ops = (Op(name="stablehlo.tanh", operands=(0,), results=(1,), traits=Traits.ELEMENTWISE), Op(name="func.return", operands=(1,)))
+>>> x, y = GraphValue(name="x", shape=(8, 4), dtype="f32"), GraphValue(name="y", shape=(8, 4), dtype="f32")
+>>> tanh = GraphOp(name="stablehlo.tanh", operands=(0,), results=(1,), traits=Traits.ELEMENTWISE)
+>>> ops = (tanh, GraphOp(name="func.return", operands=(1,)))
 >>> main = Function(name="main", body=Block(arguments=(0,), ops=(0, 1)), result_shardings=(None,))
->>> graph = Graph(values=(x, y), ops=ops, functions=(main,))
+>>> graph = PropagationGraph(values=(x, y), ops=ops, functions=(main,))
 >>> graph.walk()
 (0, 1)
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,10 +24,11 @@ from typing import Any, Protocol
 
 from solver_shard.errors import InputError
 from solver_shard.rules.draft import factor_name
+from solver_shard.rules.rule import FactorDims
 from solver_shard.shardy.sharding import MeshSpec, TensorSharding
 
 
-class Kind(enum.Enum):
+class OpKind(enum.Enum):
     """What an op is to propagation, beside having (or lacking) a rule.
 
     PLAIN covers constraints and reshards too: to propagation they are ordinary identity ops with a rule.
@@ -79,7 +80,7 @@ class Direction(enum.IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class GraphValue:
     """A function argument, an op's result or a block argument.
 
     Attributes:
@@ -106,7 +107,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
+class GraphOp:
     """One op.
 
     Attributes:
@@ -126,7 +127,7 @@ class Op:
     name: str
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
-    kind: Kind = Kind.PLAIN
+    kind: OpKind = OpKind.PLAIN
     traits: Traits = Traits.NONE
     regions: tuple[Block, ...] = ()
     rule: ShardingRule | None = None
@@ -148,11 +149,11 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class PropagationGraph:
     """Values, ops, functions and mesh symbols; see the module's text for how passes keep positions."""
 
-    values: tuple[Value, ...]
-    ops: tuple[Op, ...]
+    values: tuple[GraphValue, ...]
+    ops: tuple[GraphOp, ...]
     functions: tuple[Function, ...]
     meshes: Mapping[str, MeshSpec] = field(default_factory=dict)
 
@@ -170,36 +171,22 @@ class Graph:
 class Registry(Protocol):
     """Where the rule of an op that carries none comes from; None where there is no rule for it."""
 
-    def __call__(self, graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def __call__(self, graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         """The rule of ``graph.ops[op]``."""
 
 
-# An op's sharding rule in the reference's form, and its text.
-#
-# >>> rule = parse_rule("#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>")
-# >>> rule.operands, rule.sizes, rule.reduction
-# ((((0,), (2,)), ((2,), (1,))), (8, 4, 2), (2,))
-# >>> str(rule)
-# '#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>'
-#
-# Factors are written as i to z, then z_1, z_2, ...; a dim of two factors as ``ij``, the major one first.
-
-FactorDims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, its factors, major to minor."""
-
-_FACTOR = re.compile(r"z_[0-9]{1,6}|[i-z]")
 _SETS = ("reduction", "need_replication", "permutation", "blocked_propagation")
-_RULE = re.compile(
-    r"\s*(?:#sdy\.op_sharding_rule)?\s*<\s*\((?P<operands>[^()]*)\)\s*->\s*\((?P<results>[^()]*)\)\s*(?:\{(?P<sizes>[^{}]*)\})?(?P<rest>.*)>\s*\Z",
-    re.DOTALL,
-)
-_SET = re.compile(rf"\s*(?P<name>{'|'.join(_SETS)})\s*=\s*\{{(?P<factors>[^{{}}]*)\}}")
-_MAX_TEXT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingRule:
-    """How the dims of an op's operands and results correspond.
+    """How the dims of an op's operands and results correspond, in the reference's form.
+
+    >>> dims = lambda *factors: tuple((f,) for f in factors)
+    >>> print(ShardingRule(sizes=(8, 4, 2), operands=(dims(0, 2), dims(2, 1)), results=(dims(0, 1),), reduction=(2,)))
+    #sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>
+
+    In the text, factors are i to z, then z_1, z_2, ...; a dim of two factors is ``ij``, the major one first.
 
     Attributes:
         sizes: of the factors.
@@ -243,41 +230,6 @@ def _format(tensors: Sequence[FactorDims]) -> str:
     return ", ".join("[" + ", ".join("".join(map(factor_name, held)) for held in dims) + "]" for dims in tensors)
 
 
-def parse_rule(text: str) -> ShardingRule:
-    """Read a rule as printed, with or without ``#sdy.op_sharding_rule``.
-
-    Raises:
-        InputError: the text is no rule, or the rule breaks a law of ``check_rule``.
-    """
-    match = _RULE.match(text) if len(text) <= _MAX_TEXT else None
-    if match is None:
-        raise InputError(
-            f"cannot read sharding rule {text[:200]!r}; write it as in '<([i, k], [k, j])->([i, j]) {{i=8, j=4, k=2}} reduction={{k}}>'"
-        )
-    sizes = _parse_sizes(match["sizes"] or "", text)
-    rest, held = match["rest"], dict[str, tuple[int, ...]]()
-    while found := _SET.match(rest):
-        held[found["name"]] = tuple(_parse_factor(name, text) for name in _split(found["factors"]))
-        rest = rest[found.end() :].lstrip()
-    custom = rest.strip().lstrip(",").strip()
-    if custom not in ("", "custom"):
-        raise InputError(
-            f"cannot read sharding rule {text[:200]!r} at {custom[:60]!r}; after the sizes come {', '.join(_SETS)} or 'custom'"
-        )
-    rule = ShardingRule(
-        sizes=sizes,
-        operands=_parse_tensors(match["operands"], text),
-        results=_parse_tensors(match["results"], text),
-        reduction=held.get("reduction", ()),
-        need_replication=held.get("need_replication", ()),
-        permutation=held.get("permutation", ()),
-        blocked=held.get("blocked_propagation", ()),
-        custom=custom == "custom",
-    )
-    check_rule(rule, text)
-    return rule
-
-
 def check_rule(rule: ShardingRule, where: str) -> None:
     """Hold a rule against its laws; ``where`` begins the message.
 
@@ -307,42 +259,3 @@ def check_rule(rule: ShardingRule, where: str) -> None:
     typed = (*rule.reduction, *rule.need_replication, *rule.permutation)
     if len(set(typed)) != len(typed):
         raise InputError(f"{where}: a factor can be in only one of reduction, need_replication and permutation")
-
-
-def _parse_sizes(body: str, text: str) -> tuple[int, ...]:
-    sizes: list[int] = []
-    for part in _split(body):
-        name, _, size = (piece.strip() for piece in part.partition("="))
-        if _parse_factor(name, text) != len(sizes) or not re.fullmatch(r"[0-9]{1,18}", size):
-            raise InputError(
-                f"cannot read sharding rule {text[:200]!r} at {part!r}; sizes are given in the order i, j, ... as in 'i=8, j=4'"
-            )
-        sizes.append(int(size))
-    return tuple(sizes)
-
-
-def _parse_tensors(body: str, text: str) -> tuple[FactorDims, ...]:
-    tensors, rest = list[FactorDims](), body.strip()
-    while rest:
-        match = re.match(r"\[([^\[\]]*)\]\s*(,\s*(?=\[)|\Z)", rest)
-        if match is None:
-            raise InputError(f"cannot read sharding rule {text[:200]!r} at {rest[:60]!r}; a tensor is written as in '[i, jk]'")
-        dims = []
-        for part in match[1].split(",") if match[1].strip() else ():
-            names = _FACTOR.findall(part)
-            if "".join(names) != part.strip():
-                raise InputError(f"cannot read sharding rule {text[:200]!r} at {part!r}; factors are i to z, then z_1, z_2, ...")
-            dims.append(tuple(_parse_factor(name, text) for name in names))
-        tensors.append(tuple(dims))
-        rest = rest[match.end() :]
-    return tuple(tensors)
-
-
-def _parse_factor(name: str, text: str) -> int:
-    if not _FACTOR.fullmatch(name):
-        raise InputError(f"cannot read sharding rule {text[:200]!r} at {name[:60]!r}; factors are i to z, then z_1, z_2, ...")
-    return ord(name) - ord("i") if len(name) == 1 else ord("z") - ord("i") + int(name[2:])
-
-
-def _split(body: str) -> list[str]:
-    return [part.strip() for part in body.split(",")] if body.strip() else []

@@ -1,7 +1,7 @@
-"""The propagation passes: basic, aggressive, op-priority, user-priority, each running the one before; and the rules alone.
+"""The propagation passes: basic, aggressive, op-priority, user-priority, each running the one before; and the laws that graphs keep.
 
-made = propagate(graph, "user-priority", registry)
-made.graph.values[i].sharding
+propagated = propagate(graph, "user-priority", registry)
+propagated.graph.values[i].sharding
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Direction, FactorDims, Graph, Kind, Op, Registry, ShardingRule, Traits, check_rule
+from solver_shard.rules.rule import FactorDims
+from solver_shard.shardy.graph import Direction, GraphOp, OpKind, PropagationGraph, Registry, ShardingRule, Traits, check_rule
 from solver_shard.shardy.sharding import AxisRef, DimSharding, MeshSpec, TensorSharding, check_sharding
-from solver_shard.shardy.step import NO_SHARDING, State, StrategyName
+from solver_shard.shardy.step import NO_SHARDING, PropagationState, StrategyName
 from solver_shard.shardy.sweep import Directions, settle_groups, sweep
 
 PassName = Literal["basic", "aggressive", "op-priority", "user-priority"]
-Dump = Callable[[Graph, str], None]
+Dump = Callable[[PropagationGraph, str], None]
 """Called with the graph as it stands, rules on its ops, and the name of the file to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PropagationOptions:
     """What the passes can be asked.
 
     Attributes:
@@ -46,27 +47,27 @@ class Options:
 class Propagated:
     """What a pass made of a graph; positions of values and ops are as in the graph that was given (see ``graph``)."""
 
-    graph: Graph
+    graph: PropagationGraph
     warnings: tuple[str, ...] = ()
 
 
-def propagate(graph: Graph, name: PassName, registry: Registry, options: Options | None = None) -> Propagated:
+def propagate(graph: PropagationGraph, name: PassName, registry: Registry, options: PropagationOptions | None = None) -> Propagated:
     """Run one pass.
 
     Raises:
         InputError: an unknown pass or strategy; no main function; shardings or rules that do not fit the graph.
     """
-    options = options or Options()
+    options = options or PropagationOptions()
     if name not in get_args(PassName):
         raise InputError(f"unknown propagation pass {name!r}; legal: {', '.join(get_args(PassName))}")
     if options.strategy not in _STRATEGIES:
         raise InputError(f"unknown propagation strategy {options.strategy!r}; legal: {', '.join(_STRATEGIES)}")
     main = _main(graph)
     check_graph(graph)
-    bare = State(graph, main, [None] * len(graph.ops), {})
+    bare = PropagationState(graph, main, [None] * len(graph.ops), {})
     grouped = settle_groups(graph, bare.slots, bare.maker)
     rules = op_rules(grouped.graph, registry, conservative=options.conservative)
-    state = State(grouped.graph, main, rules, grouped.constrained)
+    state = PropagationState(grouped.graph, main, rules, grouped.constrained)
     if name == "user-priority":
         _user_priority(state, options)
     elif name == "op-priority":
@@ -78,7 +79,7 @@ def propagate(graph: Graph, name: PassName, registry: Registry, options: Options
     return Propagated(graph=state.snapshot(keep_rules=options.keep_rules), warnings=grouped.warnings)
 
 
-def populate_rules(graph: Graph, registry: Registry, *, conservative: bool = False) -> Graph:
+def populate_rules(graph: PropagationGraph, registry: Registry, *, conservative: bool = False) -> PropagationGraph:
     """The graph with the rule of every op that has one."""
     check_graph(graph)
     rules = op_rules(graph, registry, conservative=conservative)
@@ -86,14 +87,14 @@ def populate_rules(graph: Graph, registry: Registry, *, conservative: bool = Fal
     return dataclasses.replace(graph, ops=ops)
 
 
-def op_rules(graph: Graph, registry: Registry, *, conservative: bool) -> list[ShardingRule | None]:
+def op_rules(graph: PropagationGraph, registry: Registry, *, conservative: bool) -> list[ShardingRule | None]:
     """Per op the rule that it carries, or else the registry's."""
     rules: list[ShardingRule | None] = [None] * len(graph.ops)
     for i in graph.walk():
         op = graph.ops[i]
         if op.rule is not None:
             rules[i] = op.rule
-        elif op.kind in (Kind.PLAIN, Kind.CONSTRAINT):
+        elif op.kind in (OpKind.PLAIN, OpKind.CONSTRAINT):
             rule = registry(graph, i, conservative=conservative)
             if rule is not None:
                 fit_rule(graph, op, rule)
@@ -108,12 +109,12 @@ _STRATEGIES: dict[str, Sequence[StrategyName]] = {
 }
 
 
-def _aggressive(state: State, options: Options) -> None:
+def _aggressive(state: PropagationState, options: PropagationOptions) -> None:
     for strategy in _STRATEGIES[options.strategy]:
         sweep(state, strategy, conservative=options.conservative)
 
 
-def _op_priority(state: State, options: Options) -> None:
+def _op_priority(state: PropagationState, options: PropagationOptions) -> None:
     if not options.run_op_priority:
         _aggressive(state, options)
         return
@@ -123,7 +124,7 @@ def _op_priority(state: State, options: Options) -> None:
             sweep(state, strategy, directions, conservative=options.conservative)
 
 
-def _user_priority(state: State, options: Options) -> None:
+def _user_priority(state: PropagationState, options: PropagationOptions) -> None:
     reserved = hide_priorities(state)
     _op_priority(state, options)
     finished = 0
@@ -135,7 +136,7 @@ def _user_priority(state: State, options: Options) -> None:
         finished = priority
 
 
-def _main(graph: Graph) -> int:
+def _main(graph: PropagationGraph) -> int:
     """The position of the function whose results take part."""
     names = [function.name for function in graph.functions]
     if len(names) == 1:
@@ -146,24 +147,21 @@ def _main(graph: Graph) -> int:
     return names.index("main")
 
 
-# Op-priority and user-priority: which ops, and which user annotations, have their way first.
-#
-# Op-priority sweeps five times. In every sweep more ops take part, in more directions; the heuristics of earlier sweeps stay on:
-#
-#     0  ops that pass a sharding through, where every operand that is no scalar has this one use
-#     1  the same ops without that condition
-#     2  all ops, along factors that pass through; broadcasts only backward
-#     3  all ops along all factors; broadcasts only backward
-#     4  everything both ways
-#
-# User-priority hides the dims of lower priorities first (closed, empty, their axes kept from all other use), and brings them back
-# priority after priority, with a full op-priority propagation in between.
-
 LEVELS = 5
+"""Of op-priority; see ``op_directions``."""
 
 
-def op_directions(state: State, level: int) -> Directions:
-    """The directions in which ops take part at a level of op-priority."""
+def op_directions(state: PropagationState, level: int) -> Directions:
+    """The directions in which ops take part at a level of op-priority.
+
+    In every level more ops take part, in more directions; the heuristics of earlier levels stay on:
+
+        0  ops that pass a sharding through, where every operand that is no scalar has this one use
+        1  the same ops without that condition
+        2  all ops, along factors that pass through; broadcasts only backward
+        3  all ops along all factors; broadcasts only backward
+        4  everything both ways
+    """
 
     def directions(op: int, rule: ShardingRule) -> tuple[Direction, ...]:
         node = state.graph.ops[op]
@@ -197,8 +195,12 @@ class Reserved:
     op: int
 
 
-def hide_priorities(state: State) -> dict[int, list[Reserved]]:
-    """Leave only dims of priority 0 in effect; the places that hold others, by ascending priority."""
+def hide_priorities(state: PropagationState) -> dict[int, list[Reserved]]:
+    """Leave only dims of priority 0 in effect; the places that hold others, by ascending priority.
+
+    Their dims are closed and empty, and their axes kept from all other use, until user-priority brings them back, priority after
+    priority, with a full op-priority propagation in between.
+    """
     found: dict[int, list[Reserved]] = {}
     for slot, op in _places(state):
         given = state.stepper.sharding(state.numbers[slot])
@@ -210,7 +212,7 @@ def hide_priorities(state: State) -> dict[int, list[Reserved]]:
     return dict(sorted(found.items()))
 
 
-def restore_priority(state: State, priority: int, places: list[Reserved]) -> None:
+def restore_priority(state: PropagationState, priority: int, places: list[Reserved]) -> None:
     """Bring the dims of one priority back into effect."""
     for place in places:
         if place.op >= 0 and state.erased[place.op]:
@@ -228,7 +230,7 @@ def restore_priority(state: State, priority: int, places: list[Reserved]) -> Non
         state.numbers[place.slot] = state.stepper.number(dataclasses.replace(now, dims=tuple(dims), replicated=replicated))
 
 
-def _places(state: State) -> list[tuple[int, int]]:
+def _places(state: PropagationState) -> list[tuple[int, int]]:
     """All slots with a sharding of their own, and the op they belong to (-1: none); targets of edges are left out."""
     graph = state.graph
     covered = {value for flow in state.flows.values() for value in flow.targets}
@@ -239,7 +241,7 @@ def _places(state: State) -> list[tuple[int, int]]:
     for op in state.order:
         node = graph.ops[op]
         found += [(value, op) for value in node.results if value not in covered]
-        if node.kind in (Kind.MANUAL, Kind.NAMED):
+        if node.kind in (OpKind.MANUAL, OpKind.NAMED):
             found += [(slot, op) for slot in state.in_slots[op] if state.value_of[slot] not in covered]
     return [(slot, op) for slot, op in found if state.numbers[slot] != NO_SHARDING]
 
@@ -258,14 +260,11 @@ def _initial(given: TensorSharding, mesh: MeshSpec) -> TensorSharding:
     return dataclasses.replace(given, dims=tuple(dims), replicated=tuple(replicated))
 
 
-# Hold a graph against its laws before a pass runs over it; messages name the op and the value.
-
-
-def check_graph(graph: Graph) -> None:
-    """Check all shardings and the rules that ops carry.
+def check_graph(graph: PropagationGraph) -> None:
+    """Hold all shardings and the rules that ops carry against their laws; messages name the op and the value.
 
     Raises:
-        InputError: a sharding that breaks a law (see ``annotations.check_sharding``), or a rule that does not fit its op.
+        InputError: a sharding that breaks a law (see ``sharding.check_sharding``), or a rule that does not fit its op.
     """
     known: set[tuple[TensorSharding, int | None]] = set()
 
@@ -287,23 +286,23 @@ def check_graph(graph: Graph) -> None:
         op = graph.ops[i]
         for value in op.results:
             check(graph.values[value].sharding, value, f"{graph.values[value].name} of {op.name}")
-        if op.kind in (Kind.MANUAL, Kind.NAMED):
+        if op.kind in (OpKind.MANUAL, OpKind.NAMED):
             if op.in_shardings is not None and len(op.in_shardings) != len(op.operands):
                 raise InputError(f"{named(graph, op)}: {len(op.in_shardings)} in_shardings for {len(op.operands)} operands; give one each")
             for position, (value, sharding) in enumerate(zip(op.operands, op.in_shardings or (), strict=False)):
                 check(sharding, value, f"in_shardings {position} of {named(graph, op)}")
-        if op.kind is Kind.CALL and all(op.callee != function.name for function in graph.functions):
+        if op.kind is OpKind.CALL and all(op.callee != function.name for function in graph.functions):
             have = ", ".join("@" + function.name for function in graph.functions)
             raise InputError(f"{named(graph, op)} calls @{op.callee}, which is not in the module; it has {have}")
         if op.rule is not None:
             fit_rule(graph, op, op.rule)
 
 
-def fit_rule(graph: Graph, op: Op, rule: ShardingRule) -> None:
+def fit_rule(graph: PropagationGraph, op: GraphOp, rule: ShardingRule) -> None:
     """Hold a rule against the op it is for: as many operands and results, and as many dims each.
 
     Raises:
-        InputError: they differ, or the rule breaks a law (see ``rule.check_rule``).
+        InputError: they differ, or the rule breaks a law (see ``graph.check_rule``).
     """
     operands, results = _ranks(graph, op.operands), _ranks(graph, op.results)
     if not _fits(rule, operands, results):
@@ -317,12 +316,12 @@ def fit_rule(graph: Graph, op: Op, rule: ShardingRule) -> None:
         raise InputError(f"{named(graph, op)}: {error}") from None
 
 
-def named(graph: Graph, op: Op) -> str:
+def named(graph: PropagationGraph, op: GraphOp) -> str:
     """An op for a person to read: ``stablehlo.add (%3)``."""
     return f"{op.name} ({', '.join(graph.values[v].name for v in op.results)})" if op.results else op.name
 
 
-def _ranks(graph: Graph, values: Sequence[int]) -> tuple[int, ...]:
+def _ranks(graph: PropagationGraph, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(graph.values[value].shape or ()) for value in values)
 
 

@@ -1,4 +1,4 @@
-"""Propagation over a traced program: pins in, a layout for every tensor out.
+"""Propagation over a traced program: pins in, a layout for every tensor out; its rules as those of the passes.
 
 A pin becomes the tensor's sharding: axes pinned ``S(d)`` cut dim d, axes pinned ``R`` stay unused, axes without a pin are open. What the
 pass leaves undecided is replicated. Propagation keeps axes whole here; split an axis by hand to have its parts propagated.
@@ -18,12 +18,11 @@ from solver_shard.graph.liveness import either_order
 from solver_shard.graph.pins import Allowed
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
-from solver_shard.program import Op as Call
-from solver_shard.program import Program
+from solver_shard.program import Op, Program
 from solver_shard.rules.rule import Rule
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Traits, Value
-from solver_shard.shardy.passes import Options, PassName, propagate
+from solver_shard.shardy.graph import Block, Function, GraphOp, GraphValue, OpKind, PropagationGraph, ShardingRule, Traits
+from solver_shard.shardy.passes import PassName, PropagationOptions, propagate
 from solver_shard.shardy.sharding import AxisRef, DimSharding, MeshSpec, TensorSharding
 
 MESH = "mesh"
@@ -54,7 +53,7 @@ def propagate_program(
     pins: Mapping[int, Allowed],
     name: PassName,
     rulebook: Rulebook | None = None,
-    options: Options | None = None,
+    options: PropagationOptions | None = None,
 ) -> PropagatedProgram:
     """Run a pass over a program whose tensors are pinned.
 
@@ -62,8 +61,8 @@ def propagate_program(
         InputError: a pin that leaves several placements on an axis, or a partial one; see ``passes.propagate`` for the rest.
     """
     rulebook = rulebook or Rulebook()
-    given = options or Options()
-    chosen = Options(conservative=True, strategy=given.strategy, run_op_priority=given.run_op_priority)
+    given = options or PropagationOptions()
+    chosen = PropagationOptions(conservative=True, strategy=given.strategy, run_op_priority=given.run_op_priority)
     graph = program_graph(program, mesh, pins, rulebook)
     made = propagate(graph, name, ProgramRules(program, rulebook), chosen).graph
     layouts, lost, either = [], {}, either_order(program)
@@ -77,25 +76,25 @@ def propagate_program(
     return PropagatedProgram(layouts=tuple(layouts), decided=decided, lost=lost)
 
 
-def program_graph(program: Program, mesh: Mesh, pins: Mapping[int, Allowed], rulebook: Rulebook) -> Graph:
+def program_graph(program: Program, mesh: Mesh, pins: Mapping[int, Allowed], rulebook: Rulebook) -> PropagationGraph:
     """The program as a graph, op by op at the same positions; sources are arguments, outputs and gradients are returned."""
     shardings = {t: _pinned(allowed, program.tensors[t].name, len(program.tensors[t].shape), mesh) for t, allowed in pins.items()}
     values = tuple(
-        Value(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, sharding=shardings.get(t))
+        GraphValue(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype, sharding=shardings.get(t))
         for t, tensor in enumerate(program.tensors)
     )
     # the first sharding of one of an op's results gives the others open ones
     values = _opened(program, values)
     ops = tuple(_op(call, rulebook.rule(program, i)) for i, call in enumerate(program.ops))
     returned = (*program.outputs, *program.gradients.values())
-    end = Op(name="return", operands=returned, kind=Kind.RETURN)
+    end = GraphOp(name="return", operands=returned, kind=OpKind.RETURN)
     body = Block(arguments=tuple(program.sources()), ops=tuple(range(len(ops) + 1)))
     main = Function(name="main", body=body, result_shardings=tuple(shardings.get(t) for t in returned))
     spec = MeshSpec(axes=tuple((axis.name, axis.size) for axis in mesh.axes))
-    return Graph(values=values, ops=(*ops, end), functions=(main,), meshes={MESH: spec})
+    return PropagationGraph(values=values, ops=(*ops, end), functions=(main,), meshes={MESH: spec})
 
 
-def _opened(program: Program, values: tuple[Value, ...]) -> tuple[Value, ...]:
+def _opened(program: Program, values: tuple[GraphValue, ...]) -> tuple[GraphValue, ...]:
     found = list(values)
     for call in program.ops:
         if any(found[t].sharding for t in call.results):
@@ -103,11 +102,13 @@ def _opened(program: Program, values: tuple[Value, ...]) -> tuple[Value, ...]:
                 if found[t].sharding is None:
                     dims = (DimSharding(open=True),) * len(found[t].shape or ())
                     value = found[t]
-                    found[t] = Value(name=value.name, shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=MESH, dims=dims))
+                    found[t] = GraphValue(
+                        name=value.name, shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=MESH, dims=dims)
+                    )
     return tuple(found)
 
 
-def _op(call: Call, rule: Rule) -> Op:
+def _op(call: Op, rule: Rule) -> GraphOp:
     traits = Traits.NONE
     if rule.family in _POINTWISE:
         traits |= Traits.ELEMENTWISE
@@ -115,7 +116,7 @@ def _op(call: Call, rule: Rule) -> Op:
         traits |= Traits.BROADCAST
     elif rule.view or call.name in _PASSES:
         traits |= Traits.PASS
-    return Op(name=call.name, operands=call.operands, results=call.results, traits=traits)
+    return GraphOp(name=call.name, operands=call.operands, results=call.results, traits=traits)
 
 
 def _pinned(allowed: Allowed, name: str, rank: int, mesh: Mesh) -> TensorSharding:
@@ -145,7 +146,7 @@ def _pinned(allowed: Allowed, name: str, rank: int, mesh: Mesh) -> TensorShardin
     )
 
 
-def _final(graph: Graph, t: int, program: Program) -> TensorSharding | None:
+def _final(graph: PropagationGraph, t: int, program: Program) -> TensorSharding | None:
     """What is said of a tensor that is returned."""
     returned = (*program.outputs, *program.gradients.values())
     return graph.functions[0].result_shardings[returned.index(t)] if t in returned else None
@@ -174,14 +175,13 @@ def _cut(layout: Layout, dim: int, axes: Sequence[int], shape: tuple[int, ...], 
     return made if legal else None
 
 
-# A rulebook's rule as propagation uses it: one rule format serves the solver and the passes.
-#
-# Every factor that the solver may cut carries shardings. What the op must see whole blocks them, and so do factors that only a named
-# implementation can cut (it needs collectives inside, which propagation does not know of).
-
-
 def sharding_rule(rule: Rule) -> ShardingRule | None:
     """The factors of a rule with their types; None where the op has no rule to propagation.
+
+    A rulebook's rule as propagation uses it: one rule format serves the solver and the passes.
+
+    Every factor that the solver may cut carries shardings. What the op must see whole blocks them, and so do factors that only a named
+    implementation can cut (it needs collectives inside, which propagation does not know of).
 
     A dim without factors gets one of its own, of size 1, operands first.
     """
@@ -266,7 +266,7 @@ class ProgramRules:
         self._rulebook = rulebook
         self._known: dict[int, ShardingRule | None] = {}
 
-    def __call__(self, graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def __call__(self, graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         """The rule of an op; None where it has none."""
         if op >= len(self._program.ops):
             return None

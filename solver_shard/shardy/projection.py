@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from solver_shard.shardy.graph import Direction, FactorDims
+from solver_shard.rules.rule import FactorDims
+from solver_shard.shardy.graph import Direction
 from solver_shard.shardy.sharding import (
     AxisRef,
     DimSharding,
@@ -136,17 +137,17 @@ def _add(axes: list[AxisRef], more: Sequence[AxisRef]) -> None:
             axes.append(axis)
 
 
-# Which axes a factor may be cut along: what the tensors agree on from the major end, then what nothing stands against.
-#
-# ``major_axes`` finds the longest list of axes that the tensors of an op can agree on for a factor, ``cut`` shortens a list before
-# the first axis that one of two tests objects to: ``across`` (another factor of the tensor uses the axis) and ``within`` (the tensor
-# keeps the axis replicated or unreduced, or its dim is closed or cannot be cut evenly).
-
 Axes = tuple[AxisRef, ...]
 
 
 def major_axes(tensors: Sequence[TensorFactors], operands: int, factor: int, direction: Direction) -> Axes:
     """The axes that the tensors agree on for a factor, ignoring conflicts with other factors.
+
+    Which axes a factor may be cut along: what the tensors agree on from the major end, then what nothing stands against.
+
+    ``major_axes`` finds the longest list of axes that the tensors of an op can agree on for a factor, ``cut`` shortens a list before
+    the first axis that one of two tests objects to: ``across`` (another factor of the tensor uses the axis) and ``within`` (the tensor
+    keeps the axis replicated or unreduced, or its dim is closed or cannot be cut evenly).
 
     The first ``operands`` tensors are operands. Going forward, results may object but not add; going backward, operands.
     """

@@ -1,11 +1,12 @@
-"""Sharding annotations: meshes, axes and their parts, dim and tensor shardings, and their text.
+"""Sharding annotations: meshes, axes and their parts, dim and tensor shardings, their laws and their text.
 
->>> mesh = parse_mesh('<["a"=2, "b"=8]>')
->>> sharding = parse_sharding('#sdy.sharding<@mesh, [{"a", "b":(1)2}, {?}], replicated={"b":(2)4}>', {"mesh": mesh})
->>> sharding.dims[0].axes
-(AxisRef(name='a', pre=1, size=2), AxisRef(name='b', pre=1, size=2))
+>>> mesh = MeshSpec(axes=(("a", 2), ("b", 8)))
+>>> cut = DimSharding((AxisRef("a", 1, 2), AxisRef("b", 1, 2)))
+>>> sharding = TensorSharding(mesh="mesh", dims=(cut, DimSharding(open=True)), replicated=(AxisRef("b", 2, 4),))
 >>> print(format_sharding(sharding, {"mesh": mesh}))
 #sdy.sharding<@mesh, [{"a", "b":(1)2}, {?}], replicated={"b":(2)4}>
+>>> prefix_without_overlap(AxisRef("a", 1, 8), AxisRef("a", 4, 2))
+AxisRef(name='a', pre=1, size=4)
 
 A dim is cut by axes, major to minor. ``?`` leaves it open: propagation may cut it further. ``p1`` is a priority.
 """
@@ -14,16 +15,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from solver_shard.errors import InputError
-
-REDUCTIONS = ("sum", "max", "min")
-_MAX_TEXT = 1_000_000
-_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|@[A-Za-z0-9_.$-]+|@"[^"]*"|[A-Za-z_#.]+|[0-9]+|->|[<>\[\]{}(),=?:])')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +102,6 @@ class TensorSharding:
 
 
 Meshes = Mapping[str, MeshSpec]
-
-
-def open_sharding(mesh: str | MeshSpec, rank: int) -> TensorSharding:
-    """All dims open and empty.
-
-    >>> open_sharding("mesh", 2).dims
-    (DimSharding(axes=(), open=True, priority=None), DimSharding(axes=(), open=True, priority=None))
-    """
-    return TensorSharding(mesh=mesh, dims=(DimSharding(open=True),) * rank)
 
 
 def mesh_of(sharding: TensorSharding, meshes: Meshes) -> MeshSpec:
@@ -209,184 +196,7 @@ def _axis(axis: AxisRef, sizes: Mapping[str, int]) -> str:
     return f'"{axis.name}"' if axis.pre == 1 and axis.size == sizes.get(axis.name) else f'"{axis.name}":({axis.pre}){axis.size}'
 
 
-def parse_mesh(text: str) -> MeshSpec:
-    """Read ``<["a"=2, "b"=4], device_ids=[...]>``, with or without ``mesh`` or ``#sdy.mesh`` before it.
-
-    Raises:
-        InputError: the text is no mesh, or the mesh breaks a law.
-    """
-    reader = _Reader(text)
-    reader.maybe("#sdy.mesh", "mesh")
-    mesh = reader.mesh()
-    reader.end()
-    return mesh
-
-
-def parse_sharding(text: str, meshes: Meshes) -> TensorSharding:
-    """Read a sharding as printed, with or without ``#sdy.sharding``; axes are resolved against the meshes.
-
-    Raises:
-        InputError: the text is no sharding, or names an unknown mesh or axis. Other laws are ``check_sharding``'s.
-    """
-    reader = _Reader(text)
-    reader.maybe("#sdy.sharding")
-    sharding = reader.sharding(meshes)
-    reader.end()
-    return sharding
-
-
-class _Reader:
-    """A text, token after token."""
-
-    def __init__(self, text: str) -> None:
-        if len(text) > _MAX_TEXT:
-            raise InputError(f"an annotation of {len(text):,} characters was given; at most {_MAX_TEXT:,} are read")
-        self._text = text
-        self._tokens = list(self._split())
-        self._at = 0
-
-    def _split(self) -> Iterator[tuple[str, int]]:
-        position, text = 0, self._text.rstrip()
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise InputError(f"cannot read annotation {text[:200]!r} at {text[position : position + 40]!r}")
-            yield match[1], match.start(1)
-            position = match.end()
-
-    def peek(self) -> str:
-        return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
-
-    def fail(self, wanted: str) -> InputError:
-        rest = self._text[self._tokens[self._at][1] :] if self._at < len(self._tokens) else "its end"
-        return InputError(
-            f"cannot read annotation {self._text[:200]!r} at {rest[:40]!r}: {wanted} was expected; "
-            'write it as in \'<@mesh, [{"a", "b":(1)2, ?}p1, {}], replicated={"c"}>\''
-        )
-
-    def take(self, *wanted: str) -> str:
-        token = self.peek()
-        if token not in wanted:
-            raise self.fail(" or ".join(wanted))
-        self._at += 1
-        return token
-
-    def maybe(self, *wanted: str) -> str:
-        return self.take(*wanted) if self.peek() in wanted else ""
-
-    def any(self) -> str:
-        token = self.peek()
-        self._at += 1
-        return token
-
-    def string(self) -> str:
-        if not self.peek().startswith('"'):
-            raise self.fail("a name in quotes")
-        return self.any()[1:-1]
-
-    def number(self) -> int:
-        if not self.peek().isdigit() or len(self.peek()) > 18:
-            raise self.fail("a number")
-        return int(self.any())
-
-    def end(self) -> None:
-        if self.peek():
-            raise self.fail("the end")
-
-    def mesh(self) -> MeshSpec:
-        self.take("<")
-        self.take("[")
-        axes, ids = list[tuple[str, int]](), list[int]()
-        while not self.maybe("]"):
-            name = self.string()
-            self.take("=")
-            axes.append((name, self.number()))
-            if self.peek() != "]":
-                self.take(",")
-        if self.maybe(","):
-            self.take("device_ids")
-            self.take("=")
-            self.take("[")
-            while not self.maybe("]"):
-                ids.append(self.number())
-                if self.peek() != "]":
-                    self.take(",")
-        self.take(">")
-        return MeshSpec(axes=tuple(axes), device_ids=tuple(ids))
-
-    def sharding(self, meshes: Meshes) -> TensorSharding:
-        self.take("<")
-        mesh: str | MeshSpec
-        if self.peek().startswith("@"):
-            mesh = self.any()[1:].strip('"')
-        else:
-            self.take("mesh")
-            mesh = self.mesh()
-        sizes = dict(mesh_of(TensorSharding(mesh=mesh, dims=()), meshes).axes)
-        self.take(",")
-        self.take("[")
-        dims = list[DimSharding]()
-        while not self.maybe("]"):
-            dims.append(self._dim(sizes))
-            if self.peek() != "]":
-                self.take(",")
-        held: dict[str, tuple[AxisRef, ...]] = {}
-        reduction = "sum"
-        while self.maybe(","):
-            name = self.take(*(n for n in ("replicated", "unreduced") if n not in held))
-            self.take("=")
-            if name == "unreduced":
-                reduction = self.maybe(*REDUCTIONS) or "sum"
-            held[name] = self._axes(sizes)[0]
-        self.take(">")
-        return TensorSharding(
-            mesh=mesh,
-            dims=tuple(dims),
-            replicated=held.get("replicated", ()),
-            unreduced=held.get("unreduced", ()),
-            reduction=reduction,
-        )
-
-    def _dim(self, sizes: Mapping[str, int]) -> DimSharding:
-        axes, is_open = self._axes(sizes, opens=True)
-        priority = None
-        if self.peek() == "p":
-            self.any()
-            priority = self.number()
-        return DimSharding(axes, is_open, priority)
-
-    def _axes(self, sizes: Mapping[str, int], *, opens: bool = False) -> tuple[tuple[AxisRef, ...], bool]:
-        self.take("{")
-        axes = list[AxisRef]()
-        while not self.maybe("}"):
-            if opens and self.maybe("?"):
-                self.take("}")
-                return tuple(axes), True
-            name = self.string()
-            if name not in sizes:
-                raise InputError(
-                    f"cannot read annotation {self._text[:200]!r}: unknown axis {name!r}; the mesh has {', '.join(sizes) or 'no axes'}"
-                )
-            if self.maybe(":"):
-                self.take("(")
-                pre = self.number()
-                self.take(")")
-                axes.append(AxisRef(name, pre, self.number()))
-            else:
-                axes.append(AxisRef(name, 1, sizes[name]))
-            if self.peek() != "}":
-                self.take(",")
-        return tuple(axes), False
-
-
-# Algebra of axis references: which contain, precede, overlap or exclude each other.
-#
-# An axis reference is the triple (name, pre, size): of an axis of size n seen as pre x size x n / (pre * size), the middle part. It
-# covers the half-open range from ``pre`` to ``pre * size`` on a multiplicative scale. A whole axis is (name, 1, n).
-#
-# >>> a = AxisRef("a", 1, 8)
-# >>> prefix_without_overlap(a, AxisRef("a", 4, 2)), prefix_without_overlap(a, AxisRef("a", 1, 2))
-# (AxisRef(name='a', pre=1, size=4), None)
+# Algebra of axis references: an axis covers the half-open range from ``pre`` to ``pre * size`` on a multiplicative scale.
 
 
 def contains(outer: AxisRef, inner: AxisRef) -> bool:

@@ -1,4 +1,4 @@
-"""One step on one op: from the shardings of its operands and results to those that change.
+"""One step on one op: from the shardings of its operands and results to those that change; and what the passes change.
 
 A step is a pure function of shardings, so a ``Stepper`` remembers what it has computed: repeated layers and repeated sweeps ask
 for the same steps over and over. It keeps shardings by number (equal shardings have one number), 0 for none.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from solver_shard.shardy.data_flow import EdgeFlow, axis_order, edge_flows, with_manual, without_manual
-from solver_shard.shardy.graph import Block, Direction, Function, Graph, Kind, Op, ShardingRule, Traits
+from solver_shard.shardy.graph import Block, Direction, Function, GraphOp, OpKind, PropagationGraph, ShardingRule, Traits
 from solver_shard.shardy.projection import Setting, Strategy, aggressive, basic, project, unproject
 from solver_shard.shardy.sharding import DimSharding, MeshSpec, TensorSharding
 
@@ -128,18 +128,18 @@ def _has_axes(sharding: TensorSharding) -> bool:
     return bool(sharding.replicated or sharding.unreduced or any(dim.axes for dim in sharding.dims))
 
 
-# What the passes change: the sharding of every place that can hold one, and which ops are still there.
-#
-# A place ("slot") is a function argument, an op's result, an entry of ``in_shardings``, or a function's result. A value reads and
-# writes one slot: its own, or that of the edge it is a target of, or of the region op it belongs to. Slots hold shardings by number
-# (see ``step.Stepper``).
-
 NO_SLOT = -1
 NO_OP = -1
 
 
-class State:
+class PropagationState:
     """Shardings, uses and liveness of one graph while passes run over it.
+
+    What the passes change: the sharding of every place that can hold one, and which ops are still there.
+
+    A place ("slot") is a function argument, an op's result, an entry of ``in_shardings``, or a function's result. A value reads and
+    writes one slot: its own, or that of the edge it is a target of, or of the region op it belongs to. Slots hold shardings by number
+    (see ``step.Stepper``).
 
     Attributes:
         graph: as given to the pass, sharding groups resolved.
@@ -158,7 +158,9 @@ class State:
         calls: the call ops of every function, by name.
     """
 
-    def __init__(self, graph: Graph, main: int, rules: Sequence[ShardingRule | None], constrained: Mapping[int, Sequence[int]]) -> None:
+    def __init__(
+        self, graph: PropagationGraph, main: int, rules: Sequence[ShardingRule | None], constrained: Mapping[int, Sequence[int]]
+    ) -> None:
         self.graph = graph
         self.main = main
         self.rules = list(rules)
@@ -196,7 +198,7 @@ class State:
                 for inner in block.ops:
                     self.parent[inner] = i
                     self.function[inner] = self.function[i]
-            if op.kind is Kind.CALL and op.callee is not None:
+            if op.kind is OpKind.CALL and op.callee is not None:
                 self.calls.setdefault(op.callee, []).append(i)
 
     def _uses(self) -> None:
@@ -229,11 +231,11 @@ class State:
             for block in op.regions:
                 for value in block.arguments:
                     self.slots[value] = NO_SLOT
-            if op.kind is Kind.WHILE:
+            if op.kind is OpKind.WHILE:
                 for block in op.regions:
                     for value, result in zip(block.arguments, op.results, strict=True):
                         self.slots[value] = result
-            elif op.kind in (Kind.MANUAL, Kind.NAMED):
+            elif op.kind in (OpKind.MANUAL, OpKind.NAMED):
                 held: Sequence[TensorSharding | None] = op.in_shardings or (None,) * len(op.operands)
                 held = [without_manual(sharding, op.manual_axes) if sharding else None for sharding in held]
                 arguments = op.regions[0].arguments
@@ -285,7 +287,7 @@ class State:
         node = self.graph.ops[op]
         return bool(node.traits & Traits.PURE) and all(not self.users[value] for value in node.results)
 
-    def snapshot(self, *, keep_rules: bool) -> Graph:
+    def snapshot(self, *, keep_rules: bool) -> PropagationGraph:
         """The graph as it stands; without ``keep_rules`` only custom rules are on ops."""
         graph = self.graph
         values = list(graph.values)
@@ -314,12 +316,12 @@ class State:
             Function(name=f.name, body=self._listed(f.body), result_shardings=tuple(map(self._sharding_in, slots)))
             for f, slots in zip(graph.functions, self.result_slots, strict=True)
         )
-        return Graph(values=tuple(values), ops=tuple(ops), functions=functions, meshes=graph.meshes)
+        return PropagationGraph(values=tuple(values), ops=tuple(ops), functions=functions, meshes=graph.meshes)
 
     def _sharding_in(self, slot: int) -> TensorSharding | None:
         return self.stepper.sharding(self.numbers[slot])
 
-    def _in_shardings(self, op: Op, slots: Sequence[int]) -> tuple[TensorSharding, ...] | None:
+    def _in_shardings(self, op: GraphOp, slots: Sequence[int]) -> tuple[TensorSharding, ...] | None:
         """The in_shardings of a computation, whose block arguments see them without manual axes."""
         given: Sequence[TensorSharding | None] = op.in_shardings or (None,) * len(slots)
         made: list[TensorSharding] = []
@@ -336,11 +338,11 @@ class State:
         return Block(arguments=block.arguments, ops=tuple(op for op in block.ops if not self.erased[op]))
 
 
-def _groups(graph: Graph, order: Sequence[int], constrained: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+def _groups(graph: PropagationGraph, order: Sequence[int], constrained: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
     members: dict[int, list[int]] = {}
     for i in order:
-        op: Op = graph.ops[i]
-        if op.kind is Kind.GROUP and op.group is not None:
+        op: GraphOp = graph.ops[i]
+        if op.kind is OpKind.GROUP and op.group is not None:
             members.setdefault(op.group, []).append(op.operands[0])
     found: dict[int, Sequence[int]] = {**members, **constrained}
     return {value: values for values in found.values() for value in values}

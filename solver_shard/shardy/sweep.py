@@ -1,4 +1,4 @@
-"""One sweep over a graph: every op is stepped, in an order that is part of the semantics.
+"""One sweep over a graph: every op is stepped, in an order that is part of the semantics; and sharding groups, before it.
 
 A stack of all ops, the first on top. What a step changes puts the ops around the changed values back on the stack, on top, so that a
 change is followed at once, the innermost last change first. Another order (a queue, repeated sweeps) reaches another fixed point in
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Block, Direction, Graph, Kind, Op, ShardingRule, Traits, Value, identity_rule
+from solver_shard.shardy.graph import Block, Direction, GraphOp, GraphValue, OpKind, PropagationGraph, ShardingRule, Traits, identity_rule
 from solver_shard.shardy.sharding import DimSharding, MeshSpec, TensorSharding
-from solver_shard.shardy.step import NO_OP, NO_SLOT, State, StrategyName
+from solver_shard.shardy.step import NO_OP, NO_SLOT, PropagationState, StrategyName
 
 Directions = Callable[[int, ShardingRule], tuple[Direction, ...]]
 """From an op's position and its rule to where each factor's axes may flow."""
@@ -34,14 +34,14 @@ def any_direction(op: int, rule: ShardingRule) -> tuple[Direction, ...]:
     return (Direction.BOTH,) * len(rule.sizes)
 
 
-def sweep(state: State, strategy: StrategyName, directions: Directions = any_direction, *, conservative: bool = False) -> None:
+def sweep(state: PropagationState, strategy: StrategyName, directions: Directions = any_direction, *, conservative: bool = False) -> None:
     """Settle function results, then all ops, then function results once more."""
     _function_results(state, strategy)
     _Sweep(state, strategy, directions, conservative).run()
     _function_results(state, strategy)
 
 
-def _function_results(state: State, strategy: StrategyName) -> None:
+def _function_results(state: PropagationState, strategy: StrategyName) -> None:
     """Step between what the main function returns and the shardings of its results."""
     body = state.graph.functions[state.main].body
     if not body.ops:
@@ -66,7 +66,7 @@ def _function_results(state: State, strategy: StrategyName) -> None:
 class _Sweep:
     """The stack and what is put on it."""
 
-    def __init__(self, state: State, strategy: StrategyName, directions: Directions, conservative: bool) -> None:
+    def __init__(self, state: PropagationState, strategy: StrategyName, directions: Directions, conservative: bool) -> None:
         self.state = state
         self.strategy: StrategyName = strategy
         self.directions = directions
@@ -93,10 +93,10 @@ class _Sweep:
     def _step(self, op: int) -> None:
         state = self.state
         node = state.graph.ops[op]
-        if node.kind is Kind.EDGE or node.kind is Kind.FUNC_EDGE:
+        if node.kind is OpKind.EDGE or node.kind is OpKind.FUNC_EDGE:
             self._step_edge(op)
             return
-        if node.kind is Kind.BARRIER:
+        if node.kind is OpKind.BARRIER:
             rule = identity_rule(state.graph.values[node.results[0]].shape or (), 1)
             directions = (node.direction,) * len(rule.sizes)
             number, conservative = state.stepper.rule(rule), False
@@ -167,7 +167,7 @@ class _Sweep:
         """InputError where a value came to the same sharding again and again."""
         self.returns[slot, number] += 1
         if self.returns[slot, number] > RETURNS:
-            group = next((op.group for op in self.state.graph.ops if op.kind is Kind.GROUP and value in op.operands), None)
+            group = next((op.group for op in self.state.graph.ops if op.kind is OpKind.GROUP and value in op.operands), None)
             of = "" if group is None else f" of sharding group {group}"
             raise InputError(
                 f"propagation never settles: values{of} take an axis from each other again and again, as the result of a manual "
@@ -207,9 +207,9 @@ class _Sweep:
             kind = state.graph.ops[op].kind
             if edge is not None:
                 yield edge, value
-            elif kind is Kind.CALL:
+            elif kind is OpKind.CALL:
                 yield NO_OP, self._argument(op, index)
-            elif kind is Kind.RETURN:
+            elif kind is OpKind.RETURN:
                 parent = state.parent[op]
                 if parent != NO_OP:
                     yield parent, value
@@ -253,13 +253,6 @@ class _Sweep:
         state.erased[op] = True
 
 
-# Sharding groups: values that are to be sharded alike.
-#
-# Before a pass starts, every group is looked at once. Shardings that say nothing (absent, or all dims open and empty) do not count. If
-# the others agree, all members get that sharding. If they differ, each member gets an open constraint after it, which takes over its uses
-# and its place in the group; so the members keep what they were given, and the uses find a common sharding.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     """A graph whose groups are settled.
@@ -270,13 +263,19 @@ class Grouped:
         warnings: one for every group whose members differ.
     """
 
-    graph: Graph
+    graph: PropagationGraph
     constrained: Mapping[int, tuple[int, ...]]
     warnings: tuple[str, ...]
 
 
-def settle_groups(graph: Graph, slots: Sequence[int], maker: Sequence[int]) -> Grouped:
+def settle_groups(graph: PropagationGraph, slots: Sequence[int], maker: Sequence[int]) -> Grouped:
     """Give all members of a group its sharding, or constraints where they differ.
+
+    Sharding groups: values that are to be sharded alike.
+
+    Before a pass starts, every group is looked at once. Shardings that say nothing (absent, or all dims open and empty) do not count. If
+    the others agree, all members get that sharding. If they differ, each member gets an open constraint after it, which takes over its uses
+    and its place in the group; so the members keep what they were given, and the uses find a common sharding.
 
     ``slots`` tells for every value which value holds its sharding, -1 where none does; ``maker`` which op defines it (``state.State``).
 
@@ -287,7 +286,7 @@ def settle_groups(graph: Graph, slots: Sequence[int], maker: Sequence[int]) -> G
     group_of: dict[int, int] = {}
     for i in graph.walk():
         op = graph.ops[i]
-        if op.kind is Kind.GROUP and op.group is not None:
+        if op.kind is OpKind.GROUP and op.group is not None:
             value = op.operands[0]
             if group_of.setdefault(value, op.group) != op.group:
                 raise InputError(
@@ -318,7 +317,7 @@ def settle_groups(graph: Graph, slots: Sequence[int], maker: Sequence[int]) -> G
             names = ", ".join(values[member].name for member in members)
             warnings.append(f"sharding group {group} ({names}) starts with different shardings; constraints are added after its members")
             conflicting.extend((member, said[0].mesh) for member in members)
-    settled = Graph(values=tuple(values), ops=graph.ops, functions=graph.functions, meshes=graph.meshes)
+    settled = PropagationGraph(values=tuple(values), ops=graph.ops, functions=graph.functions, meshes=graph.meshes)
     made: dict[int, list[int]] = {}
     for member, mesh in conflicting:
         settled = _constrain(settled, member, maker[member], mesh)
@@ -330,7 +329,7 @@ def _says_something(sharding: TensorSharding) -> bool:
     return any(dim.axes or not dim.open for dim in sharding.dims)
 
 
-def _give(graph: Graph, values: list[Value], slot: int, maker: Sequence[int], sharding: TensorSharding) -> None:
+def _give(graph: PropagationGraph, values: list[GraphValue], slot: int, maker: Sequence[int], sharding: TensorSharding) -> None:
     """Set a value's sharding; the other results of its op get open ones if they have none."""
     if not 0 <= slot < len(values):
         return
@@ -341,16 +340,18 @@ def _give(graph: Graph, values: list[Value], slot: int, maker: Sequence[int], sh
             values[other] = dataclasses.replace(values[other], sharding=TensorSharding(mesh=sharding.mesh, dims=dims))
 
 
-def _constrain(graph: Graph, member: int, maker: int, mesh: str | MeshSpec) -> Graph:
+def _constrain(graph: PropagationGraph, member: int, maker: int, mesh: str | MeshSpec) -> PropagationGraph:
     """Add an open constraint right after the member, which takes over its uses."""
     value, op, result = graph.values[member], len(graph.ops), len(graph.values)
     open_dims = (DimSharding(open=True),) * len(value.shape or ())
-    made = Value(name=f"{value.name}:constraint", shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=mesh, dims=open_dims))
-    constraint = Op(
+    made = GraphValue(
+        name=f"{value.name}:constraint", shape=value.shape, dtype=value.dtype, sharding=TensorSharding(mesh=mesh, dims=open_dims)
+    )
+    constraint = GraphOp(
         name="sdy.sharding_constraint",
         operands=(member,),
         results=(result,),
-        kind=Kind.CONSTRAINT,
+        kind=OpKind.CONSTRAINT,
         traits=Traits.ELEMENTWISE,
     )
 
@@ -371,4 +372,4 @@ def _constrain(graph: Graph, member: int, maker: int, mesh: str | MeshSpec) -> G
             changes["regions"] = tuple(map(placed, old.regions))
         ops.append(dataclasses.replace(old, **changes) if changes else old)  # type: ignore[arg-type]  # names of fields
     functions = tuple(dataclasses.replace(f, body=placed(f.body)) for f in graph.functions)
-    return Graph(values=(*graph.values, made), ops=(*ops, constraint), functions=functions, meshes=graph.meshes)
+    return PropagationGraph(values=(*graph.values, made), ops=(*ops, constraint), functions=functions, meshes=graph.meshes)

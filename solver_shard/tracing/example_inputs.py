@@ -50,7 +50,7 @@ class LengthError(InputError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class StepRequest:
     """What one step is asked to have, and what the config says of it.
 
     Attributes:
@@ -201,7 +201,7 @@ Choice = Sequence[Mapping[str, Any]]
 """Ways to give one argument, or a few that belong together, the most usual first."""
 
 
-def example_inputs(asked: Asked) -> list[list[Choice]]:
+def example_inputs(asked: StepRequest) -> list[list[Choice]]:
     """The inputs of a step, each with the ways to make it; where a class reads pictures or sound with its text, once more without.
 
     Raises:
@@ -219,7 +219,7 @@ def example_inputs(asked: Asked) -> list[list[Choice]]:
     return found
 
 
-def _choice(asked: Asked, name: str) -> Choice:
+def _choice(asked: StepRequest, name: str) -> Choice:
     return [{} if value is None else {name: value} for value in _MADE[name](asked)]
 
 
@@ -230,7 +230,7 @@ def _configs(config: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _configs(value, f"{path}.{key}")
 
 
-def _wanted(asked: Asked, *, text: bool = False) -> list[str]:
+def _wanted(asked: StepRequest, *, text: bool = False) -> list[str]:
     """Names of the arguments to give.
 
     Args:
@@ -334,7 +334,7 @@ def _reads(wanted: Sequence[str]) -> str:
     return "images" if any("pixel" in name for name in wanted) else "inputs"
 
 
-def _input_ids(asked: Asked) -> list[Any]:
+def _input_ids(asked: StepRequest) -> list[Any]:
     tokens = asked.tokens()
     if "MultipleChoice" in asked.kind:
         return [asked.long(CHOICES, tokens)]
@@ -342,7 +342,7 @@ def _input_ids(asked: Asked) -> list[Any]:
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens), asked.long(tokens, books + 1)] if books else [])]
 
 
-def _decoder_ids(asked: Asked) -> list[Any]:
+def _decoder_ids(asked: StepRequest) -> list[Any]:
     """Where what is said is predicted at all times, they begin with a blank."""
     if any(word in asked.kind for word in _TRANSCRIBED):
         return [asked.long(asked.transcript() + 1), asked.long(asked.transcript())]
@@ -350,7 +350,7 @@ def _decoder_ids(asked: Asked) -> list[Any]:
     return [asked.long(asked.tokens(), books)] if books else [asked.long(asked.tokens())]
 
 
-def _pixels(asked: Asked) -> list[Any]:
+def _pixels(asked: StepRequest) -> list[Any]:
     (height, width), channels, patch = asked.picture(), asked.channels(), asked.patch()
     frames = asked.number("num_frames", "frames_per_clip", "tubelet_size", of=_VISION, usual=0)
     plain = asked.real(channels, height, width)
@@ -380,7 +380,7 @@ def _pixels(asked: Asked) -> list[Any]:
     return [*several, plain, *packed] if frames else [plain, *several, *packed]
 
 
-def _videos(asked: Asked) -> list[Any]:
+def _videos(asked: StepRequest) -> list[Any]:
     (height, width), channels, patch = asked.picture(), asked.channels(), asked.patch()
     frames = asked.number("num_frames", "frames_per_clip", "max_num_frames", of=_VISION, usual=2)
     over_time = asked.number("temporal_patch_size", "tubelet_size", of=_VISION, usual=1)
@@ -390,31 +390,31 @@ def _videos(asked: Asked) -> list[Any]:
     return [asked.real(frames, channels, height, width), asked.real(channels, frames, height, width)]
 
 
-def _grid(asked: Asked) -> list[Any]:
+def _grid(asked: StepRequest) -> list[Any]:
     rows, columns = asked.patches()
     return [Fixed(torch.tensor([[1, rows, columns]]).repeat(asked.batch, 1))]
 
 
-def _grid_flat(asked: Asked) -> list[Any]:
+def _grid_flat(asked: StepRequest) -> list[Any]:
     return [Fixed(torch.tensor([list(asked.patches())]).repeat(asked.batch, 1))]
 
 
-def _picture_sizes(asked: Asked) -> list[Any]:
+def _picture_sizes(asked: StepRequest) -> list[Any]:
     return [Fixed(torch.tensor([list(asked.picture())]).repeat(asked.batch, 1)), None]
 
 
-def _picture_mask(asked: Asked) -> list[Any]:
+def _picture_mask(asked: StepRequest) -> list[Any]:
     """Of patches where pictures come in patches; else of tiles, where a class cannot do without."""
     if "spatial_shapes" in asked.arguments:
         return [asked.long(math.prod(asked.patches()))]
     return [None, Fixed(torch.ones(asked.batch, 1, dtype=torch.bool))]
 
 
-def _merge_sizes(asked: Asked) -> list[Any]:
+def _merge_sizes(asked: StepRequest) -> list[Any]:
     return [Fixed(torch.full((asked.batch,), asked.number("spatial_merge_size", "merge_size", usual=1)))]
 
 
-def _features(asked: Asked) -> list[Any]:
+def _features(asked: StepRequest) -> list[Any]:
     frames = asked.frames()
     first = [(asked.real(mel, frames), asked.real(frames, mel)) for mel in asked.mels()]
     if asked.kind.startswith("GraniteSpeech5"):  # four frames in one
@@ -427,27 +427,27 @@ def _features(asked: Asked) -> list[Any]:
     return [*several, *(pair[0 if over_time else 1] for pair in first), *(pair[1 if over_time else 0] for pair in first)]
 
 
-def _sound(asked: Asked) -> list[Any]:
+def _sound(asked: StepRequest) -> list[Any]:
     if asked.says("max_length") and asked.says("num_mel_bins", "frequency_stride"):
         return [asked.real(asked.number("max_length"), asked.mel())]
     return [asked.real(asked.samples()), asked.real(1, asked.samples()), asked.real(asked.frames(), asked.mel())]
 
 
-def _spectrogram(asked: Asked) -> list[Any]:
+def _spectrogram(asked: StepRequest) -> list[Any]:
     return [asked.real(asked.frames(), asked.mel()), asked.real(asked.mel(), asked.frames())]
 
 
-def _whole_clips(asked: Asked) -> list[Any]:
+def _whole_clips(asked: StepRequest) -> list[Any]:
     return [Fixed(torch.ones(asked.batch, asked.frames(), dtype=torch.int64))]
 
 
-def _past(asked: Asked) -> list[Any]:
+def _past(asked: StepRequest) -> list[Any]:
     length = asked.number("context_length", usual=64) + (max(asked.says("lags_sequence") or [0]))
     channels = asked.number("num_input_channels", "input_size", usual=1)
     return [asked.real(length, channels), asked.real(length)] if channels > 1 or asked.says("num_input_channels") else [asked.real(length)]
 
 
-def _states(asked: Asked) -> list[Any]:
+def _states(asked: StepRequest) -> list[Any]:
     width = asked.number("hidden_size", "embed_dim", "d_model", usual=64)
     if "grid_thw" in asked.arguments:
         return _pixels(asked)
@@ -458,12 +458,12 @@ def _states(asked: Asked) -> list[Any]:
     return [asked.real(asked.tokens(), width)]
 
 
-def _mask_of_tokens(asked: Asked) -> list[Any]:
+def _mask_of_tokens(asked: StepRequest) -> list[Any]:
     return [asked.long(asked.tokens())]
 
 
-def _time_features(name: str) -> Callable[[Asked], list[Any]]:
-    def make(asked: Asked) -> list[Any]:
+def _time_features(name: str) -> Callable[[StepRequest], list[Any]]:
+    def make(asked: StepRequest) -> list[Any]:
         count = asked.number("num_time_features", usual=0)
         length = asked.number("context_length", usual=64) + (max(asked.says("lags_sequence") or [0]))
         if name == "future":
@@ -473,7 +473,7 @@ def _time_features(name: str) -> Callable[[Asked], list[Any]]:
     return make
 
 
-_MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
+_MADE: Mapping[str, Callable[[StepRequest], list[Any]]] = {
     "input_ids": _input_ids,
     "decoder_input_ids": lambda a: _decoder_ids(a),
     "attention_mask": lambda a: _mask_of_tokens(a) if "input_ids" in a.arguments else _whole_clips(a),
@@ -551,7 +551,7 @@ _MADE: Mapping[str, Callable[[Asked], list[Any]]] = {
 """By argument: ways to make it, the most usual first."""
 
 
-def _losses(asked: Asked) -> list[dict[str, Any]]:
+def _losses(asked: StepRequest) -> list[dict[str, Any]]:
     """What makes the class return a loss."""
     kind, arguments = asked.kind, asked.arguments
     if "return_loss" in arguments and "labels" not in arguments:
@@ -593,7 +593,7 @@ def _losses(asked: Asked) -> list[dict[str, Any]]:
     )
 
 
-def _targets(asked: Asked) -> list[Any]:
+def _targets(asked: StepRequest) -> list[Any]:
     """Numbers to predict from those past."""
     if "Classification" in asked.kind:
         return [asked.long()]
@@ -610,7 +610,7 @@ _PER_EXAMPLE = (
 )
 
 
-def _labels(asked: Asked) -> list[Any]:
+def _labels(asked: StepRequest) -> list[Any]:
     kind = asked.kind
     height, width = asked.picture()
     if any(word in kind for word in _PER_EXAMPLE):
@@ -642,7 +642,7 @@ def _labels(asked: Asked) -> list[Any]:
     return [asked.long(tokens), *([asked.long(tokens, books), asked.long(books, tokens)] if books else []), asked.long()]
 
 
-def _objects(asked: Asked, height: int, width: int, *, masks: bool) -> dict[str, torch.Tensor]:
+def _objects(asked: StepRequest, height: int, width: int, *, masks: bool) -> dict[str, torch.Tensor]:
     """What is to be found in one picture."""
     found = {
         "class_labels": torch.empty(OBJECTS, dtype=torch.int64, device="meta"),

@@ -27,7 +27,7 @@ from torch import nn
 
 from solver_shard.errors import InputError
 from solver_shard.files import read_json, read_text
-from solver_shard.tracing.example_inputs import Asked, Choice, LengthError, example_inputs
+from solver_shard.tracing.example_inputs import Choice, LengthError, StepRequest, example_inputs
 from solver_shard.tracing.values import Constants, hold
 
 PRESETS = ("bert-base", "gpt2", "llama3-405b", "llama3-70b", "llama3-8b", "mixtral-8x7b", "vit-base")
@@ -352,7 +352,7 @@ def _inputs(model: nn.Module, name: str, batch: int, seq: int | None, dtype: tor
     """
     from solver_shard.tracing.torch import BY_VALUE
 
-    asked = Asked(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels)
+    asked = StepRequest(model=model, name=name, batch=batch, seq=seq, dtype=dtype, labels=labels)
     sets = example_inputs(asked)
     first = _together([choice[0] for choice in sets[0]])
     if len(sets) == 1 and all(len(choice) == 1 for choice in sets[0]):

@@ -1,4 +1,7 @@
-"""AOTAutograd's joint graph as a RawGraph: arguments by name, module paths on every node, gradients by parameter."""
+"""AOTAutograd's joint graph as a RawGraph: arguments by name, module paths on every node, gradients by parameter.
+
+While it is traced, checkpointed regions are noted on its nodes, and calls that torch traces wrongly are made in another way.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,10 @@ def export(
         warnings.simplefilter("ignore")
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # whose recurrent layers exist for some dtypes and modes only
         joint = aot_export_joint_with_descriptors(stack, step, tuple(tensors))
-        return _Reader(joint.graph_module, inputs, names, step).read(name, forward_only)
+        return _JointGraphReader(joint.graph_module, inputs, names, step).read(name, forward_only)
 
 
-class _Reader:
+class _JointGraphReader:
     """Turns fx nodes into raw nodes, one by one."""
 
     def __init__(self, module: Any, inputs: Sequence[str], names: Mapping[str, str], step: nn.Module) -> None:
@@ -372,24 +375,25 @@ def uses(value: Any) -> Iterator[Use]:
             yield from uses(item)
 
 
-# Note on every traced op which ``torch.utils.checkpoint`` regions it runs in.
-#
-# While tracing, torch ignores the hooks by which a region throws its values away: the joint graph looks as if there were no
-# region. But the hooks are entered, and that is where the regions are seen here, whoever opened them:
-# ``checkpoint``, ``checkpoint_sequential``, Hugging Face layers, or ``checkpoint_wrapper`` of ``torch.distributed``.
-
 REGION = "checkpoint"
 """Annotation of traced nodes: the numbers of the open regions, outermost first."""
 
 
 @contextlib.contextmanager
 def regions() -> Iterator[None]:
-    """While open, every traced node carries the regions it runs in, as the annotation ``REGION``; a reentrant region is a TraceError."""
+    """While open, every traced node carries the regions it runs in, as the annotation ``REGION``; a reentrant region is a TraceError.
+
+    Note on every traced op which ``torch.utils.checkpoint`` regions it runs in.
+
+    While tracing, torch ignores the hooks by which a region throws its values away: the joint graph looks as if there were no
+    region. But the hooks are entered, and that is where the regions are seen here, whoever opened them:
+    ``checkpoint``, ``checkpoint_sequential``, Hugging Face layers, or ``checkpoint_wrapper`` of ``torch.distributed``.
+    """
     numbers = itertools.count()
     meta = fx_traceback.current_meta
     hook, reentrant = torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction
 
-    class Region(hook):  # type: ignore[misc, valid-type]  # torch is not checked
+    class CheckpointRegion(hook):  # type: ignore[misc, valid-type]  # torch is not checked
         def __enter__(self) -> Any:
             self.outer = meta.get("custom")
             before = self.outer or {}
@@ -403,7 +407,7 @@ def regions() -> Iterator[None]:
                 meta["custom"] = self.outer
             return super().__exit__(*args)
 
-    torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction = Region, _Reentrant
+    torch_checkpoint._checkpoint_hook, torch_checkpoint.CheckpointFunction = CheckpointRegion, _Reentrant
     try:
         yield
     finally:
@@ -421,19 +425,20 @@ class _Reentrant:
         )
 
 
-# Calls that torch traces wrongly, or not at all, as calls that say the same.
-#
-# Recurrent layers with dropout between them: torch's decomposition of ``lstm``, ``gru`` and ``rnn_*`` (2.13, ``_rnn_helper``) leaves the
-# dropout out. They are called layer by layer, with a dropout of its own between two.
-#
-# ``Tensor.random_`` with bounds: the traced op has an argument called ``from``, which the generated code cannot name. It is
-# ``randint_like``, copied.
-
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class Rewritten(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
-    """While active, such calls are made in the other way."""
+    """While active, such calls are made in the other way.
+
+    Calls that torch traces wrongly, or not at all, as calls that say the same.
+
+    Recurrent layers with dropout between them: torch's decomposition of ``lstm``, ``gru`` and ``rnn_*`` (2.13, ``_rnn_helper``) leaves the
+    dropout out. They are called layer by layer, with a dropout of its own between two.
+
+    ``Tensor.random_`` with bounds: the traced op has an argument called ``from``, which the generated code cannot name. It is
+    ``randint_like``, copied.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

@@ -21,7 +21,7 @@ from solver_shard.errors import InputError
 from solver_shard.program import Program
 
 if TYPE_CHECKING:
-    from solver_shard.tracing.clean import Traced
+    from solver_shard.tracing.clean import TracedProgram
 
 
 DEFAULT_DTYPE = "bf16"
@@ -53,7 +53,7 @@ def traced_of(
     loss_fn: Callable[..., Any] | None = None,
     forward_only: bool = False,
     checkpoint: bool = False,
-) -> tuple[Program, Traced | None, str]:
+) -> tuple[Program, TracedProgram | None, str]:
     """Trace the model, unless it is a Program already: then there is no trace. The last value says where it came from.
 
     Raises:
@@ -107,7 +107,7 @@ def traced_of(
 
 def _trace(
     module: torch.nn.Module, inputs: Any, *, name: str, loss_fn: Callable[..., Any] | None, forward_only: bool
-) -> tuple[Program, Traced]:
+) -> tuple[Program, TracedProgram]:
     from solver_shard.tracing.clean import clean_with_values
     from solver_shard.tracing.torch import trace_raw
 
@@ -121,17 +121,17 @@ def _refuse(what: str, **given: Any) -> None:
         raise InputError(f"{', '.join(extra)} cannot be given with {what}; leave {'it' if len(extra) == 1 else 'them'} out")
 
 
-# Models of the user's own: ``package.module:function``, called without arguments.
-#
-# The function returns ``(model, example_inputs)`` or ``(model, example_inputs, loss_fn)``; build the model under
-# ``torch.device("meta")`` to spend no memory on weights.
-
 _FORM = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)\Z")
 _RETURNS = "return (model, example_inputs) or (model, example_inputs, loss_fn)"
 
 
 def load_entry(text: str) -> tuple[nn.Module, Mapping[str, Any] | tuple[Any, ...], Callable[..., Any] | None, str]:
     """Import the module, call the function, check what it returns.
+
+    Models of the user's own: ``package.module:function``, called without arguments.
+
+    The function returns ``(model, example_inputs)`` or ``(model, example_inputs, loss_fn)``; build the model under
+    ``torch.device("meta")`` to spend no memory on weights.
 
     The current directory is importable, as it is for ``python -m``.
 

@@ -79,7 +79,7 @@ def trace_raw(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     flat = _Flat(model, inputs, mode, forward_only=forward_only)
     with borrowed(model, mode, trainable=not forward_only) as names:
-        step = _Step(model, flat, loss_fn, name, forward_only)
+        step = _TracedStep(model, flat, loss_fn, name, forward_only)
         with (
             _failure(name, step),
             _compiling(whole=flat.whole),
@@ -123,7 +123,7 @@ def run_eagerly(
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         flat = _Flat(model, inputs, mode, forward_only=forward_only)
-    step = _Step(model, flat, loss_fn, type(model).__name__, forward_only)
+    step = _TracedStep(model, flat, loss_fn, type(model).__name__, forward_only)
     found = step(*(tensors[name] for name in flat.names))
     return dict(zip(step.outputs, found, strict=True))
 
@@ -150,7 +150,7 @@ def check(model: nn.Module, inputs: Inputs, *, name: str, forward_only: bool = F
 def _run(model: nn.Module, inputs: Inputs, values: Values, *, name: str, forward_only: bool) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     flat = _Flat(model, inputs, mode, forward_only=forward_only)
-    step = _Step(model, flat, None, name, forward_only)
+    step = _TracedStep(model, flat, None, name, forward_only)
     with (
         borrowed(model, mode, trainable=False),
         _failure(name, step),
@@ -216,7 +216,7 @@ class _Slot:
         self.index = index
 
 
-class _Step(nn.Module):  # type: ignore[misc]  # torch is not checked
+class _TracedStep(nn.Module):  # type: ignore[misc]  # torch is not checked
     """What is traced: flat tensors in; the loss, or the flat outputs, out."""
 
     def __init__(self, model: nn.Module, flat: _Flat, loss_fn: Callable[..., Any] | None, name: str, forward_only: bool) -> None:
@@ -328,7 +328,7 @@ def _compiling(*, whole: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failure(name: str, step: _Step) -> Iterator[None]:
+def _failure(name: str, step: _TracedStep) -> Iterator[None]:
     """Whatever the model raises becomes a TraceError that says where and what to do."""
     try:
         yield
@@ -357,7 +357,7 @@ def _failure(name: str, step: _Step) -> Iterator[None]:
         ) from error
 
 
-def _refused(error: Exception, cause: str, where: str, step: _Step) -> str:
+def _refused(error: Exception, cause: str, where: str, step: _TracedStep) -> str:
     """What a class of transformers does not do, in its own words where it has some, and what to give instead."""
     kind = type(step.model).__name__
     frames = traceback.extract_tb(error.__traceback__)
@@ -411,15 +411,14 @@ _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file
 """Where no line of a model's source is."""
 
 
-# Borrow a module for tracing: its tensors become fake CPU tensors, its path is noted on every op; all is put back after.
-#
-# Fake tensors must say they are on the CPU: on "cuda" the backward aborts the process of a build without CUDA, on "meta"
-# it silently vanishes.
-
-
 @contextlib.contextmanager
 def borrowed(module: nn.Module, mode: FakeTensorMode, *, trainable: bool) -> Iterator[dict[str, str]]:
     """Swap every tensor the module holds for a fake one; yields the map from every parameter and buffer name to its first name.
+
+    Borrow a module for tracing: its tensors become fake CPU tensors, its path is noted on every op; all is put back after.
+
+    Fake tensors must say they are on the CPU: on "cuda" the backward aborts the process of a build without CUDA, on "meta"
+    it silently vanishes.
 
     Tied tensors stay tied. Tensors kept as plain attributes are treated as buffers meanwhile, unless they are real and
     on the CPU: those are constants whose values the model may read.
@@ -532,18 +531,19 @@ def paths(module: nn.Module) -> Iterator[None]:
         meta.update(before)
 
 
-# Attention with dropout, or with values narrower than its keys, as the fused op that a GPU runs.
-#
-# On the CPU, torch has no fused attention for these and falls back to scores of [batch, heads, query, key] elements, which an accelerator
-# never stores. While a model is traced, such calls become the fused op, dropout as its argument. Narrower values (latent attention: keys
-# of 192, values of 128 elements per head) are filled up with zeros, whose results are dropped, as FlashAttention's callers do.
-
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class FusedAttention(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
-    """While active, scaled_dot_product_attention is one op where its operands allow it."""
+    """While active, scaled_dot_product_attention is one op where its operands allow it.
+
+    Attention with dropout, or with values narrower than its keys, as the fused op that a GPU runs.
+
+    On the CPU, torch has no fused attention for these and falls back to scores of [batch, heads, query, key] elements, which an accelerator
+    never stores. While a model is traced, such calls become the fused op, dropout as its argument. Narrower values (latent attention: keys
+    of 192, values of 128 elements per head) are filled up with zeros, whose results are dropped, as FlashAttention's callers do.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

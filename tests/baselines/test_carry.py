@@ -14,17 +14,16 @@ from solver_shard.baselines.dtensor_greedy import NAME, Carried, Walk, carry, dt
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
-from solver_shard.expander.call import Strided
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.templates import left_over
-from solver_shard.layout import Layout
+from solver_shard.layout import Layout, strided
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.tracing.clean import Traced, clean, clean_with_values
+from solver_shard.tracing.clean import TracedProgram, clean, clean_with_values
 from solver_shard.tracing.joint_graph import RawGraph
 from solver_shard.tracing.torch import trace_raw
 
@@ -52,7 +51,7 @@ def test_the_plan_is_priced_by_the_evaluator_and_never_beats_the_solvers(name: s
     assert plan.options.propagation.startswith(NAME)
 
 
-def carried(name: str, mesh: Mesh, pins: dict[str, Layout]) -> tuple[Traced, Walk, Lowering, Carried]:
+def carried(name: str, mesh: Mesh, pins: dict[str, Layout]) -> tuple[TracedProgram, Walk, Lowering, Carried]:
     traced = clean_with_values(raw_of(name))
     found = walk(traced.raw, mesh, pins)
     costs, state = CostModel(mesh, load_cluster("h100")), Options(memory_limit=2**30).optimizer_state()
@@ -87,7 +86,7 @@ def test_only_strided_shards_are_left_to_the_solver(name: str, mesh: str) -> Non
     walked = {op.node: op for op in found.ops}
     for i in missing:
         results = [kind for raw in traced.program.ops[i].raw if raw in walked for kinds in walked[raw].results for kind in kinds or ()]
-        assert not results or any(isinstance(kind, Strided) for kind in results), traced.program.ops[i]
+        assert not results or any(kind.is_strided for kind in results), traced.program.ops[i]
     assert all(mask.any() for mask in masks.values())
 
 
@@ -124,7 +123,7 @@ def test_what_cannot_be_said_is_listed() -> None:
     traced, found, lowering, decided = carried("llama", on, pins)
     _, before = dtensor_masks(lowering, decided)
     node = next(op for op in found.ops if op.op == "aten.mul.Tensor")
-    strange = dataclasses.replace(node, results=((Strided(0, 2),),))
+    strange = dataclasses.replace(node, results=((strided(0, 2),),))
     changed = dataclasses.replace(found, ops=tuple(strange if op is node else op for op in found.ops))
     _, missing = dtensor_masks(lowering, carry(traced.program, traced, changed, pins))
     (one,) = set(missing) - set(before)

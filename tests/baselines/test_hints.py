@@ -30,7 +30,7 @@ from solver_shard.plan.io import plan_from_json, plan_to_json
 from solver_shard.rules.rulebook import Rulebook
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import Event, Solution, Stage, Status
-from solver_shard.tracing.clean import Traced, clean_with_values
+from solver_shard.tracing.clean import TracedProgram, clean_with_values
 from solver_shard.tracing.torch import trace_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +41,7 @@ MESH = Mesh.parse("2,2")
 
 
 @functools.cache
-def traced(name: str) -> Traced:
+def traced(name: str) -> TracedProgram:
     model = MODELS[name]()
     return clean_with_values(trace_raw(model, inputs_of(model), name=name, loss_fn=lambda output: (output**2).mean()))
 

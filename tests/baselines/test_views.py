@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from solver_shard.baselines.dtensor_greedy import roots, through
-from solver_shard.expander.call import Kind, Kinds, Pending, Strided
-from solver_shard.layout import Layout, P, R, S
+from solver_shard.layout import Layout, NamedPartial, P, Placement, Placements, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program, Ref, Role, Tensor
 from solver_shard.tracing.clean import dims as D
@@ -32,7 +31,7 @@ def seen(base: NDArray[np.int64], dims: D.Dims) -> NDArray[np.int64]:
     return found.reshape(D.shape(dims))
 
 
-def held(array: NDArray[np.int64], kinds: Kinds, mesh: Mesh) -> Held:
+def held(array: NDArray[np.int64], kinds: Placements, mesh: Mesh) -> Held:
     """What every device holds: axes cut one after the other, left to right, a strided one each of its pieces."""
     found: Held = {}
     for device in np.ndindex(*mesh.shape):
@@ -40,7 +39,7 @@ def held(array: NDArray[np.int64], kinds: Kinds, mesh: Mesh) -> Held:
         for kind, at, parts in zip(kinds, device, mesh.shape, strict=True):
             if not kind.is_shard:
                 continue
-            pieces = np.array_split(part, kind.split, axis=kind.dim) if isinstance(kind, Strided) else [part]
+            pieces = np.array_split(part, kind.split, axis=kind.dim) if kind.split else [part]
             part = np.concatenate([chunk(piece, at, parts, kind.dim) for piece in pieces], axis=kind.dim)
         found[device] = set(part.reshape(-1).tolist())
     return found
@@ -81,7 +80,12 @@ def test_every_device_holds_the_same_elements_by_both_views(mesh: str) -> None:
         base = np.arange(np.prod(shape)).reshape(shape)
         one, two = random_view(rng, shape), rng.choice([D.identity(shape), random_view(rng, shape)])
         array = seen(base, one)
-        choices: list[Kind] = [R, P("sum"), *(S(d) for d in range(array.ndim)), *(Strided(d, k) for d in range(array.ndim) for k in (2, 4))]
+        choices: list[Placement] = [
+            R,
+            P("sum"),
+            *(S(d) for d in range(array.ndim)),
+            *(strided(d, k) for d in range(array.ndim) for k in (2, 4)),
+        ]
         kinds = tuple(rng.choice(choices) for _ in on.shape)
         layout = through(kinds, one, two, on.shape)
         if layout is None:
@@ -98,16 +102,16 @@ def test_every_device_holds_the_same_elements_by_both_views(mesh: str) -> None:
     [
         ((S(0), R), (32, 8), (32, 8), "S(0)R"),
         ((S(0), P("sum")), (32, 8), (4, 8, 8), "S(0)P(sum)"),
-        ((Strided(0, 4), R), (32, 8), (4, 8, 8), "S(1)R"),
+        ((strided(0, 4), R), (32, 8), (4, 8, 8), "S(1)R"),
         ((S(1), R), (32, 8), (4, 8, 8), "S(2)R"),
         ((S(0), S(0)), (32, 8), (2, 16, 8), "S(0)S(1)"),
-        ((Strided(0, 2), R), (32, 8), (4, 8, 8), None),
+        ((strided(0, 2), R), (32, 8), (4, 8, 8), None),
         ((S(0), R), (8, 32), (4, 2, 32), "S(0)R"),
         ((S(0), R), (6, 32), (3, 2, 32), None),
-        ((Pending("mask"), R), (32, 8), (4, 8, 8), None),
+        ((NamedPartial("mask"), R), (32, 8), (4, 8, 8), None),
     ],
 )
-def test_merged_dims_are_told_apart(kinds: Kinds, raw: tuple[int, ...], shape: tuple[int, ...], wanted: str | None) -> None:
+def test_merged_dims_are_told_apart(kinds: Placements, raw: tuple[int, ...], shape: tuple[int, ...], wanted: str | None) -> None:
     view = D.reshape(D.identity(shape), raw)
     assert view is not None
     assert through(kinds, view, D.identity(shape), (2, 2)) == (None if wanted is None else Layout.parse(wanted))
@@ -115,7 +119,7 @@ def test_merged_dims_are_told_apart(kinds: Kinds, raw: tuple[int, ...], shape: t
 
 def test_parameters_keep_the_order_of_their_axes() -> None:
     whole = D.identity((8, 8))
-    assert through((Strided(0, 2), S(0)), whole, whole, (2, 2)) == Layout.parse("_S(0)S(0)")
+    assert through((strided(0, 2), S(0)), whole, whole, (2, 2)) == Layout.parse("_S(0)S(0)")
 
 
 def test_a_cut_of_an_expanded_dim_leaves_what_it_shows_whole() -> None:

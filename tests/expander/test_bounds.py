@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from solver_shard.costs.dtensor import DTensorCosts
-from solver_shard.expander.call import Call, Meta, Operand
+from solver_shard.expander.call import Meta, Operand, PlacedCall
 from solver_shard.expander.expander import Expander, SearchExhaustedWarning
 from solver_shard.expander.pricing import DTensorPricing
 from solver_shard.expander.search import MAX_STATES, expand_exhaustively, search, searchable
@@ -21,11 +21,13 @@ PRICING = DTensorPricing(DTensorCosts(mesh_shape=MESH.shape, devices_per_host=8)
 LAYOUTS = ("S(0)S(1)S(2)", "S(1)S(2)S(0)", "S(2)S(0)S(1)", "S(2)S(1)S(0)")
 
 
-def many(count: int) -> tuple[Call, SingleAxis]:
+def many(count: int) -> tuple[PlacedCall, SingleAxis]:
     """An op like cat of this many tensors, each cut in its own way."""
     operands = tuple(Operand.parse(f"f32[8,8,8]| {LAYOUTS[i % len(LAYOUTS)]}", MESH) for i in range(count))
     attributes = {f"x{i}": Ref(i) for i in range(count)}
-    call = Call(op="my.cat.default", mesh=MESH, operands=operands, results=(Meta(shape=(8, 8, 8), dtype="f32"),), attributes=attributes)
+    call = PlacedCall(
+        op="my.cat.default", mesh=MESH, operands=operands, results=(Meta(shape=(8, 8, 8), dtype="f32"),), attributes=attributes
+    )
     return call, SingleAxis(strategies=tuple((Cut(d),) * (count + 1) for d in range(3)))
 
 

@@ -18,12 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.dtensor import DTensorCosts
-from solver_shard.expander.call import Kind
-from solver_shard.expander.expander import kinds_of_spec
-from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, Pricing
+from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, MovePricing
 from solver_shard.expander.search import combinations, expand_exhaustively, search
 from solver_shard.expander.single_axis import SingleAxis, mixed, prepare
-from solver_shard.layout import Layout, P, R
+from solver_shard.layout import Layout, P, Placements, R, dtensor_placements
 from solver_shard.mesh import Mesh
 from solver_shard.rules.table import RuleTable, load_table
 
@@ -75,7 +73,7 @@ def test_the_states_that_fit_are_those_of_dtensors_search(text: str, table: Rule
     for case in itertools.islice((c for c in cases(text, table, 100) if len(c.call.operands) < 3), 20):
         collected: set[tuple[tuple[object, ...], ...]] = set()
         their_search(*their_schema(case, mesh), mesh, collect=collected)
-        theirs = {tuple(map(kinds_of_spec, state)) for state in collected}
+        theirs = {tuple(map(dtensor_placements, state)) for state in collected}
         ours: set[tuple[tuple[object, ...], ...]] = set()
         prepared = our_search_input(case)
         search(prepared, pricing, matches=ours)  # type: ignore[arg-type]
@@ -90,7 +88,7 @@ def test_the_states_that_fit_are_those_of_dtensors_search(text: str, table: Rule
         assert ours == reached, case
 
 
-def reachable(src: tuple[Kind, ...], dst: tuple[Kind, ...]) -> bool:
+def reachable(src: Placements, dst: Placements) -> bool:
     """No shard becomes partial, no reduction another."""
     return not any(after.is_partial and before != after and before != R for before, after in zip(src, dst, strict=True))
 
@@ -113,7 +111,7 @@ def test_the_cost_is_at_most_that_of_the_full_product_by_greedy_redistribution(t
 
 @pytest.mark.parametrize("text", ["4", "2,2"])
 @pytest.mark.parametrize("price", [dtensor_pricing, cluster_pricing])
-def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[Pricing], table: RuleTable) -> None:
+def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[MovePricing], table: RuleTable) -> None:
     """Against plain relaxation of the same moves until nothing changes, without priorities or bounds."""
     pricing = price(text)
     for case in itertools.islice((c for c in cases(text, table, 200, seed=3) if len(c.call.operands) < 3), 25):
@@ -128,7 +126,7 @@ def test_the_search_finds_the_cheapest_of_all_states(text: str, price: type[Pric
         assert math.isclose(found.cost, best, rel_tol=1e-9, abs_tol=1e-9), case
 
 
-def relax(prepared: object, pricing: Pricing, number: int) -> dict[tuple[object, ...], float]:
+def relax(prepared: object, pricing: MovePricing, number: int) -> dict[tuple[object, ...], float]:
     from solver_shard.expander.pricing import impossible
     from solver_shard.expander.search import neighbours
 

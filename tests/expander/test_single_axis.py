@@ -11,12 +11,12 @@ import torch
 
 from solver_shard.costs.dtensor import DTensorCosts
 from solver_shard.errors import InputError, RuleError
-from solver_shard.expander.call import Call, Meta, Operand, Strided, element_op, elements, is_list_op, show
+from solver_shard.expander.call import Meta, Operand, PlacedCall, element_op, elements, is_list_op
 from solver_shard.expander.expander import Expander, SearchExhaustedWarning, call_of, dtensor_strategies
 from solver_shard.expander.pricing import DTensorPricing
 from solver_shard.expander.search import combinations, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import Cut, SingleAxis, Strategies, prepare
-from solver_shard.layout import P, R, S
+from solver_shard.layout import P, R, S, show, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Ref
 
@@ -24,10 +24,12 @@ MESH = Mesh.parse("dp=2,tp=2")
 PRICING = DTensorPricing(DTensorCosts(mesh_shape=MESH.shape, devices_per_host=4), MESH)
 
 
-def unary(text: str, *, op: str = "my.op.default", results: Sequence[Meta | None] | None = None, mesh: Mesh = MESH, **more: Any) -> Call:
+def unary(
+    text: str, *, op: str = "my.op.default", results: Sequence[Meta | None] | None = None, mesh: Mesh = MESH, **more: Any
+) -> PlacedCall:
     operand = Operand.parse(text, mesh)
     made = (Meta(shape=operand.shape, dtype=operand.dtype),) if results is None else tuple(results)
-    return Call(op=op, mesh=mesh, operands=(operand,), results=made, attributes={"self": Ref(0)}, **more)
+    return PlacedCall(op=op, mesh=mesh, operands=(operand,), results=made, attributes={"self": Ref(0)}, **more)
 
 
 def table_of(*rows: Sequence[Any], **flags: Any) -> SingleAxis:
@@ -164,13 +166,13 @@ def test_an_in_place_op_that_cannot_keep_it_is_an_error() -> None:
         expand_exhaustively(prepare(call, table_of([Cut(0), Cut(0)])), PRICING)
 
 
-def foreach(op: str, lists: dict[str, list[str]], *, results: int = 0) -> Call:
+def foreach(op: str, lists: dict[str, list[str]], *, results: int = 0) -> PlacedCall:
     operands, attributes = [], {}
     for name, texts in lists.items():
         attributes[name] = tuple(Ref(len(operands) + k) for k in range(len(texts)))
         operands += [Operand.parse(text, MESH) for text in texts]
     metas = tuple(Meta(shape=o.shape, dtype=o.dtype) for o in operands[:results])
-    return Call(op=op, mesh=MESH, operands=tuple(operands), results=metas, attributes={**attributes, "alpha": 1})
+    return PlacedCall(op=op, mesh=MESH, operands=tuple(operands), results=metas, attributes={**attributes, "alpha": 1})
 
 
 def test_a_foreach_op_is_the_op_on_each_element() -> None:
@@ -244,7 +246,7 @@ def test_registration_takes_one_op_or_several_and_what_specialises_the_cache() -
     calls: list[str] = []
 
     @strategies.register(["my.a.default", "my.b.default"], allow_uneven_sharding=True, different_mesh_args=[1], static_arguments=["dim"])
-    def both(call: Call) -> list[list[Any]]:
+    def both(call: PlacedCall) -> list[list[Any]]:
         calls.append(call.op)
         return [[Cut(0), Cut(0)]]
 
@@ -290,7 +292,7 @@ def test_strided_shards_are_expanded_in_full() -> None:
     prepared = prepare(call, table_of([Cut(0), Cut(0)], [Cut(1), Cut(1)]))
     assert not searchable(prepared)
     best = expand_exhaustively(prepared, PRICING)[0]
-    assert best.inputs == ((Strided(0, 2), S(0)),)
+    assert best.inputs == ((strided(0, 2), S(0)),)
     assert best.cost == 0
 
 

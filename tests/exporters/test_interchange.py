@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardy.annotation_text import parse_sharding
 from tiny_llama import planned
 
 import solver_shard
@@ -23,7 +24,7 @@ from solver_shard.exporters.literal import Call, read_assignments
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import Plan
-from solver_shard.shardy.sharding import check_sharding, format_sharding, parse_sharding
+from solver_shard.shardy.sharding import check_sharding, format_sharding
 
 MESHES = ("dp=2,tp=2", "dp=2,cp=3,tp=2", "dp=2,tp=2x2", "x=4")
 FSDP = ("dp=2,tp=2", "dp=zero3,tp=megatron")

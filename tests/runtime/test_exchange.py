@@ -11,7 +11,7 @@ from storages import Held
 
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.costs.transitions import Step, TransitionTable, intermediates
+from solver_shard.costs.transitions import TransitionStep, TransitionTable, intermediates
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.ops.shards import boxes
@@ -45,7 +45,7 @@ def called(exchange: Exchange) -> tuple[Move, ...]:
     return (exchange.pack,) if exchange.is_local else (exchange.pack, call, exchange.unpack)
 
 
-def held_beside(path: tuple[Step, ...], shape: tuple[int, ...], mesh: Mesh) -> int:
+def held_beside(path: tuple[TransitionStep, ...], shape: tuple[int, ...], mesh: Mesh) -> int:
     """Bytes at the fullest moment of a transition on device 0, without its source, less those of what it ends with."""
     stages: list[Move] = []
     for step in path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardy_oracle import Oracle
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.passes import Options, PassName, propagate
+from solver_shard.shardy.passes import PassName, PropagationOptions, propagate
 from solver_shard.shardy.stablehlo import StablehloModule
 from solver_shard.shardy.stablehlo.rules import StablehloRules
 
@@ -19,7 +19,7 @@ class Variant:
     """A pass with options, and the same for the reference."""
 
     name: PassName
-    options: Options
+    options: PropagationOptions
 
     @property
     def reference(self) -> str:
@@ -36,7 +36,7 @@ class Variant:
 
 def _variants() -> tuple[Variant, ...]:
     found = [
-        Variant(name="basic", options=Options(conservative=conservative, keep_rules=keep))
+        Variant(name="basic", options=PropagationOptions(conservative=conservative, keep_rules=keep))
         for conservative in (False, True)
         for keep in (False, True)
     ]
@@ -45,7 +45,7 @@ def _variants() -> tuple[Variant, ...]:
             for conservative in (False, True):
                 for levels in (True,) if name == "aggressive" else (True, False):
                     for keep in (False, True):
-                        options = Options(conservative=conservative, strategy=strategy, run_op_priority=levels, keep_rules=keep)
+                        options = PropagationOptions(conservative=conservative, strategy=strategy, run_op_priority=levels, keep_rules=keep)
                         found.append(Variant(name=name, options=options))
     return tuple(found)
 

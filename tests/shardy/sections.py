@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from solver_shard.shardy.passes import Options
+from solver_shard.shardy.passes import PropagationOptions
 
 MESH = '"a"=2, "b"=4, "c"=3'
 
@@ -24,7 +24,7 @@ class Case:
     arguments: str
     results: str = ""
     name: str = "basic"
-    options: Options = field(default_factory=Options)
+    options: PropagationOptions = field(default_factory=PropagationOptions)
     mesh: str = MESH
     more: str = ""
 
@@ -527,7 +527,7 @@ return %1 : tensor<8x16xf32>""",
         section="11",
         says="Without the levels the order of the program decides.",
         name="op-priority",
-        options=Options(run_op_priority=False),
+        options=PropagationOptions(run_op_priority=False),
         arguments=", ".join([_x("arg0", "8x4", '[{"a", ?}, {?}]'), _x("arg1", "4x16"), _x("arg2", "8x16", '[{?}, {"a"}]')]),
         body="""
 %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x16xf32>) -> tensor<8x16xf32>
@@ -573,7 +573,7 @@ return %1 : tensor<8x4xf32>""",
     Case(
         section="13",
         says="Conservative: a part of an axis is not propagated.",
-        options=Options(conservative=True),
+        options=PropagationOptions(conservative=True),
         arguments=_x("arg0", "8x4", '[{"a", "b":(1)2}, {"c"}]'),
         body=_TANH,
         results=_f("8x4"),
@@ -583,7 +583,7 @@ return %1 : tensor<8x4xf32>""",
         section="13",
         says="The basic strategy can be asked of the other passes.",
         name="aggressive",
-        options=Options(strategy="basic"),
+        options=PropagationOptions(strategy="basic"),
         arguments=", ".join([_x("arg0", "8x4", '[{"a", ?}, {?}]'), _x("arg1", "4x16", '[{?}, {"a", ?}]')]),
         body=_DOT,
         results=_f("8x16"),

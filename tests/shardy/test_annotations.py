@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shardy.annotation_text import open_sharding, parse_mesh, parse_sharding
 
 from solver_shard.errors import InputError
 from solver_shard.shardy.sharding import (
@@ -15,9 +16,6 @@ from solver_shard.shardy.sharding import (
     check_sharding,
     format_sharding,
     mesh_of,
-    open_sharding,
-    parse_mesh,
-    parse_sharding,
 )
 
 MESHES = {

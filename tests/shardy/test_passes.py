@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from shardy.annotation_text import parse_rule
 from shardy.graphs import MESHES, chain, pointwise, sharding
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Block, Function, Graph, Kind, Op, ShardingRule, Value, parse_rule
-from solver_shard.shardy.passes import Options, PassName, populate_rules, propagate
+from solver_shard.shardy.graph import Block, Function, GraphOp, GraphValue, OpKind, PropagationGraph, ShardingRule
+from solver_shard.shardy.passes import PassName, PropagationOptions, populate_rules, propagate
 from solver_shard.shardy.stablehlo import StablehloModule
 from solver_shard.shardy.stablehlo.rules import StablehloRules
 
@@ -27,10 +28,10 @@ def test_a_chain_is_sharded_from_both_ends(name: PassName) -> None:
 def test_positions_are_kept_and_the_graph_given_is_not_changed() -> None:
     graph = chain(2, '[{"a"}, {?}]')
     before = dataclasses.replace(graph)
-    dead = Op(name="tanh", operands=(0,), results=(3,), traits=graph.ops[0].traits)
-    values = (*graph.values, Value(name="%dead", shape=(8, 4), dtype="f32"))
+    dead = GraphOp(name="tanh", operands=(0,), results=(3,), traits=graph.ops[0].traits)
+    values = (*graph.values, GraphValue(name="%dead", shape=(8, 4), dtype="f32"))
     body = Block(arguments=(0,), ops=(3, *graph.functions[0].body.ops))
-    graph = Graph(
+    graph = PropagationGraph(
         values=values, ops=(*graph.ops, dead), functions=(Function(name="main", body=body, result_shardings=(None,)),), meshes=MESHES
     )
     made = propagate(graph, "basic", pointwise).graph
@@ -48,7 +49,7 @@ def test_rules_are_dropped_unless_they_are_custom_or_to_be_kept() -> None:
     graph = chain(2, '[{"a"}, {?}]')
     graph = dataclasses.replace(graph, ops=(dataclasses.replace(graph.ops[0], rule=custom), *graph.ops[1:]))
     assert [op.rule for op in propagate(graph, "basic", pointwise).graph.ops] == [custom, None, None]
-    kept = propagate(graph, "basic", pointwise, Options(keep_rules=True)).graph
+    kept = propagate(graph, "basic", pointwise, PropagationOptions(keep_rules=True)).graph
     assert [op.rule for op in kept.ops] == [custom, rule, None]
     assert [op.rule for op in populate_rules(graph, pointwise).ops] == [custom, rule, None]
 
@@ -56,12 +57,12 @@ def test_rules_are_dropped_unless_they_are_custom_or_to_be_kept() -> None:
 def test_the_registry_is_asked_for_conservative_rules() -> None:
     asked = []
 
-    def registry(graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def registry(graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         asked.append((graph.ops[op].name, conservative))
         return None
 
     populate_rules(chain(1, None), registry, conservative=True)
-    propagate(chain(1, None), "basic", registry, Options(conservative=False))
+    propagate(chain(1, None), "basic", registry, PropagationOptions(conservative=False))
     assert asked == [("tanh", True), ("tanh", False)]
 
 
@@ -69,17 +70,17 @@ def test_dumps_are_made_after_every_user_priority_but_the_last() -> None:
     dumped: list[tuple[str, object]] = []
     graph = chain(1, '[{"a"}p1, {"b"}p4]')
 
-    def dump(made: Graph, name: str) -> None:
+    def dump(made: PropagationGraph, name: str) -> None:
         dumped.append((name, made.values[1].sharding))
         assert made.ops[0].rule is not None
 
-    propagate(graph, "user-priority", pointwise, Options(dump=dump))
+    propagate(graph, "user-priority", pointwise, PropagationOptions(dump=dump))
     assert dumped == [
         ("00.propagation_after_user_priority_0.mlir", None),
         ("00.propagation_after_user_priority_1.mlir", sharding('[{"a", ?}, {?}]')),
     ]
     dumped.clear()
-    propagate(chain(1, '[{"a"}, {?}]'), "user-priority", pointwise, Options(dump=dump))
+    propagate(chain(1, '[{"a"}, {?}]'), "user-priority", pointwise, PropagationOptions(dump=dump))
     assert dumped == []
 
 
@@ -108,7 +109,7 @@ def test_work_grows_with_the_number_of_ops_and_not_faster(monkeypatch: pytest.Mo
     [((), "the module has no function"), (("f", "g"), "the module has @f, @g; rename the entry function to @main")],
 )
 def test_without_a_main_function_there_is_no_propagation(names: tuple[str, ...], message: str) -> None:
-    graph = Graph(values=(), ops=(), functions=tuple(Function(name=name, body=Block()) for name in names))
+    graph = PropagationGraph(values=(), ops=(), functions=tuple(Function(name=name, body=Block()) for name in names))
     with pytest.raises(InputError, match=message):
         propagate(graph, "basic", pointwise)
 
@@ -117,7 +118,7 @@ def test_unknown_passes_and_strategies_are_refused() -> None:
     with pytest.raises(InputError, match="unknown propagation pass 'best'; legal: basic, aggressive, op-priority, user-priority"):
         propagate(chain(1, None), "best", pointwise)  # type: ignore[arg-type]  # what the message is for
     with pytest.raises(InputError, match="unknown propagation strategy 'x'; legal: basic, aggressive, basic-then-aggressive"):
-        propagate(chain(1, None), "basic", pointwise, Options(strategy="x"))  # type: ignore[arg-type]  # as above
+        propagate(chain(1, None), "basic", pointwise, PropagationOptions(strategy="x"))  # type: ignore[arg-type]  # as above
 
 
 def test_bad_shardings_are_refused_with_the_op_and_the_value() -> None:
@@ -132,7 +133,7 @@ def test_bad_shardings_are_refused_with_the_op_and_the_value() -> None:
 
 
 def test_rules_that_do_not_fit_are_refused() -> None:
-    def registry(graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def registry(graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         return parse_rule("<([i])->([i]) {i=8}>")
 
     with pytest.raises(InputError, match=r"tanh \(%1\): the sharding rule .* does not fit the op"):
@@ -141,13 +142,13 @@ def test_rules_that_do_not_fit_are_refused() -> None:
 
 def test_values_in_two_groups_and_groups_of_two_shapes_are_refused() -> None:
     graph = chain(1, None)
-    values = (*graph.values, Value(name="%y", shape=(4, 4), dtype="f32"))
+    values = (*graph.values, GraphValue(name="%y", shape=(4, 4), dtype="f32"))
 
-    def grouped(*members: tuple[int, int]) -> Graph:
-        groups = tuple(Op(name="sdy.sharding_group", operands=(value,), kind=Kind.GROUP, group=group) for value, group in members)
+    def grouped(*members: tuple[int, int]) -> PropagationGraph:
+        groups = tuple(GraphOp(name="sdy.sharding_group", operands=(value,), kind=OpKind.GROUP, group=group) for value, group in members)
         body = Block(arguments=(0, 2), ops=(0, *range(2, 2 + len(groups)), 1))
         main = Function(name="main", body=body, result_shardings=(None,))
-        return Graph(values=values, ops=(*graph.ops, *groups), functions=(main,), meshes=MESHES)
+        return PropagationGraph(values=values, ops=(*graph.ops, *groups), functions=(main,), meshes=MESHES)
 
     with pytest.raises(InputError, match="%0 is in sharding groups 1 and 2"):
         propagate(grouped((0, 1), (0, 2)), "basic", pointwise)
@@ -158,9 +159,9 @@ def test_values_in_two_groups_and_groups_of_two_shapes_are_refused() -> None:
 def test_a_group_whose_members_differ_is_warned_of() -> None:
     graph = chain(1, '[{"a"}, {?}]')
     values = (graph.values[0], dataclasses.replace(graph.values[1], sharding=sharding('[{"b"}, {?}]')))
-    groups = tuple(Op(name="sdy.sharding_group", operands=(value,), kind=Kind.GROUP, group=0) for value in (0, 1))
+    groups = tuple(GraphOp(name="sdy.sharding_group", operands=(value,), kind=OpKind.GROUP, group=0) for value in (0, 1))
     main = Function(name="main", body=Block(arguments=(0,), ops=(2, 0, 3, 1)), result_shardings=(None,))
-    made = propagate(Graph(values=values, ops=(*graph.ops, *groups), functions=(main,), meshes=MESHES), "basic", pointwise)
+    made = propagate(PropagationGraph(values=values, ops=(*graph.ops, *groups), functions=(main,), meshes=MESHES), "basic", pointwise)
     assert made.warnings == ("sharding group 0 (%0, %1) starts with different shardings; constraints are added after its members",)
     assert [made.graph.ops[op].name for op in made.graph.functions[0].body.ops] == [
         "sdy.sharding_constraint", "sdy.sharding_group", "tanh", "sdy.sharding_constraint", "sdy.sharding_group", "return",
@@ -169,14 +170,14 @@ def test_a_group_whose_members_differ_is_warned_of() -> None:
 
 def test_edges_on_values_that_nothing_hands_on_are_refused() -> None:
     graph = chain(2, None)
-    edge = dataclasses.replace(graph.ops[1], name="sdy.data_flow_edge", kind=Kind.EDGE)
+    edge = dataclasses.replace(graph.ops[1], name="sdy.data_flow_edge", kind=OpKind.EDGE)
     with pytest.raises(InputError, match=r"sdy\.data_flow_edge on %1: this value is not handed on by control flow"):
         propagate(dataclasses.replace(graph, ops=(graph.ops[0], edge, graph.ops[2])), "basic", pointwise)
 
 
 def test_a_call_of_nothing_is_refused() -> None:
     graph = chain(1, None)
-    call = dataclasses.replace(graph.ops[0], name="func.call", kind=Kind.CALL, callee="f")
+    call = dataclasses.replace(graph.ops[0], name="func.call", kind=OpKind.CALL, callee="f")
     with pytest.raises(InputError, match=r"func.call \(%1\) calls @f, which is not in the module; it has @main"):
         propagate(dataclasses.replace(graph, ops=(call, graph.ops[1])), "basic", pointwise)
 
@@ -184,11 +185,13 @@ def test_a_call_of_nothing_is_refused() -> None:
 def test_a_priority_on_what_is_erased_is_forgotten() -> None:
     """The reference aborts here: it writes to the op that it has erased."""
     graph = chain(1, '[{"a"}, {?}]')
-    dead = Op(name="tanh", operands=(0,), results=(2,), traits=graph.ops[0].traits)
-    values = (*graph.values, Value(name="%dead", shape=(8, 4), dtype="f32", sharding=sharding('[{?}, {"b"}p1]')))
+    dead = GraphOp(name="tanh", operands=(0,), results=(2,), traits=graph.ops[0].traits)
+    values = (*graph.values, GraphValue(name="%dead", shape=(8, 4), dtype="f32", sharding=sharding('[{?}, {"b"}p1]')))
     body = Block(arguments=(0,), ops=(2, 0, 1))
     main = Function(name="main", body=body, result_shardings=(None,))
-    made = propagate(Graph(values=values, ops=(*graph.ops, dead), functions=(main,), meshes=MESHES), "user-priority", pointwise).graph
+    made = propagate(
+        PropagationGraph(values=values, ops=(*graph.ops, dead), functions=(main,), meshes=MESHES), "user-priority", pointwise
+    ).graph
     assert made.functions[0].body.ops == (0, 1)
     assert made.values[1].sharding == sharding('[{"a", ?}, {?}]')
 

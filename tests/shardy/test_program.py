@@ -20,7 +20,7 @@ from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table
-from solver_shard.shardy.passes import Options, PassName
+from solver_shard.shardy.passes import PassName, PropagationOptions
 from solver_shard.shardy.program import PropagatedProgram, propagate_program, sharding_rule
 from solver_shard.tracing.torch import trace
 
@@ -170,5 +170,5 @@ def test_parameters_keep_the_order_in_which_axes_cut_a_dim() -> None:
 
 def test_a_plan_records_the_pass_and_its_options() -> None:
     assert str(Propagation(name="basic")) == "basic"
-    options = Options(strategy="basic-then-aggressive", run_op_priority=False)
+    options = PropagationOptions(strategy="basic-then-aggressive", run_op_priority=False)
     assert str(Propagation(name="op-priority", options=options)) == "op-priority (basic-then-aggressive, no op priorities)"

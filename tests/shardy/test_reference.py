@@ -15,7 +15,7 @@ from shardy.compare import VARIANTS, compare, draw
 from shardy.random_modules import random_module
 from shardy_oracle import Oracle
 
-from solver_shard.shardy.passes import Options, populate_rules, propagate
+from solver_shard.shardy.passes import PropagationOptions, populate_rules, propagate
 from solver_shard.shardy.stablehlo import StablehloModule
 from solver_shard.shardy.stablehlo.rules import StablehloRules
 
@@ -68,7 +68,7 @@ def test_dumps_are_those_of_the_reference(seed: int, oracle: Oracle, tmp_path: P
     theirs = {path.name: path.read_text().strip() for path in tmp_path.iterdir()}
     ours: dict[str, str] = {}
     module = StablehloModule.parse(edged)
-    options = Options(dump=lambda graph, name: ours.update({name: module.print(graph, verify=False).strip()}))
+    options = PropagationOptions(dump=lambda graph, name: ours.update({name: module.print(graph, verify=False).strip()}))
     propagate(module.graph, "user-priority", StablehloRules(), options)
     assert ours == theirs
 

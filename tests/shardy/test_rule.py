@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from shardy.annotation_text import parse_rule
 
 from solver_shard.errors import InputError
 from solver_shard.rules.draft import factor_name
-from solver_shard.shardy.graph import ShardingRule, identity_rule, parse_rule
+from solver_shard.shardy.graph import ShardingRule, identity_rule
 
 TEXTS = [
     "#sdy.op_sharding_rule<([i, k], [k, j])->([i, j]) {i=8, j=4, k=2} reduction={k}>",

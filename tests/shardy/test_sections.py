@@ -8,7 +8,7 @@ import pytest
 from shardy.sections import CASES, Case
 from shardy_oracle import Oracle
 
-from solver_shard.shardy.graph import Graph
+from solver_shard.shardy.graph import PropagationGraph
 from solver_shard.shardy.passes import propagate
 from solver_shard.shardy.sharding import format_sharding
 from solver_shard.shardy.stablehlo import StablehloModule
@@ -24,7 +24,7 @@ def oracle() -> Iterator[Oracle]:
     oracle.close()
 
 
-def shardings(graph: Graph) -> dict[str, str | None]:
+def shardings(graph: PropagationGraph) -> dict[str, str | None]:
     """Per value and per result of the main function, its sharding without the mesh."""
     found = {value.name: value.sharding for value in reversed(graph.values)}
     main = next(function for function in graph.functions if function.name == "main")

@@ -14,7 +14,7 @@ from shardy_oracle import Oracle
 
 from solver_shard.errors import InputError
 from solver_shard.shardy import stablehlo
-from solver_shard.shardy.graph import Direction, Graph, Kind, Op, Traits, Value
+from solver_shard.shardy.graph import Direction, GraphOp, GraphValue, OpKind, PropagationGraph, Traits
 from solver_shard.shardy.sharding import AxisRef, DimSharding, MeshSpec, TensorSharding
 from solver_shard.shardy.stablehlo import StablehloModule, read
 
@@ -74,7 +74,7 @@ def oracle() -> Iterator[Oracle]:
     oracle.close()
 
 
-def named(graph: Graph, name: str) -> Op:
+def named(graph: PropagationGraph, name: str) -> GraphOp:
     return next(op for op in graph.ops if op.name == name)
 
 
@@ -96,7 +96,7 @@ def test_random_modules_survive_the_round_trip(seed: int, oracle: Oracle) -> Non
 def test_shardings_that_are_taken_off_and_put_back_give_the_same_text(text: str) -> None:
     annotated = StablehloModule.parse(text)
     graph = annotated.graph
-    required = {v for op in graph.ops if op.kind is Kind.CONSTRAINT or op.kind is Kind.MANUAL for v in op.results}
+    required = {v for op in graph.ops if op.kind is OpKind.CONSTRAINT or op.kind is OpKind.MANUAL for v in op.results}
     bare = dataclasses.replace(
         graph,
         values=tuple(v if i in required else dataclasses.replace(v, sharding=None) for i, v in enumerate(graph.values)),
@@ -112,7 +112,7 @@ def test_shardings_that_are_taken_off_and_put_back_give_the_same_text(text: str)
 def test_what_propagation_sees_of_a_module() -> None:
     graph = StablehloModule.parse(EVERYTHING).graph
     assert graph.meshes["other"] == MeshSpec(axes=(("a", 2), ("b", 4)), device_ids=(7, 6, 5, 4, 3, 2, 1, 0))
-    assert graph.values[0] == Value(
+    assert graph.values[0] == GraphValue(
         name="%arg0",
         shape=(8, 4),
         dtype="f32",
@@ -125,7 +125,7 @@ def test_what_propagation_sees_of_a_module() -> None:
     assert graph.values[2].shape is None
     assert [f.name for f in graph.functions] == ["main", "g"]
     assert graph.functions[0].result_shardings[1] is None
-    assert named(graph, "stablehlo.while").kind is Kind.WHILE
+    assert named(graph, "stablehlo.while").kind is OpKind.WHILE
     assert len(named(graph, "stablehlo.while").regions) == 2
     assert named(graph, "sdy.propagation_barrier").direction is Direction.BACKWARD
     assert named(graph, "sdy.sharding_group").group == 3
@@ -160,9 +160,9 @@ def test_erased_and_added_ops_are_erased_and_added() -> None:
     sharding = TensorSharding(mesh="mesh", dims=(DimSharding(open=True),))
     ops = list(graph.ops)
     ops[sine] = dataclasses.replace(ops[sine], operands=(value,))
-    ops.append(Op(name="sdy.sharding_constraint", operands=ops[tanh].results, results=(value,), kind=Kind.CONSTRAINT))
-    changed = Graph(
-        values=(*graph.values, Value(name="%new", shape=(8,), dtype="f32", sharding=sharding)),
+    ops.append(GraphOp(name="sdy.sharding_constraint", operands=ops[tanh].results, results=(value,), kind=OpKind.CONSTRAINT))
+    changed = PropagationGraph(
+        values=(*graph.values, GraphValue(name="%new", shape=(8,), dtype="f32", sharding=sharding)),
         ops=tuple(ops),
         functions=(dataclasses.replace(main, body=dataclasses.replace(main.body, ops=(tanh, op, sine, end))),),
         meshes=graph.meshes,

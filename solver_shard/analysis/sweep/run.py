@@ -35,7 +35,7 @@ from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 
 if TYPE_CHECKING:
-    from solver_shard.tracing.clean import Traced
+    from solver_shard.tracing.clean import TracedProgram
 
 
 GRACE = 2.0
@@ -55,7 +55,7 @@ class Step:
     """
 
     program: Program
-    traced: Traced | None
+    traced: TracedProgram | None
     source: str
     command: str
     workers: int = 1

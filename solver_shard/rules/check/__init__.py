@@ -24,8 +24,8 @@ from solver_shard.layout import Layout, Placement, R
 from solver_shard.program import Op, Tensor, refs
 from solver_shard.rules.check.instances import DRAWS, Instance, load_instances, parse_instance, tensor_of
 from solver_shard.rules.check.shards import NO_KERNEL, close, legal_strategies, run_local, run_whole, verify
-from solver_shard.rules.check.truth import BUDGET, FAULTS, Draw, Placements, ground_truth
-from solver_shard.rules.row import Exclusion, Row
+from solver_shard.rules.check.truth import BUDGET, FAULTS, CallPlacements, DrawnCall, ground_truth
+from solver_shard.rules.row import Exclusion, RuleRow
 from solver_shard.rules.rule import Rule
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import RuleTable, load_table
@@ -141,7 +141,7 @@ class _Findings:
     combinations: int = 0
 
 
-def _check_op(row: Row, calls: Sequence[Instance], table: RuleTable, meshes: Sequence[int], draws: int, budget: int) -> OpReport:
+def _check_op(row: RuleRow, calls: Sequence[Instance], table: RuleTable, meshes: Sequence[int], draws: int, budget: int) -> OpReport:
     found = _Findings()
     for call in calls:
         try:
@@ -161,7 +161,9 @@ def _check_op(row: Row, calls: Sequence[Instance], table: RuleTable, meshes: Seq
     )
 
 
-def _check_instance(row: Row, call: Instance, table: RuleTable, meshes: Sequence[int], draws: int, budget: int, found: _Findings) -> None:
+def _check_instance(
+    row: RuleRow, call: Instance, table: RuleTable, meshes: Sequence[int], draws: int, budget: int, found: _Findings
+) -> None:
     made, random = draws_of(call, draws)
     results = [tensor_of(f"y{i}", value) for i, value in enumerate(made[0].results)]
     rule = build_rule(call.op, call.operands(), results, table)
@@ -188,13 +190,13 @@ def _check_instance(row: Row, call: Instance, table: RuleTable, meshes: Sequence
             _completeness(row, call, table, rule, results, made, devices, budget, found)
 
 
-def draws_of(call: Instance, count: int) -> tuple[list[Draw], bool]:
+def draws_of(call: Instance, count: int) -> tuple[list[DrawnCall], bool]:
     """Operands and unsharded results; and whether these are random."""
     made = []
     try:
         for turn in range(count):
             operands = call.draw(turn)
-            made.append(Draw(operands=operands, results=run_whole(call.op, operands)))
+            made.append(DrawnCall(operands=operands, results=run_whole(call.op, operands)))
         again = run_whole(call.op, made[0].operands)
     except FAULTS as error:
         raise RuleError(f"the call does not run: {error}; correct the instance") from None
@@ -206,12 +208,12 @@ def _shapes_only(op: Op, operands: Sequence[torch.Tensor], shapes: Sequence[Sequ
 
 
 def _completeness(
-    row: Row,
+    row: RuleRow,
     call: Instance,
     table: RuleTable,
     rule: Rule,
     results: Sequence[Tensor],
-    draws: Sequence[Draw],
+    draws: Sequence[DrawnCall],
     devices: int,
     budget: int,
     found: _Findings,
@@ -240,8 +242,8 @@ def _completeness(
 
 
 def _strongest(
-    combinations: Mapping[Placements, tuple[frozenset[Placement], ...]], alike: Sequence[int]
-) -> Iterator[tuple[Placements, Placements]]:
+    combinations: Mapping[CallPlacements, tuple[frozenset[Placement], ...]], alike: Sequence[int]
+) -> Iterator[tuple[CallPlacements, CallPlacements]]:
     """What is true, without what follows from a result that is replicated."""
     for ins, held in combinations.items():
         options = [(R,) if i in alike or R in h else tuple(sorted(h)) for i, h in enumerate(held)]
@@ -249,7 +251,7 @@ def _strongest(
             yield ins, outs
 
 
-def follows(ins: Placements, outs: Placements, operands: Placements, results: Placements, rule: Rule) -> bool:
+def follows(ins: CallPlacements, outs: CallPlacements, operands: CallPlacements, results: CallPlacements, rule: Rule) -> bool:
     """Whether a combination is the one of ``operands`` and ``results`` after free moves of its own operands and results.
 
     An operand of which only the shape is used needs no move.
@@ -269,13 +271,13 @@ def operand_names(op: Op) -> tuple[str, ...]:
     return tuple(names)
 
 
-def show(names: Sequence[str], ins: Placements, outs: Placements) -> str:
+def show(names: Sequence[str], ins: CallPlacements, outs: CallPlacements) -> str:
     """``self=S(0), mat2=R -> S(0)``."""
     left = ", ".join(f"{name}={p}" for name, p in zip(names, ins, strict=True))
     return f"{left} -> {', '.join(map(str, outs))}".strip()
 
 
-def _is_excluded(exclusion: Exclusion, names: Sequence[str], ins: Placements, outs: Placements) -> bool:
+def _is_excluded(exclusion: Exclusion, names: Sequence[str], ins: CallPlacements, outs: CallPlacements) -> bool:
     """Whether all terms of the exclusion hold."""
     tensors = [*zip(names, ins, strict=True), *(("result", p) for p in outs)]
 

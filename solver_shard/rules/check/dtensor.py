@@ -27,8 +27,8 @@ from solver_shard.program import Op, Ref
 from solver_shard.rules.check import draws_of, follows, operand_names, show
 from solver_shard.rules.check.instances import Instance, load_instances, parse_instance, tensor_of
 from solver_shard.rules.check.shards import legal_strategies, run_local
-from solver_shard.rules.check.truth import Placements, holds
-from solver_shard.rules.row import Row
+from solver_shard.rules.check.truth import CallPlacements, holds
+from solver_shard.rules.row import RuleRow
 from solver_shard.rules.rule import AxisStrategy
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import RuleTable
@@ -39,7 +39,7 @@ MOST = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class StrategyComparison:
     """One op in both rule sets.
 
     Attributes:
@@ -75,7 +75,7 @@ class Comparison:
         yield from (f"  {note}" for note in self.notes)
 
 
-def compare(row: Row, table: RuleTable) -> Comparison:
+def compare(row: RuleRow, table: RuleTable) -> StrategyComparison:
     """Compare a row with what DTensor has for its op, on the row's instances.
 
     Raises:
@@ -91,13 +91,13 @@ def compare(row: Row, table: RuleTable) -> Comparison:
             else ""
         )
         if not kind:
-            return Comparison(registered="")
+            return StrategyComparison(registered="")
         calls = [*load_instances().get(row.op, ()), *(parse_instance(row.op, text, row.file) for text in row.instances)]
         found: dict[str, dict[str, None]] = {name: {} for name in ("theirs", "ours", "false", "notes")}
         accepted = 0
         for call in calls:
             accepted += _compare_instance(row, call, table, propagator, mesh, found)
-    return Comparison(
+    return StrategyComparison(
         registered=kind,
         accepted=accepted,
         only_theirs=tuple(found["theirs"]),
@@ -107,7 +107,7 @@ def compare(row: Row, table: RuleTable) -> Comparison:
     )
 
 
-def _compare_instance(row: Row, call: Instance, table: RuleTable, propagator: Any, mesh: Any, found: dict[str, dict[str, None]]) -> int:
+def _compare_instance(row: RuleRow, call: Instance, table: RuleTable, propagator: Any, mesh: Any, found: dict[str, dict[str, None]]) -> int:
     draws, random = draws_of(call, 3)
     if random or not call.specs:
         found["notes"]["not compared: " + ("random results" if random else "no operands")] = None
@@ -137,11 +137,11 @@ def _compare_instance(row: Row, call: Instance, table: RuleTable, propagator: An
     return len(asked)
 
 
-def _accepts(asked: dict[Placements, Placements], strategy: AxisStrategy) -> bool:
+def _accepts(asked: dict[CallPlacements, CallPlacements], strategy: AxisStrategy) -> bool:
     return asked.get(strategy.operands) == strategy.results
 
 
-def _true(op: Op, draws: Sequence[Any], ins: Placements, outs: Placements, alike: Sequence[int]) -> bool:
+def _true(op: Op, draws: Sequence[Any], ins: CallPlacements, outs: CallPlacements, alike: Sequence[int]) -> bool:
     held = holds(op, draws, DEVICES, run_local, ins, alike=alike)
     return held is not None and all(i in alike or out in held[i] for i, out in enumerate(outs))
 
@@ -152,15 +152,15 @@ def _ask(
     results: Sequence[torch.Tensor],
     propagator: Any,
     mesh: Any,
-    first: Sequence[Placements],
+    first: Sequence[CallPlacements],
     notes: dict[str, None],
-) -> dict[Placements, Placements]:
+) -> dict[CallPlacements, CallPlacements]:
     """What DTensor accepts: operand placements to result placements."""
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     meta = [TensorMeta(t.shape, t.stride(), t.dtype) for t in results]
     propagator._propagate_tensor_meta_non_cached = lambda _schema: meta[0] if len(meta) == 1 else tuple(meta)
-    accepted: dict[Placements, Placements] = {}
+    accepted: dict[CallPlacements, CallPlacements] = {}
     try:
         for ins in _combinations(operands, first):
             outs = _propagated(op, operands, ins, propagator, mesh, notes)
@@ -171,7 +171,7 @@ def _ask(
     return accepted
 
 
-def _combinations(operands: Sequence[torch.Tensor], first: Sequence[Placements]) -> Iterator[Placements]:
+def _combinations(operands: Sequence[torch.Tensor], first: Sequence[CallPlacements]) -> Iterator[CallPlacements]:
     options = [
         [
             R,
@@ -193,8 +193,8 @@ def _reduces(tensor: torch.Tensor, reduction: str) -> bool:
 
 
 def _propagated(
-    op: Op, operands: Sequence[torch.Tensor], ins: Placements, propagator: Any, mesh: Any, notes: dict[str, None]
-) -> Placements | None:
+    op: Op, operands: Sequence[torch.Tensor], ins: CallPlacements, propagator: Any, mesh: Any, notes: dict[str, None]
+) -> CallPlacements | None:
     """The result placements of one combination; None where DTensor refuses or redistributes it."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OpSchema

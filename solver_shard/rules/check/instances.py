@@ -118,14 +118,14 @@ def parse_instance(op: str, text: str, file: str = "") -> Instance:
     Raises:
         RuleError: the text is no such call; it names the file, the op and what is legal.
     """
-    reader = _Reader(f"instances file {file}, op {op!r}" if file else f"instance of {op!r}", text)
+    reader = _CallReader(f"instances file {file}, op {op!r}" if file else f"instance of {op!r}", text)
     given = reader.arguments()
     attributes = {name: given.get(name, default) for name, default in _defaults(op, given, reader).items()} if _schema(op) else given
     made = Op(name=op, operands=tuple(range(len(reader.specs))), results=(), attributes=attributes)
     return Instance(op=made, specs=tuple(reader.specs), text=text)
 
 
-class _Reader:
+class _CallReader:
     """Reads the arguments of one call; operands are collected on the way."""
 
     def __init__(self, where: str, text: str) -> None:
@@ -202,7 +202,7 @@ def _schema(op: str) -> Any:
     return getattr(target, "_schema", None)
 
 
-def _defaults(op: str, given: Mapping[str, Any], reader: _Reader) -> dict[str, Any]:
+def _defaults(op: str, given: Mapping[str, Any], reader: _CallReader) -> dict[str, Any]:
     """Every argument of the schema that programs keep, with its default."""
     arguments = _schema(op).arguments
     known = [a.name for a in arguments]

@@ -29,9 +29,9 @@ from solver_shard.ops.run import SIZED
 from solver_shard.program import Op
 from solver_shard.rules.check.shards import assemble, close, distribute, tolerance_of
 
-Run = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequence[torch.Tensor]]
-Placements = tuple[Placement, ...]
-Held = tuple[frozenset[Placement], ...]
+LocalRun = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequence[torch.Tensor]]
+CallPlacements = tuple[Placement, ...]
+ResultPlacements = tuple[frozenset[Placement], ...]
 """Per result, the placements under which it is the unsharded one."""
 
 BUDGET = 1500
@@ -53,14 +53,14 @@ class Truth:
         cuts, known_cuts: how the operands can be cut in all, and how many of these were tried.
     """
 
-    combinations: Mapping[Placements, Held]
+    combinations: Mapping[CallPlacements, ResultPlacements]
     tried: int
     cuts: int
     known_cuts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class DrawnCall:
     """Operands of one turn and the unsharded results."""
 
     operands: Sequence[torch.Tensor]
@@ -69,9 +69,9 @@ class Draw:
 
 def ground_truth(
     op: Op,
-    draws: Sequence[Draw],
+    draws: Sequence[DrawnCall],
     devices: int,
-    run: Run,
+    run: LocalRun,
     *,
     alike: Sequence[int] = (),
     unread: Sequence[int] = (),
@@ -104,7 +104,9 @@ def ground_truth(
     return Truth(combinations=search.true, tried=search.tried, cuts=total, known_cuts=min(total, budget))
 
 
-def holds(op: Op, draws: Sequence[Draw], devices: int, run: Run, ins: Placements, *, alike: Sequence[int] = ()) -> Held | None:
+def holds(
+    op: Op, draws: Sequence[DrawnCall], devices: int, run: LocalRun, ins: CallPlacements, *, alike: Sequence[int] = ()
+) -> ResultPlacements | None:
     """What is true of one combination of operand placements: per result, its placements; None where some result has none."""
     search = _Search(op, draws, devices, run, alike, (), 0)
     search.measure(ins)
@@ -118,7 +120,7 @@ def filled(size: int, devices: int) -> bool:
 
 def _ordered(
     options: Sequence[Sequence[Placement]], shapes: Sequence[tuple[int, ...]], total: int, budget: int, seed: int
-) -> Iterator[Placements]:
+) -> Iterator[CallPlacements]:
     """All cuts; where they are more than the budget, those of one size first and then others at random."""
     if total <= budget:
         yield from itertools.product(*options)
@@ -147,17 +149,17 @@ class _Search:
     """Runs combinations, each once, and keeps those that are true."""
 
     def __init__(
-        self, op: Op, draws: Sequence[Draw], devices: int, run: Run, alike: Sequence[int], unread: Sequence[int], seed: int
+        self, op: Op, draws: Sequence[DrawnCall], devices: int, run: LocalRun, alike: Sequence[int], unread: Sequence[int], seed: int
     ) -> None:
         self.op, self.draws, self.devices, self.run = op, draws, devices, run
         self.alike, self.unread = frozenset(alike), frozenset(unread)
-        self.true: dict[Placements, Held] = {}
+        self.true: dict[CallPlacements, ResultPlacements] = {}
         self.tried = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.parts: dict[tuple[int, int, Placement], list[torch.Tensor]] = {}
         self.least = [max((tolerance_of(t) for t in (*draw.operands, *draw.results)), default=0.0) for draw in draws]
 
-    def measure(self, cut: Placements, within: Held | None = None) -> bool:
+    def measure(self, cut: CallPlacements, within: ResultPlacements | None = None) -> bool:
         """Run one combination; whether it runs at all. ``within`` are the placements that can still be true of its results."""
         self.tried += 1
         runs, held = True, within
@@ -177,7 +179,7 @@ class _Search:
         """Average, maximum and minimum on one operand more, from what is true without it."""
         frontier = list(self.true)
         while frontier:
-            grown: dict[Placements, Held] = {}
+            grown: dict[CallPlacements, ResultPlacements] = {}
             for cut in frontier:
                 for i, kind in itertools.product(range(len(cut)), _PENDING):
                     wider = (*cut[:i], kind, *cut[i + 1 :])
@@ -197,9 +199,9 @@ class _Search:
             return False
         return value.is_floating_point() or value.is_complex() if kind == P("avg") else not value.is_complex()
 
-    def _without(self, cut: Placements) -> Held | None:
+    def _without(self, cut: CallPlacements) -> ResultPlacements | None:
         """What holds with each such operand replicated; None where one of these is not true."""
-        held: Held | None = None
+        held: ResultPlacements | None = None
         for i, placement in enumerate(cut):
             if placement in _PENDING:
                 known = self.true.get((*cut[:i], R, *cut[i + 1 :]))
@@ -208,7 +210,7 @@ class _Search:
                 held = known if held is None else tuple(a & b for a, b in zip(held, known, strict=True))
         return held
 
-    def _local(self, cut: Placements, number: int) -> list[list[torch.Tensor]]:
+    def _local(self, cut: CallPlacements, number: int) -> list[list[torch.Tensor]]:
         """By device, the operands."""
         made = []
         for i, placement in enumerate(cut):
@@ -218,13 +220,13 @@ class _Search:
             made.append(self.parts[key])
         return [[parts[device] for parts in made] for device in range(self.devices)]
 
-    def _execute(self, cut: Placements, number: int, shapes: Sequence[Sequence[Sequence[int]]]) -> list[Sequence[torch.Tensor]] | None:
+    def _execute(self, cut: CallPlacements, number: int, shapes: Sequence[Sequence[Sequence[int]]]) -> list[Sequence[torch.Tensor]] | None:
         try:
             return [self.run(self.op, local, shapes[device]) for device, local in enumerate(self._local(cut, number))]
         except FAULTS:
             return None
 
-    def _plain(self, cut: Placements, number: int, draw: Draw, within: Held | None) -> Held | None:
+    def _plain(self, cut: CallPlacements, number: int, draw: DrawnCall, within: ResultPlacements | None) -> ResultPlacements | None:
         whole = [tuple(t.shape) for t in draw.results]
         outs = self._execute(cut, number, [whole] * self.devices)
         if outs is None or any(len(made) != len(whole) for made in outs):
@@ -236,7 +238,7 @@ class _Search:
             for i, expected in enumerate(draw.results)
         )
 
-    def _sized(self, cut: Placements, number: int, draw: Draw) -> Held | None:
+    def _sized(self, cut: CallPlacements, number: int, draw: DrawnCall) -> ResultPlacements | None:
         """The same for ops that are told the sizes of their results: every placement of these is a run of its own."""
         ran = False
         held: list[set[Placement]] = [set() for _ in draw.results]

@@ -19,8 +19,8 @@ from typing import Literal
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import P
-from solver_shard.rules.draft import Call, Draft, Held
-from solver_shard.rules.row import Exclusion, Family, Row
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
+from solver_shard.rules.row import Exclusion, Family
 
 _MASKS = ("attn_mask", "attn_bias")
 _GRADIENTS = ("grad_out", "grad_out_")
@@ -31,20 +31,19 @@ _UNREAD = ("cum_seq_q", "cum_seq_k", "philox_seed", "philox_offset")
 class _Parts:
     """Factors of one call."""
 
-    batch: Held
-    heads: Held
-    queries: Held
+    batch: DimFactors
+    heads: DimFactors
+    queries: DimFactors
     """All query heads: of each key-value head the group that it serves."""
-    query: Held
-    keys: Held
-    width: Held
-    value: Held
+    query: DimFactors
+    keys: DimFactors
+    width: DimFactors
+    value: DimFactors
 
 
-def sdpa(call: Call, row: Row) -> Draft:
+def sdpa(call: OpCall) -> RuleDraft:
     """Output ``[b, h, q, e]``, log-sum-exp ``[b, h, ...]``; seeds and placeholders are alike on every device."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     parts = _parts(draft)
     _operands(draft, parts)
     draft.linear(("value",), ("sum", "avg"), fixed=range(1, len(call.results)))
@@ -56,10 +55,9 @@ def sdpa(call: Call, row: Row) -> Draft:
     return draft
 
 
-def sdpa_backward(call: Call, row: Row) -> Draft:
+def sdpa_backward(call: OpCall) -> RuleDraft:
     """Gradients of query, key, value (and mask, summed where it was broadcast); linear in the incoming gradient."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     made = call.present("grad_input_mask", 4) if "grad_input_mask" in call.attributes else tuple(range(len(call.results)))
     parts = _parts(draft)
     _operands(draft, parts)
@@ -94,11 +92,11 @@ def sdpa_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _share(call: Call) -> Literal["even", "triangle"]:
+def _share(call: OpCall) -> Literal["even", "triangle"]:
     return "triangle" if call.attribute("is_causal", False) else "even"
 
 
-def _cuttable(call: Call) -> bool:
+def _cuttable(call: OpCall) -> bool:
     """Whether the query's sequence can be cut: kernels whose statistics are ``[b, h, q]``; causal ones of square masks."""
     query, keys = call.shape("query"), call.shape("key")[2]
     square = query[2] == keys or not call.attribute("is_causal", False)
@@ -106,7 +104,7 @@ def _cuttable(call: Call) -> bool:
     return "flash_attention_for_cpu" in call.name and square and found == [query[:3]]
 
 
-def _parts(draft: Draft) -> _Parts:
+def _parts(draft: RuleDraft) -> _Parts:
     call = draft.call
     query, key, value = call.shape("query"), call.shape("key"), call.shape("value")
     if not len(query) == len(key) == len(value) == 4 or query[1] % max(key[1], 1) or key[1] != value[1]:
@@ -127,7 +125,7 @@ def _parts(draft: Draft) -> _Parts:
     )
 
 
-def _operands(draft: Draft, parts: _Parts) -> None:
+def _operands(draft: RuleDraft, parts: _Parts) -> None:
     call = draft.call
     draft.put("query", [parts.batch, parts.queries, parts.query, parts.width])
     draft.put("key", [parts.batch, parts.heads, parts.keys, parts.width])
@@ -140,19 +138,19 @@ def _operands(draft: Draft, parts: _Parts) -> None:
             draft.put(name, _statistics(draft, parts, call.shape(name)))
 
 
-def _mask(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+def _mask(draft: RuleDraft, parts: _Parts, shape: tuple[int, ...]) -> list[DimFactors]:
     """A mask broadcast to ``[b, h, q, s]``."""
     batch, heads, query, _ = draft.call.shape("query")
     keys = draft.call.shape("key")[2]
     leads = {-4: (batch, parts.batch), -3: (heads, parts.queries), -2: (query, parts.query), -1: (keys, parts.keys)}
-    held: list[Held] = []
+    held: list[DimFactors] = []
     for d, size in enumerate(shape, start=-len(shape)):
         full, factor = leads.get(d, (0, ()))
         held.append(factor if size == full and factor else draft.factor(f"mask{-d}", size, cut=False))
     return held
 
 
-def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Held]:
+def _statistics(draft: RuleDraft, parts: _Parts, shape: tuple[int, ...]) -> list[DimFactors]:
     """``[b, h, q, ...]`` per query; dims that are padded stay whole."""
     if len(shape) < 2 or shape[:2] != draft.call.shape("query")[:2]:
         return draft.whole(shape)
@@ -161,7 +159,7 @@ def _statistics(draft: Draft, parts: _Parts, shape: tuple[int, ...]) -> list[Hel
     return [parts.batch, parts.queries, *draft.whole(shape[2:])]
 
 
-def _result(draft: Draft, parts: _Parts, index: int, shape: tuple[int, ...]) -> None:
+def _result(draft: RuleDraft, parts: _Parts, index: int, shape: tuple[int, ...]) -> None:
     lead = draft.call.shape("query")[:2]
     if len(shape) >= 3 and shape[:2] == lead:
         draft.result(index, _statistics(draft, parts, shape))
@@ -169,7 +167,7 @@ def _result(draft: Draft, parts: _Parts, index: int, shape: tuple[int, ...]) -> 
         draft.alike.append(index)
 
 
-def _flops(call: Call) -> int:
+def _flops(call: OpCall) -> int:
     """Two matrix products of ``2 b h q s d`` each, half of them when causal."""
     batch, heads, query, width = call.shape("query")
     keys, value = call.shape("value")[2:]
@@ -182,6 +180,6 @@ _EXCLUDED = (
     Exclusion(what="query=S(2)", reason="queries are cut by cut-queries, of the kernel that it can run; others pad their statistics"),
 )
 FAMILIES = (
-    Family(name="sdpa", build=sdpa, keys={}, excludes=_EXCLUDED),
-    Family(name="sdpa_backward", build=sdpa_backward, keys={}, excludes=_EXCLUDED),
+    Family(name="sdpa", build=sdpa, excludes=_EXCLUDED),
+    Family(name="sdpa_backward", build=sdpa_backward, excludes=_EXCLUDED),
 )

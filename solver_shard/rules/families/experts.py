@@ -13,18 +13,17 @@ import math
 
 from solver_shard.layout import REDUCTIONS, P, R, S
 from solver_shard.program import DTYPE_BYTES
-from solver_shard.rules.draft import Call, Draft, Held
-from solver_shard.rules.row import Exclusion, Family, Row
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
+from solver_shard.rules.row import Exclusion, Family
 
 
-def grouped_mm(call: Call, row: Row) -> Draft:
+def grouped_mm(call: OpCall) -> RuleDraft:
     """Matrix products per expert: ``[t, k] x [e, k, n]``, ``[k, t] x [t, n] -> [e, k, n]``, ``[e, m, k] x [e, k, n]``.
 
     Rows that ``offs`` divides among the experts are cut by ``own-experts`` alone; contracted columns are summed. Columns are
     cut in units of 16 bytes, which the kernels ask of their strides.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     left, right, result = call.shape("self"), call.shape("mat2"), call.results[0].shape
     ragged = call.slot("offs") is not None
     bias = call.slot("bias") is not None
@@ -53,13 +52,12 @@ def grouped_mm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def sequence_mm(call: Call, row: Row) -> Draft:
+def sequence_mm(call: OpCall) -> RuleDraft:
     """``rows[b, n, k] x weights[e, k, m] -> [b, n, m]``, where ``offs[b, e]`` ends the rows of each expert in a sequence.
 
     Sequences and columns can be cut, contracted columns are summed; ``own-experts`` cuts weights and rows by expert.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     (batch, rows, _), (count, _, width) = call.shape("self"), call.shape("mat2")
     b, n = draft.factor("batch", batch), draft.factor("rows", rows, cut=False)
     k, m = (_lanes(draft, name, size, cut=True) for name, size in (("k", call.shape("self")[2]), ("m", width)))
@@ -77,13 +75,12 @@ def sequence_mm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def sequence_mm_weights(call: Call, row: Row) -> Draft:
+def sequence_mm_weights(call: OpCall) -> RuleDraft:
     """Gradient of the weights: ``[b, n, k] x [b, n, m] -> [e, k, m]``; cutting sequences makes it a partial sum.
 
     ``own-experts``: every device sums up the rows of its experts, which needs no collective.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     batch, rows, inner = call.shape("self")
     b, n = draft.factor("batch", batch, reduction="sum"), draft.factor("rows", rows, cut=False)
     k, m = (_lanes(draft, name, size, cut=True) for name, size in (("k", inner), ("m", call.shape("mat2")[2])))
@@ -100,7 +97,7 @@ def sequence_mm_weights(call: Call, row: Row) -> Draft:
     return draft
 
 
-def take(call: Call, row: Row) -> Draft:
+def take(call: OpCall) -> RuleDraft:
     """``self[b, m, ...]`` by ``index[b, n]`` -> ``[b, n, ...]``: picks rows inside each sequence; rows of the index can be cut.
 
     ``masked-lookup`` cuts the rows that are picked from: every device gives its own and zeros for the others, a pending sum.
@@ -108,8 +105,7 @@ def take(call: Call, row: Row) -> Draft:
     experts, or each device picks for its own sequences and an all-to-all brings the rows to their experts. After them it is
     the combine: an all-to-all back, or a pending sum that is scattered over the tokens.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.shape("self")
     b, rows = draft.factor("batch", shape[0]), draft.factor("rows", call.shape("index")[1])
     source = draft.factor("source", shape[1])
@@ -122,10 +118,9 @@ def take(call: Call, row: Row) -> Draft:
     return draft
 
 
-def count(call: Call, row: Row) -> Draft:
+def count(call: OpCall) -> RuleDraft:
     """How often each number below ``bins`` is in ``self[b, n]`` -> ``[b, bins]``; cutting ``n`` leaves a pending sum."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     batch, rows = call.shape("self")
     b = draft.factor("batch", batch)
     draft.put("self", [b, draft.factor("rows", rows, reduction="sum")])
@@ -134,7 +129,7 @@ def count(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _lanes(draft: Draft, name: str, size: int, *, cut: bool) -> Held:
+def _lanes(draft: RuleDraft, name: str, size: int, *, cut: bool) -> DimFactors:
     """A factor in units of 16 bytes."""
     unit = max(1, 16 // DTYPE_BYTES[draft.call.tensor("self").dtype])
     fits = size % unit == 0 and size > unit
@@ -150,9 +145,9 @@ def _experts(*shapes: tuple[int, ...]) -> int:
 
 
 FAMILIES = (
-    Family(name="grouped_mm", build=grouped_mm, keys={}),
-    Family(name="sequence_mm", build=sequence_mm, keys={}, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
-    Family(name="sequence_mm_weights", build=sequence_mm_weights, keys={}, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
-    Family(name="take", build=take, keys={}),
-    Family(name="count", build=count, keys={}),
+    Family(name="grouped_mm", build=grouped_mm),
+    Family(name="sequence_mm", build=sequence_mm, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
+    Family(name="sequence_mm_weights", build=sequence_mm_weights, excludes=(_in_lanes("self=S(2)"), _in_lanes("mat2=S(2)"))),
+    Family(name="take", build=take),
+    Family(name="count", build=count),
 )

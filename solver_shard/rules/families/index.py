@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS, P
 from solver_shard.program import Ref
-from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import apply_linear, broadcast
-from solver_shard.rules.row import LINEAR, Exclusion, Family, Row, is_flag
+from solver_shard.rules.row import LINEAR, Exclusion, Family, is_flag
 
 
-def embedding(call: Call, row: Row) -> Draft:
+def embedding(call: OpCall) -> RuleDraft:
     """``weight[vocabulary, hidden]`` by ``indices[*rows]``: rows and hidden can be cut.
 
     ``masked-lookup`` cuts the vocabulary: every device looks up its own rows and leaves zeros for the others, so that the
     result is a pending sum.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     vocabulary, hidden = call.shape("weight")
     rows = [draft.factor(f"row{d}", size) for d, size in enumerate(call.shape("indices"))]
     width = draft.factor("hidden", hidden)
@@ -32,13 +32,12 @@ def embedding(call: Call, row: Row) -> Draft:
     return draft
 
 
-def embedding_backward(call: Call, row: Row) -> Draft:
+def embedding_backward(call: OpCall) -> RuleDraft:
     """Rows of the gradient are summed into the vocabulary: cutting them makes the result partial.
 
     ``own-rows`` cuts the vocabulary: every device reads the whole gradient and adds up what belongs to its own rows.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     scaled = bool(call.attribute("scale_grad_by_freq", False))
     rows = [draft.factor(f"row{d}", size, cut=not scaled, reduction="sum") for d, size in enumerate(call.shape("indices"))]
     vocabulary, hidden = call.results[0].shape
@@ -53,15 +52,15 @@ def embedding_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def gather(call: Call, row: Row) -> Draft:
+def gather(call: OpCall, **linear: Any) -> RuleDraft:
     """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     if len(index) != len(shape):  # a number in place of a tensor of one dim
         return draft
     dim = call.dim(call.attributes["dim"], len(shape))
-    operand: list[Held] = []
-    picked: list[Held] = []
+    operand: list[DimFactors] = []
+    picked: list[DimFactors] = []
     for d, size in enumerate(shape):
         same = d != dim and size == index[d]
         operand.append(draft.factor(draft.letter(), size, cut=same))
@@ -69,15 +68,15 @@ def gather(call: Call, row: Row) -> Draft:
     draft.put("self", operand)
     draft.put("index", picked)
     draft.result(0, picked)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def scatter(call: Call, row: Row) -> Draft:
+def scatter(call: OpCall, *, adds: bool = False, **linear: Any) -> RuleDraft:
     """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
 
     What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
     if not len(index) == len(source) == len(shape) or not shape:  # numbers in place of tensors of one dim
@@ -88,7 +87,7 @@ def scatter(call: Call, row: Row) -> Draft:
         if call.slot(name) is not None:
             sizes = call.shape(name)
             draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
-    if row.get("adds", False) and index[dim] == source[dim]:
+    if adds and index[dim] == source[dim]:
         added = draft.factor(draft.letter(), index[dim])
         draft.restrict(added, reduction="sum", addends=("self",))
         for name in ("index", "src"):
@@ -96,13 +95,12 @@ def scatter(call: Call, row: Row) -> Draft:
             draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def index(call: Call, row: Row) -> Draft:
+def index(call: OpCall) -> RuleDraft:
     """``self[indices]``: dims without an index pass, indexed dims stay whole, dims of the indices can be cut."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
@@ -115,13 +113,12 @@ def index(call: Call, row: Row) -> Draft:
     return draft
 
 
-def index_put(call: Call, row: Row) -> Draft:
+def index_put(call: OpCall) -> RuleDraft:
     """``self[indices] = values``: dims without an index pass; operand and values are linear.
 
     Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     layout = _indexed(call)
     if layout is None:
         return draft
@@ -138,8 +135,8 @@ def index_put(call: Call, row: Row) -> Draft:
 
 
 def _addressed(
-    draft: Draft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
-) -> tuple[list[Held], list[Held]]:
+    draft: RuleDraft, free: list[int], picked: tuple[int, ...], position: int, *, whole: bool = False
+) -> tuple[list[DimFactors], list[DimFactors]]:
     """Put ``self`` and the indices (which stay ``whole``); the factors of ``self``, and those of ``self[indices]``."""
     call = draft.call
     operand = [draft.factor(draft.letter(), size, cut=d in free) for d, size in enumerate(call.shape("self"))]
@@ -151,7 +148,7 @@ def _addressed(
     return operand, [*passing[:position], *letters, *passing[position:]]
 
 
-def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
+def _indexed(call: OpCall) -> tuple[list[int], tuple[int, ...], int, tuple[int, ...]] | None:
     """Dims without an index, broadcast shape of the indices, where it goes among them, and the shape of ``self[indices]``.
 
     None where an index is a mask: its result has no static shape.
@@ -173,9 +170,9 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int, tuple[int, ..
     return free, picked, position, (*sizes[:position], *picked, *sizes[position:])
 
 
-def index_select(call: Call, row: Row) -> Draft:
+def index_select(call: OpCall, **linear: Any) -> RuleDraft:
     """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.shape("self")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
@@ -183,15 +180,15 @@ def index_select(call: Call, row: Row) -> Draft:
     draft.put("self", held)
     draft.put("index", [rows] if call.shape("index") else [])
     draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def index_add(call: Call, row: Row) -> Draft:
+def index_add(call: OpCall, **linear: Any) -> RuleDraft:
     """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
 
     The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, source = call.shape("self"), call.shape("source")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
@@ -203,13 +200,12 @@ def index_add(call: Call, row: Row) -> Draft:
     draft.result(0, held)
     draft.monotone("self", increasing=True)
     draft.flops = math.prod(source)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def concat(call: Call, row: Row) -> Draft:
+def concat(call: OpCall) -> RuleDraft:
     """Tensors joined along ``dim``, which stays whole; partial only all together."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape
     dim = call.dim(call.attributes.get("dim", 0), len(shape))
     letters = draft.letters(shape, whole=(dim,))
@@ -222,22 +218,21 @@ def concat(call: Call, row: Row) -> Draft:
     return draft
 
 
-def pad(call: Call, row: Row) -> Draft:
+def pad(call: OpCall, **linear: Any) -> RuleDraft:
     """Padded or trimmed dims stay whole; sums pass where the padding is zero."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape, result = call.shape("self"), call.results[0].shape
     amounts = list(call.attributes["pad"])
     touched = {len(shape) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
     letters = draft.letters(shape, whole=touched)
     draft.put("self", letters)
     draft.result(0, [draft.factor(draft.letter(), result[d], cut=False) if d in touched else held for d, held in enumerate(letters)])
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def histogram(call: Call, row: Row) -> Draft:
+def histogram(call: OpCall) -> RuleDraft:
     """Counts per bin: elements can be cut where the range is given, which makes the counts partial sums."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     fixed = call.attributes.get("min", 0) != call.attributes.get("max", 0)
     draft.put("self", [draft.factor(f"row{d}", size, cut=fixed, reduction="sum") for d, size in enumerate(call.shape("self"))])
     draft.result(0, [draft.factor("bins", size, cut=False) for size in call.results[0].shape])
@@ -247,20 +242,19 @@ def histogram(call: Call, row: Row) -> Draft:
 
 _SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the tensor is cut where the tensor is for some sizes only")
 FAMILIES = (
-    Family(name="embedding", build=embedding, keys={}),
-    Family(name="embedding_backward", build=embedding_backward, keys={}),
+    Family(name="embedding", build=embedding),
+    Family(name="embedding_backward", build=embedding_backward),
     Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
     Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index_select", build=index_select, keys={**LINEAR}),
     Family(name="index_add", build=index_add, keys={**LINEAR}),
-    Family(name="index", build=index, keys={}),
+    Family(name="index", build=index),
     Family(
         name="index_put",
         build=index_put,
-        keys={},
         excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
     ),
-    Family(name="concat", build=concat, keys={}),
+    Family(name="concat", build=concat),
     Family(name="pad", build=pad, keys={**LINEAR}),
-    Family(name="histogram", build=histogram, keys={}),
+    Family(name="histogram", build=histogram),
 )

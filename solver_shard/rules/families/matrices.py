@@ -17,27 +17,26 @@ import re
 from typing import Any
 
 from solver_shard.errors import RuleError
-from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import broadcast
-from solver_shard.rules.row import Family, Row, is_text
+from solver_shard.rules.row import Family, is_text
 
 _OPERANDS = re.compile(r"\w+=[012]( \w+=[012])*\Z")
 _RESULTS = re.compile(r"[012]( [012])*\Z")
 
 
-def matrices(call: Call, row: Row) -> Draft:
+def matrices(call: OpCall, *, operands: str, results: str, columns: str | None = None, linear: str = "") -> RuleDraft:
     """The batch passes; ``columns`` names the argument whose columns (rows, where ``left`` is false) are those of the first result.
 
     ``linear`` arguments make the first result pending; the others do not depend on them. A result that lacks a dim of the batch
     follows from operands that lack it. Results that are switched off are empty.
     """
-    draft = Draft(call)
-    ranks = {name: int(rank) for name, rank in (item.split("=") for item in row.get("operands").split())}
-    own = tuple(map(int, row.get("results").split()))
+    draft = RuleDraft(call)
+    ranks = {name: int(rank) for name, rank in (item.split("=") for item in operands.split())}
+    own = tuple(map(int, results.split()))
     if len(own) != len(call.results):
         raise RuleError(f"{call.name}: its row names {len(own)} results, the call has {len(call.results)}; correct the row")
-    sides = row.get("columns")
-    for name in row.names("linear"):
+    for name in linear.split():
         if _vectors(call, name):
             ranks[name], own = 1, (1, *own[1:])
     tensors = [(call.at(slot).shape, ranks[name]) for name, slots in call.names.items() if name in ranks for slot in slots]
@@ -47,10 +46,10 @@ def matrices(call: Call, row: Row) -> Draft:
             raise RuleError(f"{call.name}: an operand of shape {shape} has fewer dims than the {rank} that its row says; correct the row")
         batch = _broadcast(batch, shape[: len(shape) - rank])
     lead = draft.letters(batch)
-    column = draft.factor(draft.letter(), _columns(call, sides)) if sides is not None and ranks[sides] == 2 else ()
+    column = draft.factor(draft.letter(), _columns(call, columns)) if columns is not None and ranks[columns] == 2 else ()
     at = -1 if call.attribute("left", True) else -2
 
-    def placed(shape: tuple[int, ...], rank: int, held: Held) -> list[Held]:
+    def placed(shape: tuple[int, ...], rank: int, held: DimFactors) -> list[DimFactors]:
         dims = [*broadcast(call, shape[: len(shape) - rank], batch, lead), *draft.whole(shape[len(shape) - rank :])]
         if held:
             dims[at] = held
@@ -58,7 +57,7 @@ def matrices(call: Call, row: Row) -> Draft:
 
     for name, rank in ranks.items():
         for slot in call.names.get(name, ()):
-            draft.put_slot(slot, placed(call.at(slot).shape, rank, column if name == sides else ()))
+            draft.put_slot(slot, placed(call.at(slot).shape, rank, column if name == columns else ()))
     for index, (result, rank) in enumerate(zip(call.results, own, strict=True)):
         if not result.numel and len(result.shape) - rank != len(batch):
             draft.alike.append(index)
@@ -68,13 +67,13 @@ def matrices(call: Call, row: Row) -> Draft:
         for factor in (*lead, column):
             if factor and factor not in dims:
                 draft.restrict(factor, apart=(index,))
-    for name in row.names("linear"):
+    for name in linear.split():
         draft.linear((name,), ("sum", "avg"), fixed=range(1, len(own)))
     draft.flops = 2 * max((math.prod(shape) * shape[-1] for shape, rank in tensors if rank == 2), default=0)
     return draft
 
 
-def _vectors(call: Call, name: str) -> bool:
+def _vectors(call: OpCall, name: str) -> bool:
     """Whether the right-hand sides are one vector for each matrix, as torch takes them for it."""
     if call.name != "aten._linalg_solve_ex.default":
         return False
@@ -82,7 +81,7 @@ def _vectors(call: Call, name: str) -> bool:
     return len(other) == 1 or other == one[:-1]
 
 
-def _columns(call: Call, name: str) -> int:
+def _columns(call: OpCall, name: str) -> int:
     return call.shape(name)[-1 if call.attribute("left", True) else -2]
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
-from solver_shard.rules.draft import Call, Draft, Held
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import apply_linear
-from solver_shard.rules.row import LINEAR, Exclusion, Family, Row, is_text
-from solver_shard.rules.rule import Inside
+from solver_shard.rules.row import LINEAR, Exclusion, Family, is_text
+from solver_shard.rules.rule import InnerCollective
 
 
-def layer_norm(call: Call, row: Row) -> Draft:
+def layer_norm(call: OpCall) -> RuleDraft:
     """Rows can be cut; statistics are ``[*rows, 1, ...]``.
 
     ``norm-statistics`` cuts the normalised dim, where it is one: sums and sums of squares per row are all-reduced (the root
     mean square norm needs only the latter).
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     rows, normal = _norm_dims(draft, "input", reduction=None)
     draft.put("input", [*rows, *normal])
     draft.put("weight", normal)
@@ -37,14 +37,13 @@ def layer_norm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def layer_norm_backward(call: Call, row: Row) -> Draft:
+def layer_norm_backward(call: OpCall) -> RuleDraft:
     """Rows can be cut: the gradients of weight and bias are then partial sums; linear in the incoming gradient.
 
     ``norm-statistics`` cuts the normalised dim: two sums per row are all-reduced (one for the root mean square norm) where
     the input's gradient is wanted; the gradients of weight and bias are cut along it.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     count = len(call.attribute("output_mask", (True,) * 3))
     made = call.present("output_mask", count)
     rows, normal = _norm_dims(draft, "input", reduction="sum")
@@ -71,7 +70,7 @@ def layer_norm_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _norm_dims(draft: Draft, name: str, *, reduction: str | None) -> tuple[list[Held], list[Held]]:
+def _norm_dims(draft: RuleDraft, name: str, *, reduction: str | None) -> tuple[list[DimFactors], list[DimFactors]]:
     """Factors of rows and of normalised dims; the latter can be cut where they are one."""
     shape = draft.call.shape(name)
     split = len(shape) - len(draft.call.attributes["normalized_shape"])
@@ -79,17 +78,16 @@ def _norm_dims(draft: Draft, name: str, *, reduction: str | None) -> tuple[list[
     return rows, [draft.factor(f"norm{d}", size, cut=len(shape) - split == 1) for d, size in enumerate(shape[split:])]
 
 
-def _statistics(draft: Draft, rows: list[Held]) -> Inside:
+def _statistics(draft: RuleDraft, rows: list[DimFactors]) -> InnerCollective:
     return draft.all_reduce(rows, 1 if "rms_norm" in draft.call.name else 2, draft.call.tensor("input").dtype)
 
 
-def batch_norm(call: Call, row: Row) -> Draft:
+def batch_norm(call: OpCall) -> RuleDraft:
     """Channels (dim 1) can be cut; batch and space as well where known statistics are used, which otherwise run over them.
 
     In training, ``batch-statistics`` cuts the batch: sum, sum of squares and count of every channel are all-reduced.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     known = "no_training" in call.name or not call.attribute("training", True)
     channels, dims = _channels(draft, "input", cut=known)
     draft.put("input", dims)
@@ -109,13 +107,12 @@ def batch_norm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def batch_norm_backward(call: Call, row: Row) -> Draft:
+def batch_norm_backward(call: OpCall) -> RuleDraft:
     """As ``batch_norm``, where cut batch and space make the gradients of the parameters sums; linear in the incoming gradient.
 
     ``batch-statistics`` all-reduces two sums per channel: the gradients of weight and bias, which every device then has.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     made = call.present("output_mask", 3)
     channels, dims = _channels(draft, "input", cut=not call.attribute("train", False))
     draft.restrict(tuple(f for d, held in enumerate(dims) if d != 1 for f in held), reduction="sum")
@@ -138,14 +135,14 @@ def batch_norm_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _channels(draft: Draft, name: str, *, cut: bool) -> tuple[Held, list[Held]]:
+def _channels(draft: RuleDraft, name: str, *, cut: bool) -> tuple[DimFactors, list[DimFactors]]:
     """The channels, and all dims: the others are ``cut`` or whole."""
     shape = draft.call.shape(name)
     dims = [draft.factor("channels" if d == 1 else f"dim{d}", size, filled=True, cut=cut or d == 1) for d, size in enumerate(shape)]
     return dims[1], dims
 
 
-def _per_channel(draft: Draft, channels: Held) -> None:
+def _per_channel(draft: RuleDraft, channels: DimFactors) -> None:
     """Vectors over channels: affine parameters and statistics; empty ones are alike on every device."""
     for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"):
         if draft.call.slot(name) is not None and draft.call.shape(name) != (0,):
@@ -158,14 +155,60 @@ def _per_channel(draft: Draft, channels: Held) -> None:
                 draft.result(index, [channels])
 
 
-def nll_sums(call: Call, row: Row) -> Draft:
+def group_norm(call: OpCall) -> RuleDraft:
+    """``input[n, c, *space]``, statistics ``[n, groups]``; affine in weight and bias."""
+    draft = RuleDraft(call)
+    batch, groups, channels, dims = _groups(draft)
+    draft.put("input", dims)
+    for name in ("weight", "bias"):
+        draft.put(name, [channels])
+    draft.result(0, dims)
+    for index in (1, 2):
+        draft.result(index, [batch, groups])
+    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
+    draft.linear(affine, ("sum", "avg"), fixed=(1, 2))
+    if call.slot("bias") is not None:
+        draft.monotone("bias", increasing=True, fixed=(1, 2))
+    draft.flops = 8 * call.tensor("input").numel
+    return draft
+
+
+def group_norm_backward(call: OpCall) -> RuleDraft:
+    """As ``group_norm``; cutting the batch sums the gradients of weight and bias; linear in the incoming gradient."""
+    draft = RuleDraft(call)
+    made = call.present("output_mask", 3)
+    batch, groups, channels, dims = _groups(draft)
+    draft.restrict(batch, reduction="sum")
+    for name in ("grad_out", "input"):
+        draft.put(name, dims)
+    for name in ("mean", "rstd"):
+        draft.put(name, [batch, groups])
+    draft.put("weight", [channels])
+    draft.result(made[0], dims)
+    for index in made[1:]:
+        draft.result(index, [channels])
+    draft.linear(("grad_out",), ("sum", "avg"))
+    if call.slot("weight") is not None:
+        draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
+    draft.flops = 16 * call.tensor("input").numel
+    return draft
+
+
+def _groups(draft: RuleDraft) -> tuple[DimFactors, DimFactors, DimFactors, Sequence[DimFactors]]:
+    """Factors of the batch, the groups, the channels, and of every dim of the input."""
+    shape, count = draft.call.shape("input"), int(draft.call.attributes["group"])
+    batch, groups = draft.factor("batch", shape[0]), draft.factor("groups", count, even=True)
+    channels = (*groups, *draft.factor("inside", shape[1] // count, cut=False))
+    return batch, groups, channels, [batch, channels, *draft.whole(shape[2:])]
+
+
+def nll_sums(call: OpCall) -> RuleDraft:
     """Sums over rows of the weighted losses and of the weights: rows can be cut.
 
     ``own-classes`` cuts the classes: every device adds up the losses of the targets among its own, a pending sum; the weights
     follow from the targets alone, so that every device has all of their sum.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     rows, classes = _class_rows(draft, reduction="sum")
     draft.put("self", [*rows, classes])
     draft.put("target", rows)
@@ -181,10 +224,9 @@ def nll_sums(call: Call, row: Row) -> Draft:
     return draft
 
 
-def nll_loss(call: Call, row: Row) -> Draft:
+def nll_loss(call: OpCall) -> RuleDraft:
     """The raw loss op: rows can be cut without a reduction and for a sum; a mean needs all rows at once."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     kind = _reduction(call)
     rows, classes = _class_rows(draft, reduction="sum")
     if kind == "mean":
@@ -204,13 +246,12 @@ def nll_loss(call: Call, row: Row) -> Draft:
     return draft
 
 
-def nll_loss_backward(call: Call, row: Row) -> Draft:
+def nll_loss_backward(call: OpCall) -> RuleDraft:
     """Rows of the result can be cut; the log-probabilities give only the shape.
 
     ``own-classes`` (of the op that takes a loss apart) cuts the classes: every device fills in the targets among its own.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     rows, classes = _class_rows(draft, reduction=None)
     draft.put("self", _scores(call, rows, classes))
     draft.put("target", rows)
@@ -231,34 +272,33 @@ def nll_loss_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _class_rows(draft: Draft, *, reduction: str | None) -> tuple[list[Held], Held]:
+def _class_rows(draft: RuleDraft, *, reduction: str | None) -> tuple[list[DimFactors], DimFactors]:
     shape = draft.call.shape("self")
     at = _classes_at(draft.call)
     rows = [draft.factor(f"row{d}", size, reduction=reduction) for d, size in enumerate((*shape[:at], *shape[at + 1 :]))]
     return rows, draft.factor("classes", shape[at], cut=False)
 
 
-def _scores(call: Call, rows: list[Held], classes: Held) -> list[Held]:
+def _scores(call: OpCall, rows: list[DimFactors], classes: DimFactors) -> list[DimFactors]:
     at = _classes_at(call)
     return [*rows[:at], classes, *rows[at:]]
 
 
-def _classes_at(call: Call) -> int:
+def _classes_at(call: OpCall) -> int:
     """The dim of the classes: the last one, but dim 1 of torch's losses of images."""
     return 1 if "nll_loss2d" in call.name else len(call.shape("self")) - 1
 
 
-def _reduction(call: Call) -> str:
+def _reduction(call: OpCall) -> str:
     value = call.attributes.get("reduction", 1)
     return ("none", "mean", "sum")[value] if isinstance(value, int) else str(value)
 
 
-def softmax(call: Call, row: Row) -> Draft:
+def softmax(call: OpCall) -> RuleDraft:
     """Every dim but ``dim`` passes, for softmax and log-softmax alike.
 
     ``class-statistics`` cuts ``dim``: the maximum and the sum of the exponentials of every row are all-reduced.
     """
-    del row
     draft, rows, classes = _softmax_dims(call, "self")
     dtype = call.results[0].dtype
     draft.flops = 5 * call.tensor("self").numel
@@ -266,9 +306,8 @@ def softmax(call: Call, row: Row) -> Draft:
     return draft
 
 
-def softmax_backward(call: Call, row: Row) -> Draft:
+def softmax_backward(call: OpCall) -> RuleDraft:
     """As ``softmax``, linear in the incoming gradient; ``class-statistics`` all-reduces one sum per row."""
-    del row
     draft, rows, classes = _softmax_dims(call, "grad_output")
     draft.linear(("grad_output",), ("sum", "avg"))
     draft.flops = 5 * call.tensor("grad_output").numel
@@ -276,9 +315,9 @@ def softmax_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _softmax_dims(call: Call, name: str) -> tuple[Draft, list[Held], Held]:
+def _softmax_dims(call: OpCall, name: str) -> tuple[RuleDraft, list[DimFactors], DimFactors]:
     """All tensors of one shape; the factors of the rows, and the one along ``dim``."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.shape(name)
     held = draft.letters(shape)
     for slot in range(len(call.slots)):
@@ -288,13 +327,12 @@ def _softmax_dims(call: Call, name: str) -> tuple[Draft, list[Held], Held]:
     return draft, [factor for d, factor in enumerate(held) if d != dim], held[dim] if shape else ()
 
 
-def convolution(call: Call, row: Row) -> Draft:
+def convolution(call: OpCall) -> RuleDraft:
     """``input[n, c, *space]`` by ``weight[o, c, *kernel]``: batch and output channels can be cut, input channels are summed.
 
     A bias is added to the pending sum of cut input channels once. Where there are groups, whole groups are cut.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     batch, outputs, inputs = _convolution(draft, "input")
     joined = call.slot("bias") is not None
     if _plain(call):
@@ -310,13 +348,12 @@ def convolution(call: Call, row: Row) -> Draft:
     return draft
 
 
-def convolution_backward(call: Call, row: Row) -> Draft:
+def convolution_backward(call: OpCall) -> RuleDraft:
     """Gradients of input, weight and bias; cutting the batch sums the last two, cutting output channels the first.
 
     Linear in the incoming gradient; each of the first two also in what the other is the gradient of.
     """
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     made = call.present("output_mask", 3)
     wanted = tuple(bool(m) for m in call.attribute("output_mask", (True,) * 3))
     batch, outputs, inputs = _convolution(draft, "input")
@@ -341,11 +378,11 @@ def convolution_backward(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _plain(call: Call) -> bool:
+def _plain(call: OpCall) -> bool:
     return bool(call.attribute("groups", 1) == 1)
 
 
-def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
+def _convolution(draft: RuleDraft, name: str) -> tuple[DimFactors, DimFactors, DimFactors]:
     """Factors of batch, output and input channels, put on input and weight."""
     call = draft.call
     transposed = bool(call.attribute("transposed", False))
@@ -371,26 +408,26 @@ def _convolution(draft: Draft, name: str) -> tuple[Held, Held, Held]:
     return batch, outputs, inputs
 
 
-def _convolution_flops(call: Call, result: tuple[int, ...]) -> int:
+def _convolution_flops(call: OpCall, result: tuple[int, ...]) -> int:
     """2 * output positions * kernel elements per output channel (a transposed one: per input position)."""
     kernel = call.shape("weight")
     positions = math.prod(call.shape("input")) if call.attribute("transposed", False) else math.prod(result)
     return 2 * positions * math.prod(kernel[1:])
 
 
-def leading(call: Call, row: Row) -> Draft:
+def leading(call: OpCall, *, unread: str = "", **linear: Any) -> RuleDraft:
     """Batch and channels (the first two dims of images ``[n, c, h, w]``) can be cut, space stays whole."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape
     first = [draft.factor(name, size) for name, size in zip(("batch", "channels"), shape[: len(shape) - 2], strict=False)]
     for slot in range(len(call.slots)):
         draft.put_slot(slot, [*first, *draft.whole(call.at(slot).shape[len(first) :])])
     for index, result in enumerate(call.results):
         draft.result(index, [*first, *draft.whole(result.shape[len(first) :])])
-    for name in row.names("unread"):
+    for name in unread.split():
         draft.ignore(name)
     draft.flops = max(t.numel for t in (*call.operands, *call.results))
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
 _BUFFERS = tuple(
@@ -407,77 +444,19 @@ _SPACE = tuple(
     for d in (2, 3)
 )
 
-NN_FAMILIES = (
-    Family(name="layer_norm", build=layer_norm, keys={}),
-    Family(name="layer_norm_backward", build=layer_norm_backward, keys={}),
-    Family(name="batch_norm", build=batch_norm, keys={}, excludes=_BUFFERS),
-    Family(name="batch_norm_backward", build=batch_norm_backward, keys={}, excludes=_BUFFERS),
-    Family(name="softmax", build=softmax, keys={}),
-    Family(name="softmax_backward", build=softmax_backward, keys={}),
-    Family(name="nll_sums", build=nll_sums, keys={}),
-    Family(name="nll_loss", build=nll_loss, keys={}, excludes=_SIGNS),
-    Family(name="nll_loss_backward", build=nll_loss_backward, keys={}, excludes=_SIGNS),
-    Family(name="convolution", build=convolution, keys={}, excludes=_SPACE),
-    Family(name="convolution_backward", build=convolution_backward, keys={}),
+FAMILIES = (
+    Family(name="layer_norm", build=layer_norm),
+    Family(name="layer_norm_backward", build=layer_norm_backward),
+    Family(name="batch_norm", build=batch_norm, excludes=_BUFFERS),
+    Family(name="batch_norm_backward", build=batch_norm_backward, excludes=_BUFFERS),
+    Family(name="group_norm", build=group_norm),
+    Family(name="group_norm_backward", build=group_norm_backward),
+    Family(name="softmax", build=softmax),
+    Family(name="softmax_backward", build=softmax_backward),
+    Family(name="nll_sums", build=nll_sums),
+    Family(name="nll_loss", build=nll_loss, excludes=_SIGNS),
+    Family(name="nll_loss_backward", build=nll_loss_backward, excludes=_SIGNS),
+    Family(name="convolution", build=convolution, excludes=_SPACE),
+    Family(name="convolution_backward", build=convolution_backward),
     Family(name="leading", build=leading, keys={**LINEAR, "unread": is_text}),
 )
-
-
-# Families of group norms: batch and whole groups of channels can be cut.
-
-
-def group_norm(call: Call, row: Row) -> Draft:
-    """``input[n, c, *space]``, statistics ``[n, groups]``; affine in weight and bias."""
-    del row
-    draft = Draft(call)
-    batch, groups, channels, dims = _groups(draft)
-    draft.put("input", dims)
-    for name in ("weight", "bias"):
-        draft.put(name, [channels])
-    draft.result(0, dims)
-    for index in (1, 2):
-        draft.result(index, [batch, groups])
-    affine = [name for name in ("weight", "bias") if call.slot(name) is not None]
-    draft.linear(affine, ("sum", "avg"), fixed=(1, 2))
-    if call.slot("bias") is not None:
-        draft.monotone("bias", increasing=True, fixed=(1, 2))
-    draft.flops = 8 * call.tensor("input").numel
-    return draft
-
-
-def group_norm_backward(call: Call, row: Row) -> Draft:
-    """As ``group_norm``; cutting the batch sums the gradients of weight and bias; linear in the incoming gradient."""
-    del row
-    draft = Draft(call)
-    made = call.present("output_mask", 3)
-    batch, groups, channels, dims = _groups(draft)
-    draft.restrict(batch, reduction="sum")
-    for name in ("grad_out", "input"):
-        draft.put(name, dims)
-    for name in ("mean", "rstd"):
-        draft.put(name, [batch, groups])
-    draft.put("weight", [channels])
-    draft.result(made[0], dims)
-    for index in made[1:]:
-        draft.result(index, [channels])
-    draft.linear(("grad_out",), ("sum", "avg"))
-    if call.slot("weight") is not None:
-        draft.linear(("weight",), ("sum", "avg"), fixed=made[1:])
-    draft.flops = 16 * call.tensor("input").numel
-    return draft
-
-
-def _groups(draft: Draft) -> tuple[Held, Held, Held, Sequence[Held]]:
-    """Factors of the batch, the groups, the channels, and of every dim of the input."""
-    shape, count = draft.call.shape("input"), int(draft.call.attributes["group"])
-    batch, groups = draft.factor("batch", shape[0]), draft.factor("groups", count, even=True)
-    channels = (*groups, *draft.factor("inside", shape[1] // count, cut=False))
-    return batch, groups, channels, [batch, channels, *draft.whole(shape[2:])]
-
-
-IMAGE_FAMILIES = (
-    Family(name="group_norm", build=group_norm, keys={}),
-    Family(name="group_norm_backward", build=group_norm_backward, keys={}),
-)
-
-FAMILIES = (*IMAGE_FAMILIES, *NN_FAMILIES)

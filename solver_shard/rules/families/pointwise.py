@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rules.draft import FLOATING, Call, Draft, Held
-from solver_shard.rules.row import LINEAR, Family, Row, is_dims, is_flag, is_number, is_reduction, is_text
-from solver_shard.rules.rule import Inside
+from solver_shard.rules.draft import FLOATING, DimFactors, OpCall, RuleDraft
+from solver_shard.rules.row import DEFAULT_PASSES, LINEAR, Family, is_dims, is_flag, is_number, is_reduction, is_text, linear_sets
+from solver_shard.rules.rule import InnerCollective
 
 
-def apply_linear(draft: Draft, row: Row) -> Draft:
-    """Add the row's linear sets and monotone arguments; sums do not pass where ``sum_if_zero`` is a number other than 0.
+def apply_linear(
+    draft: RuleDraft,
+    *,
+    linear: str | Sequence[str] = (),
+    passes: str = DEFAULT_PASSES,
+    sum_if_zero: str | None = None,
+    monotone: str = "",
+    only: str | None = None,
+    truth: bool = False,
+) -> RuleDraft:
+    """Add a row's linear sets and monotone arguments; sums do not pass where ``sum_if_zero`` is a number other than 0.
 
     ``only = "min"``: of a root, whose argument's maximum has parts for which there is none. ``truth``: of operands that are
     truth values, and no others.
     """
-    zero = row.get("sum_if_zero")
-    constant = zero is not None and draft.call.attributes.get(zero, 0) != 0
-    if row.get("truth", False) and any(tensor.dtype != "bool" for tensor in draft.call.operands):
+    constant = sum_if_zero is not None and draft.call.attributes.get(sum_if_zero, 0) != 0
+    if truth and any(tensor.dtype != "bool" for tensor in draft.call.operands):
         return draft
-    for arguments, reductions in row.linear():
+    for arguments, reductions in linear_sets(linear, passes):
         draft.linear(arguments, [r for r in reductions if r != "sum" or not constant])
-    for term in row.get("monotone", "").split():
+    for term in monotone.split():
         scale, _, name = term.removeprefix("-").rpartition("*")
         sign = _sign(draft, scale) if scale else 1
         if isinstance(sign, int | float) and sign and draft.call.slot(name) is not None:
-            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"), only=row.get("only"))
+            draft.monotone(name, increasing=(sign > 0) != term.startswith("-"), only=only)
     return draft
 
 
-def _sign(draft: Draft, name: str) -> Any:
+def _sign(draft: RuleDraft, name: str) -> Any:
     """A number, or that of truth values, which are not negative; 0 for other tensors."""
     slot = draft.call.slot(name)
     if slot is None:
@@ -43,10 +51,9 @@ def _sign(draft: Draft, name: str) -> Any:
     return int(draft.call.at(slot).dtype == "bool")
 
 
-def einsum(call: Call, row: Row) -> Draft:
+def einsum(call: OpCall) -> RuleDraft:
     """``ab,bc->ac``: a factor per letter; letters that the result lacks are summed; linear in each operand alone."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     inputs, output = einsum_terms(call)
     sizes: dict[str, int] = {}
     for slot, term in enumerate(inputs):
@@ -67,7 +74,7 @@ def einsum(call: Call, row: Row) -> Draft:
     return draft
 
 
-def einsum_terms(call: Call) -> tuple[list[str], str]:
+def einsum_terms(call: OpCall) -> tuple[list[str], str]:
     """Input terms and the output term of the equation, checked against the operands."""
     equation = str(call.attributes.get("equation", "")).replace(" ", "")
     left, arrow, output = equation.partition("->")
@@ -82,13 +89,13 @@ def einsum_terms(call: Call) -> tuple[list[str], str]:
     return inputs, output
 
 
-def add_product(call: Call, row: Row) -> Draft:
+def add_product(call: OpCall, *, factors: str) -> RuleDraft:
     """``self`` plus the product of the two operands that ``factors`` names: a batch dim where they have three dims.
 
     ``self`` is broadcast to the result and added once: where the contracted dim is cut, it is partial too.
     """
-    draft = Draft(call)
-    one, two = row.names("factors")
+    draft = RuleDraft(call)
+    one, two = factors.split()
     left, right, shape = call.shape(one), call.shape(two), call.results[0].shape
     batch = [draft.factor("b", left[0])] if len(left) == 3 else []
     rows, inner = draft.factor("m", left[-2]), draft.factor("k", left[-1])
@@ -109,10 +116,9 @@ def add_product(call: Call, row: Row) -> Draft:
     return draft
 
 
-def unscale(call: Call, row: Row) -> Draft:
+def unscale(call: OpCall) -> RuleDraft:
     """A gradient by the inverse of the loss scale, and whether it overflowed: a pending maximum where the gradient is cut."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     held = draft.letters(call.shape("self"))
     for factor in held:
         draft.restrict(factor, reduction="max", addends=("found_inf",))
@@ -122,19 +128,20 @@ def unscale(call: Call, row: Row) -> Draft:
     return draft
 
 
-def replicated(call: Call, row: Row) -> Draft:
+def replicated(call: OpCall, *, reason: str, **linear: Any) -> RuleDraft:
     """Nothing can be cut, for the ``reason`` that the row gives; what is linear may be partial."""
-    return apply_linear(Draft(call), row)
+    del reason  # reports read it off the row
+    return apply_linear(RuleDraft(call), **linear)
 
 
-def pointwise(call: Call, row: Row) -> Draft:
+def pointwise(call: OpCall, *, unread: str = "", flops: int = 1, filled: bool = False, **linear: Any) -> RuleDraft:
     """A factor per result dim; operands are broadcast against the result; ``unread`` arguments give only their dtype.
 
     Further results of another shape (a step count, an empty buffer) are alike on every device.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape if call.results else call.at(0).shape
-    letters = draft.letters(shape, filled=row.get("filled", False))
+    letters = draft.letters(shape, filled=filled)
     for slot in range(len(call.slots)):
         draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, letters))
     for index, result in enumerate(call.results):
@@ -142,13 +149,13 @@ def pointwise(call: Call, row: Row) -> Draft:
             draft.result(index, letters)
         else:
             draft.alike.append(index)
-    for name in row.names("unread"):
+    for name in unread.split():
         draft.ignore(name)
-    draft.flops = row.get("flops", 1) * math.prod(shape)
-    return apply_linear(draft, row)
+    draft.flops = flops * math.prod(shape)
+    return apply_linear(draft, **linear)
 
 
-def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], letters: list[Held]) -> list[Held]:
+def broadcast(call: OpCall, shape: tuple[int, ...], target: tuple[int, ...], letters: list[DimFactors]) -> list[DimFactors]:
     """Factors of a tensor that is broadcast to ``target``, whose dims hold ``letters``."""
     skip = len(target) - len(shape)
     if skip < 0 or any(size not in (1, target[skip + d]) for d, size in enumerate(shape)):
@@ -158,35 +165,34 @@ def broadcast(call: Call, shape: tuple[int, ...], target: tuple[int, ...], lette
     return [letters[skip + d] if size == target[skip + d] else () for d, size in enumerate(shape)]
 
 
-def cast(call: Call, row: Row) -> Draft:
+def cast(call: OpCall) -> RuleDraft:
     """A change of dtype: pointwise, linear unless it rounds to integers or truth values."""
-    draft = pointwise(call, row)
+    draft = pointwise(call)
     draft.linear_slots((0,), REDUCTIONS if call.results[0].dtype != "bool" else ())
     return draft
 
 
-def along(call: Call, row: Row) -> Draft:
+def along(call: OpCall, *, whole: str | Sequence[int], unread: str = "", flops: int = 1, view: bool = False, **linear: Any) -> RuleDraft:
     """Every dim passes but those that the ``whole`` setting names; tensors may lack these (``select``, ``argmax``).
 
     ``whole`` is the argument that holds the dims, or a list of dims. All tensors have the full rank, or the rank less
     those dims.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shapes = [call.at(slot).shape for slot in range(len(call.slots))] + [result.shape for result in call.results]
     rank = max(len(shape) for shape in shapes)
-    whole = row.get("whole")
     if isinstance(whole, str):
         call.known(whole)
     dims = call.dims(whole, rank) if isinstance(whole, str) else tuple(call.dim(d, rank) for d in whole if -rank <= d < rank)
     kept = [d for d in range(rank) if d not in dims]
-    passing: dict[int, Held] = {}
+    passing: dict[int, DimFactors] = {}
     for d in kept:
         sizes = {shape[_position(call, shape, d, rank, kept)] for shape in shapes if shape or not rank}
         if len(sizes) == 1:
             passing[d] = draft.factor(draft.letter(), sizes.pop())
     made = []
     for shape in shapes:
-        held: list[Held] = []
+        held: list[DimFactors] = []
         for position, size in enumerate(shape):
             d = position if len(shape) == rank else kept[position]
             held.append(passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False))
@@ -195,15 +201,15 @@ def along(call: Call, row: Row) -> Draft:
         draft.put_slot(slot, made[slot])
     for index in range(len(call.results)):
         draft.result(index, made[len(call.slots) + index])
-    for name in row.names("unread"):
+    for name in unread.split():
         draft.ignore(name)
-    draft.view = row.get("view", False)
+    draft.view = view
     if not draft.view:
-        draft.flops = row.get("flops", 1) * max((math.prod(shape) for shape in shapes), default=0)
-    return apply_linear(draft, row)
+        draft.flops = flops * max((math.prod(shape) for shape in shapes), default=0)
+    return apply_linear(draft, **linear)
 
 
-def _position(call: Call, shape: tuple[int, ...], d: int, rank: int, kept: list[int]) -> int:
+def _position(call: OpCall, shape: tuple[int, ...], d: int, rank: int, kept: list[int]) -> int:
     if len(shape) == rank:
         return d
     if len(shape) == len(kept):
@@ -213,13 +219,11 @@ def _position(call: Call, shape: tuple[int, ...], d: int, rank: int, kept: list[
     )
 
 
-def reduce(call: Call, row: Row) -> Draft:
+def reduce(call: OpCall, *, reduction: str | None = None, even: bool = False, filled: bool = False, **linear: Any) -> RuleDraft:
     """The dims named by ``dim`` are reduced: cutting them makes the result partial in ``reduction``; without one they stay whole."""
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.at(0).shape
     reduced = set(call.dims("dim", len(shape)))
-    reduction = row.get("reduction")
-    even, filled = row.get("even", False), row.get("filled", False)
     held = [
         draft.factor(draft.letter(), size, even=even, filled=filled, cut=reduction is not None, reduction=reduction)
         if d in reduced
@@ -231,17 +235,17 @@ def reduce(call: Call, row: Row) -> Draft:
         keep = len(result.shape) == len(shape)
         draft.result(index, [() if d in reduced else h for d, h in enumerate(held) if keep or d not in reduced])
     draft.flops = math.prod(shape)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
-def statistics(call: Call, row: Row) -> Draft:
+def statistics(call: OpCall, *, whole: str | Sequence[int], way: str) -> RuleDraft:
     """As ``along``; where one dim is whole, an implementation cuts it and all-reduces what the row asks of every row of the tensor.
 
     ``class-statistics``: a maximum and a sum. ``moment-statistics``: a sum, and a sum of squares around the mean.
     ``extreme-statistics``: a maximum, and the first position that has it.
     """
-    draft = along(call, row)
-    way, tensor = str(row.get("way")), call.tensor("self")
+    draft = along(call, whole=whole)
+    tensor = call.tensor("self")
     dims = call.dims("dim", len(tensor.shape)) if call.attributes.get("dim") is not None else ()
     if len(dims) != 1 or not tensor.shape or (way != "extreme-statistics" and tensor.dtype not in FLOATING):
         return draft
@@ -249,7 +253,7 @@ def statistics(call: Call, row: Row) -> Draft:
     rows = [h for d, h in enumerate(held) if d != dims[0]]
     if way == "extreme-statistics":
         flat = tuple(f for h in rows for f in h)
-        inside = [Inside(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
+        inside = [InnerCollective(kind="all_reduce", rows=flat, width=1, dtype=dtype) for dtype in (tensor.dtype, "i64")]
     else:
         inside = [draft.all_reduce(rows, 1, tensor.dtype) for _ in range(2)]
     draft.restrict(held[dims[0]], cut=tensor.dtype != "bool")
@@ -257,7 +261,7 @@ def statistics(call: Call, row: Row) -> Draft:
     return draft
 
 
-def vector_norm(call: Call, row: Row) -> Draft:
+def vector_norm(call: OpCall) -> RuleDraft:
     """Sums of magnitudes (order 1) and of non-zeros (0) add up, largest and smallest ones have a maximum; others stay whole.
 
     ``square-statistics`` cuts a dim of a norm of order 2: the sums of squares are all-reduced. Of several dims, each has its own, as
@@ -270,7 +274,7 @@ def vector_norm(call: Call, row: Row) -> Draft:
         math.inf: {"reduction": "max", "filled": True},
         -math.inf: {"reduction": "min", "filled": True},
     }
-    draft = reduce(call, replace(row, settings=kinds.get(order, {})))
+    draft = reduce(call, **kinds.get(order, {}))
     shape = call.shape("self")
     if order == 2 and shape and call.attribute("dtype") is None:
         dims, held = call.dims("dim", len(shape)), draft.slots[call.names["self"][0]] or ()
@@ -283,14 +287,14 @@ def vector_norm(call: Call, row: Row) -> Draft:
     return draft
 
 
-def factory(call: Call, row: Row) -> Draft:
+def factory(call: OpCall, *, ordered: bool = False) -> RuleDraft:
     """A tensor made from its size: any dim can be cut; ``ordered`` ones (arange) depend on the position and stay whole.
 
     Tensor arguments give only shape and dtype; those of the result's shape follow its layout.
     """
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.results[0].shape
-    letters = draft.letters(shape, whole=range(len(shape)) if row.get("ordered", False) else ())
+    letters = draft.letters(shape, whole=range(len(shape)) if ordered else ())
     draft.result(0, letters)
     for slot in range(len(call.slots)):
         if call.at(slot).shape == shape:
@@ -299,22 +303,31 @@ def factory(call: Call, row: Row) -> Draft:
     return draft
 
 
-def notation(call: Call, row: Row) -> Draft:
+def notation(
+    call: OpCall,
+    *,
+    dims: str,
+    reduce: Mapping[str, str] = MappingProxyType({}),
+    whole: str = "",
+    even: str = "",
+    matmul: bool = False,
+    unread: str = "",
+    **linear: Any,
+) -> RuleDraft:
     """Factors written out: ``"... m k, k n -> ... m n"``; ``1`` is a dim of size 1, ``...`` any leading dims.
 
     ``reduce`` says what results become when a factor that they lack is cut; ``whole`` factors are not cut; ``even``
     ones only into equal shards.
     """
-    draft = Draft(call)
-    inputs, outputs = notation_terms(row.get("dims"))
+    draft = RuleDraft(call)
+    inputs, outputs = notation_terms(dims)
     tensors = [call.at(slot) for slot in range(len(call.slots))]
     if len(inputs) != len(tensors) or len(outputs) != len(call.results):
         raise RuleError(
             f"{call.name}: dims describes {len(inputs)} operands and {len(outputs)} results, "
             f"the op has {len(tensors)} and {len(call.results)}; write one comma-separated term per tensor"
         )
-    reductions: Mapping[str, str] = row.get("reduce", {})
-    held: dict[str, Held] = {}
+    held: dict[str, DimFactors] = {}
     sizes: dict[str, int] = {}
     made = []
     shapes = ", ".join(str(tensor.shape) for tensor in (*tensors, *call.results))
@@ -330,9 +343,7 @@ def notation(call: Call, row: Row) -> Draft:
                 held[name], sizes[name] = (), 1
             if name not in held:
                 sizes[name] = size
-                held[name] = draft.factor(
-                    name, size, even=name in row.names("even"), cut=name not in row.names("whole"), reduction=reductions.get(name)
-                )
+                held[name] = draft.factor(name, size, even=name in even.split(), cut=name not in whole.split(), reduction=reduce.get(name))
             if sizes[name] != size:
                 raise RuleError(f"{call.name}: factor {name!r} has sizes {sizes[name]} and {size} in shapes {shapes}; use two names")
         made.append([held[name] for name in names])
@@ -340,11 +351,11 @@ def notation(call: Call, row: Row) -> Draft:
         draft.put_slot(slot, made[slot])
     for index in range(len(call.results)):
         draft.result(index, made[len(tensors) + index])
-    draft.matmul = row.get("matmul", False)
+    draft.matmul = matmul
     draft.flops = 2 * math.prod(sizes.values()) if draft.matmul else max((r.numel for r in call.results), default=0)
-    for name in row.names("unread"):
+    for name in unread.split():
         draft.ignore(name)
-    return apply_linear(draft, row)
+    return apply_linear(draft, **linear)
 
 
 _TERM = re.compile(r"(\.\.\.)?(\s*([A-Za-z_]\w*|1))*\s*\Z")
@@ -393,11 +404,11 @@ def check_notation(settings: Mapping[str, Any]) -> str | None:
 
 
 FAMILIES = (
-    Family(name="einsum", build=einsum, keys={}),
+    Family(name="einsum", build=einsum),
     Family(name="pointwise", build=pointwise, keys={**LINEAR, "unread": is_text, "flops": is_number, "filled": is_flag}),
-    Family(name="cast", build=cast, keys={}),
+    Family(name="cast", build=cast),
     Family(name="add_product", build=add_product, keys={"factors": is_text}, required=("factors",)),
-    Family(name="unscale", build=unscale, keys={}),
+    Family(name="unscale", build=unscale),
     Family(name="replicated", build=replicated, keys={**LINEAR, "reason": is_text}, required=("reason",)),
     Family(
         name="along",
@@ -406,7 +417,7 @@ FAMILIES = (
         required=("whole",),
     ),
     Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),
-    Family(name="vector_norm", build=vector_norm, keys={}),
+    Family(name="vector_norm", build=vector_norm),
     Family(name="statistics", build=statistics, keys={"whole": is_dims, "way": is_text}, required=("whole", "way")),
     Family(name="factory", build=factory, keys={"ordered": is_flag}),
     Family(

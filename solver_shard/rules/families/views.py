@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 from solver_shard.errors import RuleError
 from solver_shard.layout import REDUCTIONS
-from solver_shard.rules.draft import Call, Draft, Held
-from solver_shard.rules.row import Family, Row
+from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
+from solver_shard.rules.row import Family
 
 
-def view(call: Call, row: Row) -> Draft:
+def view(call: OpCall) -> RuleDraft:
     """A reshape: the factors that both sizes share, group by group of equal size products."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     source, target = call.shape("self"), call.results[0].shape
     if math.prod(source) != math.prod(target):
         raise RuleError(f"{call.name}: a tensor of shape {source} cannot be viewed as {target}; the element counts differ")
@@ -63,7 +62,7 @@ def groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int]
 
 
 def _chain(
-    draft: Draft,
+    draft: RuleDraft,
     source: Sequence[int],
     target: Sequence[int],
     dims: list[int],
@@ -96,16 +95,15 @@ def _chain(
             return None
 
 
-def _lumps(draft: Draft, left: list[tuple[list[int], int]], right: list[tuple[list[int], int]]) -> None:
+def _lumps(draft: RuleDraft, left: list[tuple[list[int], int]], right: list[tuple[list[int], int]]) -> None:
     """Sizes that do not fit together: each keeps a factor of its own that is not cut."""
     for held, size in (*left, *right):
         held.extend(draft.factor(draft.letter(), size, cut=False))
 
 
-def permute(call: Call, row: Row) -> Draft:
+def permute(call: OpCall) -> RuleDraft:
     """Dims in another order; ``dims`` gives the operand dim of each result dim."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     shape = call.shape("self")
     letters = draft.letters(shape)
     draft.put("self", letters)
@@ -126,10 +124,9 @@ def permute(call: Call, row: Row) -> Draft:
     return _finish(draft)
 
 
-def expand(call: Call, row: Row) -> Draft:
+def expand(call: OpCall) -> RuleDraft:
     """Dims of size 1 and new leading dims grow: the result can be cut there while the operand stays whole."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     source, target = call.shape("self"), call.results[0].shape
     skip = len(target) - len(source)
     if skip < 0 or any(size not in (1, target[skip + d]) for d, size in enumerate(source)):
@@ -140,16 +137,15 @@ def expand(call: Call, row: Row) -> Draft:
     return _finish(draft)
 
 
-def repeat(call: Call, row: Row) -> Draft:
+def repeat(call: OpCall) -> RuleDraft:
     """Dims repeated once pass; the others stay whole, new leading ones can be cut; the data is copied."""
-    del row
-    draft = Draft(call)
+    draft = RuleDraft(call)
     source, target = call.shape("self"), call.results[0].shape
     skip = len(target) - len(source)
     if skip < 0:
         raise RuleError(f"{call.name}: a tensor of shape {source} cannot be repeated to {target}")
-    held: list[Held] = [draft.factor(draft.letter(), size) for size in target[:skip]]
-    inputs: list[Held] = []
+    held: list[DimFactors] = [draft.factor(draft.letter(), size) for size in target[:skip]]
+    inputs: list[DimFactors] = []
     for d, size in enumerate(source):
         copies = target[skip + d]
         if size in (1, copies):
@@ -164,15 +160,15 @@ def repeat(call: Call, row: Row) -> Draft:
     return draft
 
 
-def _finish(draft: Draft) -> Draft:
+def _finish(draft: RuleDraft) -> RuleDraft:
     draft.view = True
     draft.linear(("self",), REDUCTIONS)
     return draft
 
 
 FAMILIES = (
-    Family(name="view", build=view, keys={}),
-    Family(name="permute", build=permute, keys={}),
-    Family(name="expand", build=expand, keys={}),
-    Family(name="repeat", build=repeat, keys={}),
+    Family(name="view", build=view),
+    Family(name="permute", build=permute),
+    Family(name="expand", build=expand),
+    Family(name="repeat", build=repeat),
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from solver_shard.errors import InputError
 from solver_shard.files import read_text
-from solver_shard.shardy.graph import Graph
+from solver_shard.shardy.graph import PropagationGraph
 from solver_shard.shardy.stablehlo.read import bindings, read_graph
 from solver_shard.shardy.stablehlo.write import write_graph
 
@@ -34,7 +34,7 @@ class StablehloModule:
 
     text: str
     file: str
-    graph: Graph
+    graph: PropagationGraph
 
     @classmethod
     def parse(cls, text: str, file: str = "module") -> StablehloModule:
@@ -67,7 +67,7 @@ class StablehloModule:
             raise InputError(f"cannot read {path}: {error}; give a StableHLO module as text") from None
         return cls.parse(text, str(path))
 
-    def print(self, graph: Graph | None = None, *, verify: bool = True) -> str:
+    def print(self, graph: PropagationGraph | None = None, *, verify: bool = True) -> str:
         """The module as jaxlib prints it, changed to what ``graph``, made from this module's graph, says.
 
         ``verify=False`` is for the state between two user priorities, where axes that are kept aside need not be in

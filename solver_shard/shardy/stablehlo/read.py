@@ -1,4 +1,4 @@
-"""From a parsed module to the graph that propagation works on."""
+"""Between a module of jaxlib's bindings and the graph that propagation works on: ops, attributes, meshes, shardings and rules."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from solver_shard.errors import InputError
-from solver_shard.shardy.graph import Block, Direction, Function, Graph, Kind, Op, ShardingRule, Traits, Value
+from solver_shard.shardy.graph import Block, Direction, Function, GraphOp, GraphValue, OpKind, PropagationGraph, ShardingRule, Traits
 from solver_shard.shardy.sharding import AxisRef, DimSharding, MeshSpec, TensorSharding
 
 MAX_RANK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ModuleReading:
     """A graph and, at the same positions, the values, ops and functions of the module it was read from."""
 
-    graph: Graph
+    graph: PropagationGraph
     values: tuple[Any, ...]
     ops: tuple[Any, ...]
     functions: tuple[Any, ...]
 
 
-def read_graph(module: Any, mlir: Bindings) -> Reading:
+def read_graph(module: Any, mlir: Bindings) -> ModuleReading:
     """The graph of a verified module.
 
     Raises:
@@ -35,22 +35,22 @@ def read_graph(module: Any, mlir: Bindings) -> Reading:
         for op in (o.operation for o in module.body.operations)
         if op.name == "sdy.mesh"
     }
-    return _Reader(module, mlir, meshes).read()
+    return _GraphReader(module, mlir, meshes).read()
 
 
 @dataclass(slots=True)
-class _Reader:
+class _GraphReader:
     module: Any
     mlir: Bindings
     meshes: dict[str, MeshSpec]
-    values: list[Value] = field(default_factory=list)
-    ops: list[Op | None] = field(default_factory=list)
+    values: list[GraphValue] = field(default_factory=list)
+    ops: list[GraphOp | None] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     positions: dict[Any, int] = field(default_factory=dict)
     names: Any = None
     shardings: Any = None
 
-    def read(self) -> Reading:
+    def read(self) -> ModuleReading:
         self.names = self.mlir.ir.AsmState(self.module.operation)
         self.shardings = ShardingReader(self.mlir, self.meshes)
         functions, handles = [], []
@@ -60,13 +60,13 @@ class _Reader:
                 handles.append(op)
             elif len(op.regions):
                 raise InputError(f"{where(op)}: {op.name} lies beside functions; a module holds meshes and functions")
-        graph = Graph(
+        graph = PropagationGraph(
             values=tuple(self.values),
             ops=tuple(op for op in self.ops if op is not None),
             functions=tuple(functions),
             meshes=self.meshes,
         )
-        return Reading(graph=graph, values=tuple(self.positions), ops=tuple(self.handles), functions=tuple(handles))
+        return ModuleReading(graph=graph, values=tuple(self.positions), ops=tuple(self.handles), functions=tuple(handles))
 
     def _function(self, op: Any) -> Function:
         name = op.attributes["sym_name"].value
@@ -95,7 +95,7 @@ class _Reader:
     def _value(self, value: Any, sharding: TensorSharding | None, *, static: bool) -> int:
         position = len(self.values)
         shape, dtype = self._type(value, static=static)
-        self.values.append(Value(name=value.get_name(self.names), shape=shape, dtype=dtype, sharding=sharding))
+        self.values.append(GraphValue(name=value.get_name(self.names), shape=shape, dtype=dtype, sharding=sharding))
         self.positions[value] = position
         return position
 
@@ -125,12 +125,12 @@ class _Reader:
         regions = tuple(self._block(op, region) for region in op.regions)
         name = op.name
         attributes = op.attributes
-        kind = KINDS.get(name, Kind.CONSTRAINT if name in OUT_SHARDING else Kind.PLAIN)
+        kind = KINDS.get(name, OpKind.CONSTRAINT if name in OUT_SHARDING else OpKind.PLAIN)
         if name == "stablehlo.custom_call":
             name = f"{name}@{attributes['call_target_name'].value}"
-        computation = kind in (Kind.MANUAL, Kind.NAMED)
+        computation = kind in (OpKind.MANUAL, OpKind.NAMED)
         plain = plain_attributes(op, self.mlir)
-        self.ops[position] = Op(
+        self.ops[position] = GraphOp(
             name=name,
             operands=operands,
             results=results,
@@ -139,21 +139,21 @@ class _Reader:
             regions=regions,
             rule=read_rule(attributes["sdy.sharding_rule"], self.mlir) if "sdy.sharding_rule" in attributes else None,
             in_shardings=self.shardings.per_value(attributes["in_shardings"]) if computation and "in_shardings" in attributes else None,
-            manual_axes=tuple(self.mlir.sdy.ManualAxesAttr(attributes["manual_axes"])) if kind is Kind.MANUAL else (),
-            direction=Direction(attributes["allowed_direction"].value) if kind is Kind.BARRIER else Direction.BOTH,
-            group=attributes["group_id"].value if kind is Kind.GROUP else None,
-            callee=attributes["callee"].value if kind is Kind.CALL else None,
+            manual_axes=tuple(self.mlir.sdy.ManualAxesAttr(attributes["manual_axes"])) if kind is OpKind.MANUAL else (),
+            direction=Direction(attributes["allowed_direction"].value) if kind is OpKind.BARRIER else Direction.BOTH,
+            group=attributes["group_id"].value if kind is OpKind.GROUP else None,
+            callee=attributes["callee"].value if kind is OpKind.CALL else None,
             attributes=plain,
         )
         return position
 
     def _result_shardings(self, op: Any) -> tuple[TensorSharding | None, ...] | None:
         attributes = op.attributes
-        kind = KINDS.get(op.name, Kind.PLAIN)
+        kind = KINDS.get(op.name, OpKind.PLAIN)
         single = "out_sharding" if op.name in OUT_SHARDING else "sharding"
-        if op.name in OUT_SHARDING or kind in (Kind.CONSTRAINT, Kind.EDGE):
+        if op.name in OUT_SHARDING or kind in (OpKind.CONSTRAINT, OpKind.EDGE):
             return (self.shardings.one(attributes[single]) if single in attributes else None,)
-        several = "out_shardings" if kind in (Kind.MANUAL, Kind.NAMED) else "sdy.sharding"
+        several = "out_shardings" if kind in (OpKind.MANUAL, OpKind.NAMED) else "sdy.sharding"
         if several not in attributes:
             return None
         found: tuple[TensorSharding | None, ...] = self.shardings.per_value(attributes[several])
@@ -166,11 +166,11 @@ class _Reader:
         operands: tuple[int, ...],
         results: tuple[int, ...],
         regions: tuple[Block, ...],
-        kind: Kind,
+        kind: OpKind,
     ) -> Traits:
         same = bool(operands and results) and self.values[operands[0]].shape == self.values[results[0]].shape
         inside = [op for block in regions for i in block.ops[:-1] if (op := self.ops[i]) is not None]
-        pure = kind is not Kind.RETURN and not has_side_effect(name, attributes) and all(Traits.PURE in op.traits for op in inside)
+        pure = kind is not OpKind.RETURN and not has_side_effect(name, attributes) and all(Traits.PURE in op.traits for op in inside)
         return traits(name, same_shape=same, pure=pure)
 
 
@@ -182,12 +182,6 @@ def where(op: Any) -> str:
         return f"line {parts[1]}"
     return location
 
-
-# The attributes of a StableHLO op that its sharding rule depends on, as plain data by the names that StableHLO gives them.
-#
-# The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a region
-# that combines pairs of values with one op, that op's name is the attribute ``body``. All else is left out: the values of constants,
-# configurations of kernels, and what anybody may hang on an op under a name of their own.
 
 _READ: Mapping[str, tuple[str, ...]] = {
     "stablehlo.all_gather": ("all_gather_dim",),
@@ -222,7 +216,14 @@ _REDUCING = ("stablehlo.reduce", "stablehlo.scatter")
 
 
 def plain_attributes(op: Any, mlir: Bindings) -> dict[str, Any]:
-    """Attributes of an op of the bindings."""
+    """Attributes of an op of the bindings.
+
+    The attributes of a StableHLO op that its sharding rule depends on, as plain data by the names that StableHLO gives them.
+
+    The members of dimension numbers (``#stablehlo.dot<lhs_batching_dimensions = [0], ...>``) are attributes of their own. Of a region
+    that combines pairs of values with one op, that op's name is the attribute ``body``. All else is left out: the values of constants,
+    configurations of kernels, and what anybody may hang on an op under a name of their own.
+    """
     name, attributes = op.name, op.attributes
     found: dict[str, Any] = {}
     for key in _READ.get(name, ()):
@@ -273,22 +274,22 @@ def _body(op: Any) -> str | None:
 
 # What propagation needs to know about StableHLO, sdy and func ops beside their rules: kinds, traits, side effects.
 
-KINDS: Mapping[str, Kind] = {
-    "sdy.sharding_constraint": Kind.CONSTRAINT,
-    "sdy.reshard": Kind.CONSTRAINT,
-    "sdy.data_flow_edge": Kind.EDGE,
-    "sdy.func_data_flow_edge": Kind.FUNC_EDGE,
-    "sdy.propagation_barrier": Kind.BARRIER,
-    "sdy.sharding_group": Kind.GROUP,
-    "sdy.manual_computation": Kind.MANUAL,
-    "sdy.named_computation": Kind.NAMED,
-    "stablehlo.while": Kind.WHILE,
-    "stablehlo.case": Kind.CASE,
-    "stablehlo.optimization_barrier": Kind.OPT_BARRIER,
-    "func.call": Kind.CALL,
-    "func.return": Kind.RETURN,
-    "stablehlo.return": Kind.RETURN,
-    "sdy.return": Kind.RETURN,
+KINDS: Mapping[str, OpKind] = {
+    "sdy.sharding_constraint": OpKind.CONSTRAINT,
+    "sdy.reshard": OpKind.CONSTRAINT,
+    "sdy.data_flow_edge": OpKind.EDGE,
+    "sdy.func_data_flow_edge": OpKind.FUNC_EDGE,
+    "sdy.propagation_barrier": OpKind.BARRIER,
+    "sdy.sharding_group": OpKind.GROUP,
+    "sdy.manual_computation": OpKind.MANUAL,
+    "sdy.named_computation": OpKind.NAMED,
+    "stablehlo.while": OpKind.WHILE,
+    "stablehlo.case": OpKind.CASE,
+    "stablehlo.optimization_barrier": OpKind.OPT_BARRIER,
+    "func.call": OpKind.CALL,
+    "func.return": OpKind.RETURN,
+    "stablehlo.return": OpKind.RETURN,
+    "sdy.return": OpKind.RETURN,
 }
 """All other ops are plain."""
 
@@ -517,11 +518,6 @@ def write_rule(rule: ShardingRule, mlir: Bindings, context: Any) -> Any:
     )
 
 
-# jaxlib's MLIR bindings, loaded when the first StableHLO module is read.
-#
-# They parse and print modules. No pass of the reference implementation is ever run.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
     """The modules ``jaxlib.mlir.ir``, ``.dialects.sdy`` and ``.dialects.stablehlo``, and a function that makes a context."""
@@ -546,7 +542,12 @@ class Bindings:
 
 @functools.cache
 def bindings() -> Bindings:
-    """The bindings; InputError with the line to install them where jaxlib is missing."""
+    """The bindings; InputError with the line to install them where jaxlib is missing.
+
+    jaxlib's MLIR bindings, loaded when the first StableHLO module is read.
+
+    They parse and print modules. No pass of the reference implementation is ever run.
+    """
     try:
         from jaxlib.mlir import ir
         from jaxlib.mlir._mlir_libs import _jax_mlir_ext

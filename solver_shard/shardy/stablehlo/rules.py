@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from solver_shard.program import Op as Call
-from solver_shard.program import Ref, Tensor
+from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import STABLEHLO, RuleTable, load_table
-from solver_shard.shardy.graph import Graph, ShardingRule
+from solver_shard.shardy.graph import PropagationGraph, ShardingRule
 from solver_shard.shardy.program import sharding_rule
 
 CONSTANTS = ("stablehlo.constant", "sdy.constant")
@@ -29,12 +28,12 @@ class StablehloRules:
     def __init__(self, table: RuleTable | None = None) -> None:
         self._table = load_table(shipped=STABLEHLO) if table is None else table
         self._rules: dict[Hashable, ShardingRule | None] = {}
-        self._graph: Graph | None = None
+        self._graph: PropagationGraph | None = None
         self._makers: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
         self.missing: list[str] = []
 
-    def __call__(self, graph: Graph, op: int, *, conservative: bool) -> ShardingRule | None:
+    def __call__(self, graph: PropagationGraph, op: int, *, conservative: bool) -> ShardingRule | None:
         """The rule of an op; None where it has none. RuleError where a row does not fit the op."""
         found = graph.ops[op]
         if found.name not in self._table:
@@ -51,7 +50,7 @@ class StablehloRules:
         shapes = tuple((t.shape, t.dtype) for t in operands), tuple((t.shape, t.dtype) for t in results)
         key = (found.name, *shapes, tuple(sorted(attributes.items())), conservative)
         if key not in self._rules:
-            call = Call(
+            call = Op(
                 name=found.name,
                 operands=found.operands,
                 results=found.results,
@@ -60,7 +59,7 @@ class StablehloRules:
             self._rules[key] = sharding_rule(build_rule(call, operands, results, self._table, conservative=conservative))
         return self._rules[key]
 
-    def _index(self, graph: Graph) -> None:
+    def _index(self, graph: PropagationGraph) -> None:
         self._graph = graph
         self._makers, self._readers = {}, {}
         for i in graph.walk():
@@ -69,7 +68,7 @@ class StablehloRules:
             for v in graph.ops[i].operands:
                 self._readers.setdefault(v, []).append(i)
 
-    def _facts(self, graph: Graph, op: int) -> dict[str, Any]:
+    def _facts(self, graph: PropagationGraph, op: int) -> dict[str, Any]:
         """What the op's rule depends on beside the op."""
         found = graph.ops[op]
         if found.name == "stablehlo.concatenate":
@@ -86,12 +85,12 @@ class StablehloRules:
             return {"feeds_rng": "stablehlo.rng_bit_generator" in readers}
         return {}
 
-    def _maker(self, graph: Graph, value: int) -> str:
+    def _maker(self, graph: PropagationGraph, value: int) -> str:
         """Name of the op that makes a value; empty for arguments."""
         i = self._makers.get(value)
         return "" if i is None else graph.ops[i].name
 
 
-def _tensor(graph: Graph, value: int) -> Tensor:
+def _tensor(graph: PropagationGraph, value: int) -> Tensor:
     found = graph.values[value]
     return Tensor(name=found.name, shape=found.shape or (), dtype=found.dtype)

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from solver_shard.errors import InternalError
-from solver_shard.shardy.graph import Block, Graph, Kind, Op
+from solver_shard.shardy.graph import Block, GraphOp, OpKind, PropagationGraph
 from solver_shard.shardy.sharding import TensorSharding
-from solver_shard.shardy.stablehlo.read import OUT_SHARDING, Bindings, Reading, ShardingWriter, write_rule
+from solver_shard.shardy.stablehlo.read import OUT_SHARDING, Bindings, ModuleReading, ShardingWriter, write_rule
 
-_SINGLE = (Kind.CONSTRAINT, Kind.EDGE)
+_SINGLE = (OpKind.CONSTRAINT, OpKind.EDGE)
 
 
-def write_graph(reading: Reading, graph: Graph, mlir: Bindings, context: Any) -> None:
+def write_graph(reading: ModuleReading, graph: PropagationGraph, mlir: Bindings, context: Any) -> None:
     """Change the module of a reading to what ``graph``, made from the reading's graph, says."""
     _Writer(reading, graph, mlir, context).write()
 
 
 class _Writer:
-    def __init__(self, reading: Reading, graph: Graph, mlir: Bindings, context: Any) -> None:
+    def __init__(self, reading: ModuleReading, graph: PropagationGraph, mlir: Bindings, context: Any) -> None:
         self.old = reading.graph
         self.new = graph
         self.mlir = mlir
@@ -82,7 +82,7 @@ class _Writer:
             raise InternalError(f"a pass added {op.name}, which the StableHLO writer cannot make")
         (operand,), (result,) = op.operands, op.results
         sharding = self.new.values[result].sharding
-        if sharding is None and op.kind is Kind.CONSTRAINT:
+        if sharding is None and op.kind is OpKind.CONSTRAINT:
             raise InternalError(f"a pass added a constraint on {self.new.values[operand].name} without a sharding")
         attributes = {} if sharding is None else {"sharding": self.shardings.one(sharding)}
         if op.rule is not None:
@@ -110,7 +110,7 @@ class _Writer:
         if given != [self.old.values[v].sharding for v in after.results]:
             self._results(after, handle, given)
 
-    def _results(self, op: Op, handle: Any, shardings: Sequence[TensorSharding | None]) -> None:
+    def _results(self, op: GraphOp, handle: Any, shardings: Sequence[TensorSharding | None]) -> None:
         known = [s for s in shardings if s is not None]
         if known and len(known) != len(shardings):
             raise InternalError(f"a pass gave some results of {op.name} a sharding and others none")
@@ -118,7 +118,7 @@ class _Writer:
             name = "out_sharding" if op.name in OUT_SHARDING else "sharding"
             self._set(handle, name, self.shardings.one(known[0]) if known else None)
         else:
-            name = "out_shardings" if op.kind in (Kind.MANUAL, Kind.NAMED) else "sdy.sharding"
+            name = "out_shardings" if op.kind in (OpKind.MANUAL, OpKind.NAMED) else "sdy.sharding"
             self._set(handle, name, self.shardings.per_value(known) if known else None)
 
     def _set(self, handle: Any, name: str, attribute: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from solver_shard.program import Program
 from solver_shard.tracing.clean.dims import BROADCAST, Dims
-from solver_shard.tracing.clean.draft import Context, Draft, Result, Value, uses_of
+from solver_shard.tracing.clean.draft import Context, DraftValue, ProgramDraft, Result, uses_of
 from solver_shard.tracing.clean.experts import Experts, UnfitError
 from solver_shard.tracing.clean.finish import finish
 from solver_shard.tracing.clean.products import CONVOLUTIONS, MATMULS
@@ -27,7 +27,7 @@ Seen = tuple[int, Dims]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traced:
+class TracedProgram:
     """A program beside the raw graph that it was cleaned from.
 
     Attributes:
@@ -44,17 +44,17 @@ def clean(raw: RawGraph) -> Program:
     return clean_with_values(raw).program
 
 
-def clean_with_values(raw: RawGraph) -> Traced:
+def clean_with_values(raw: RawGraph) -> TracedProgram:
     """The program, and where the values of the raw graph are in it."""
     try:
         context, program, position = _clean(raw, Experts(nodes=raw.nodes))
     except UnfitError:
         context, program, position = _clean(raw, None)
     values = tuple(tuple(_seen(value, context.draft, position) for value in results) for results in context.values)
-    return Traced(program=program, raw=raw, values=values)
+    return TracedProgram(program=program, raw=raw, values=values)
 
 
-def _seen(value: Value | None, draft: Draft, position: dict[int, int]) -> Seen | None:
+def _seen(value: DraftValue | None, draft: ProgramDraft, position: dict[int, int]) -> Seen | None:
     if value is None:
         return None
     base, dims = value.base, value.dims
@@ -77,7 +77,7 @@ def _clean(raw: RawGraph, experts: Experts | None) -> tuple[Context, Program, di
             continue
         handler = _HANDLERS.get(_family(node.op), pointwise if node.pointwise else Context.generic)
         result = handler(context, node) if experts is None else experts.clean(context, position, handler)
-        context.values.append((result,) if isinstance(result, Value) else result)
+        context.values.append((result,) if isinstance(result, DraftValue) else result)
     if experts is not None:
         experts.check([use for _, use in (*raw.outputs, *raw.gradients)])
     return context, *finish(context, raw)

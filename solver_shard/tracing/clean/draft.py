@@ -1,7 +1,7 @@
-"""The program while it is being cleaned: real tensors and ops so far, and lazy views over them.
+"""The program while it is being cleaned: real tensors and ops so far, lazy views over them, and what handlers ask of it.
 
-Every raw value is a ``Value``: a tensor that exists plus a lazy view of it. Ops ask for the form they need
-(``Draft.form``), and only then view, permute and expand ops are written, each at most once.
+Every raw value is a ``DraftValue``: a tensor that exists plus a lazy view of it. Ops ask for the form they need
+(``ProgramDraft.form``), and only then view, permute and expand ops are written, each at most once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from solver_shard.program import Phase, Ref, Tensor
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.joint_graph import RawNode, Use
+from solver_shard.tracing.joint_graph import RawNode, Use, uses
 
 Shape = tuple[int, ...]
 CONSTANT_LIMIT = 1 << 22
@@ -21,7 +21,7 @@ CONSTANT_LIMIT = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class DraftValue:
     """Tensor ``base`` seen through ``dims``; ``raws`` are the view nodes on the way."""
 
     base: int
@@ -57,7 +57,7 @@ class DraftOp:
 
 
 @dataclass(slots=True)
-class Draft:
+class ProgramDraft:
     """Tensors and ops under construction.
 
     Attributes:
@@ -73,19 +73,19 @@ class Draft:
     _claimed: set[str] = field(default_factory=set)
     _merged: set[tuple[int, D.Group]] = field(default_factory=set)
 
-    def source(self, tensor: Tensor) -> Value:
+    def source(self, tensor: Tensor) -> DraftValue:
         """A parameter, buffer or input."""
         self.tensors.append(tensor)
         return self.whole(len(self.tensors) - 1)
 
-    def whole(self, tensor: int) -> Value:
+    def whole(self, tensor: int) -> DraftValue:
         """The tensor as it is."""
-        return Value(tensor, D.identity(self.tensors[tensor].shape))
+        return DraftValue(tensor, D.identity(self.tensors[tensor].shape))
 
-    def base_shape(self, value: Value) -> Shape:
+    def base_shape(self, value: DraftValue) -> Shape:
         return self.tensors[value.base].shape
 
-    def dtype(self, value: Value) -> str:
+    def dtype(self, value: DraftValue) -> str:
         return self.tensors[value.base].dtype
 
     def emit(
@@ -132,7 +132,7 @@ class Draft:
             self._constant.update(made)
         return made
 
-    def form(self, value: Value, groups: D.Dims, *, trim: bool = False) -> int:
+    def form(self, value: DraftValue, groups: D.Dims, *, trim: bool = False) -> int:
         """The tensor whose dims are exactly ``groups`` of the value's atoms; with ``trim``, leading dims of size 1 may be missing.
 
         Expanded atoms that no group holds stay unexpanded.
@@ -174,7 +174,7 @@ class Draft:
             )[0]
         return self._view(tensor, target, value.raws)
 
-    def _split(self, value: Value, wanted: list[D.Atom]) -> tuple[int, list[int]]:
+    def _split(self, value: DraftValue, wanted: list[D.Atom]) -> tuple[int, list[int]]:
         """View the base so that every wanted atom is a dim; returns it and the wanted order of those dims."""
         ordered = sorted(wanted, key=D.place)
         tensor = self._view(value.base, tuple(atom[2] for atom in ordered), value.raws)
@@ -187,11 +187,11 @@ class Draft:
         attributes = {"self": Ref(0), "size": shape}
         return self.emit("aten.view.default", (tensor,), attributes, [(shape, self.tensors[tensor].dtype)], raws=raws, view=True)[0]
 
-    def plain(self, value: Value) -> int:
+    def plain(self, value: DraftValue) -> int:
         """The tensor with exactly the value's shape, expanded."""
         return self.form(value, value.dims)
 
-    def settle(self, value: Value, merge: Iterable[int] = ()) -> Value:
+    def settle(self, value: DraftValue, merge: Iterable[int] = ()) -> DraftValue:
         """Make every dim in ``merge``, and every atom of the others, a whole dim of its base; expanded atoms of the others stay lazy.
 
         Base order is kept where it can be: a merged group lies where its last atom lies.
@@ -214,24 +214,24 @@ class Draft:
                 result.append(((where["merged", d], 1, D.size(group)),))
             else:
                 result.append(tuple(atom if atom[0] == D.BROADCAST else (where[atom], 1, atom[2]) for atom in group))
-        return Value(base, tuple(result), value.raws)
+        return DraftValue(base, tuple(result), value.raws)
 
-    def merged(self, value: Value, d: int) -> bool:
+    def merged(self, value: DraftValue, d: int) -> bool:
         """Whether dim ``d`` of the value was made whole before, for another reader."""
         return (value.base, D.solid(value.dims[d])) in self._merged
 
-    def is_whole(self, value: Value, d: int) -> bool:
+    def is_whole(self, value: DraftValue, d: int) -> bool:
         """Whether dim ``d`` is one full dim of the base."""
         group = value.dims[d]
         return len(group) == 1 and group[0][0] != D.BROADCAST and group[0][2] == self.base_shape(value)[group[0][0]]
 
-    def make_whole(self, value: Value, *where: int) -> Value:
+    def make_whole(self, value: DraftValue, *where: int) -> DraftValue:
         """The value with these dims whole dims of the base."""
         if all(self.is_whole(value, d) for d in where):
             return value
         return self.settle(value, where)
 
-    def real(self, value: Value) -> Value:
+    def real(self, value: DraftValue) -> DraftValue:
         """The value without lazy expansion."""
         if all(atom[0] != D.BROADCAST for group in value.dims for atom in group):
             return value
@@ -254,26 +254,30 @@ def _key(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-# What every cleaning handler gets: the draft, the values of raw nodes so far, and how to write an op unchanged.
-
-Result = Value | tuple[Value | None, ...]
+Result = DraftValue | tuple[DraftValue | None, ...]
 
 
 @dataclass(slots=True)
 class Context:
-    """Cleaning in progress; ``values`` holds the results of every raw node met, ``readers`` the nodes that read each one."""
+    """What every cleaning handler gets, and how it writes an op unchanged.
+
+    Attributes:
+        readers: the nodes that read each raw node.
+        draft: the program so far.
+        values: the results of every raw node met.
+    """
 
     readers: Mapping[str, Sequence[RawNode]] = field(default_factory=dict)
-    draft: Draft = field(default_factory=Draft)
-    values: list[tuple[Value | None, ...]] = field(default_factory=list)
+    draft: ProgramDraft = field(default_factory=ProgramDraft)
+    values: list[tuple[DraftValue | None, ...]] = field(default_factory=list)
 
-    def value(self, use: Use) -> Value:
+    def value(self, use: Use) -> DraftValue:
         """The value that a raw argument stands for."""
         found = self.values[use.node][use.result]
         assert found is not None, use
         return found
 
-    def first(self, node: RawNode) -> Value:
+    def first(self, node: RawNode) -> DraftValue:
         """The first tensor argument."""
         return self.value(next(item for item in node.arguments.values() if isinstance(item, Use)))
 
@@ -289,7 +293,7 @@ class Context:
         attributes = refer(node.arguments, lambda use: self.draft.plain(self.value(use)), operands)
         return self.write(node, node.op, operands, attributes)
 
-    def binary(self, node: RawNode, name: str, one: Value, two: Value, extra: Mapping[str, Any]) -> Value:
+    def binary(self, node: RawNode, name: str, one: DraftValue, two: DraftValue, extra: Mapping[str, Any]) -> DraftValue:
         """Write a pointwise op of two values (``self`` and ``other``) that the raw node implies."""
         shape, dtype = self.result(node)
         common = align(self.draft, [one, two], shape)
@@ -297,7 +301,7 @@ class Context:
         refs = [Ref(operands.index(t)) for t in common.tensors]
         attributes = {"self": refs[0], "other": refs[1], **extra}
         made = self.draft.emit(name, operands, attributes, [(common.shape, dtype)], raws=(*one.raws, *two.raws))
-        return Value(made[0], common.dims)
+        return DraftValue(made[0], common.dims)
 
     def write(self, node: RawNode, name: str, operands: Sequence[int], attributes: Mapping[str, Any]) -> Result:
         """Write an op whose results have the raw shapes."""
@@ -309,18 +313,7 @@ class Context:
 
 def uses_of(node: RawNode) -> list[Use]:
     """Tensor arguments in schema order."""
-    found: list[Use] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Use):
-            found.append(value)
-        elif isinstance(value, tuple):
-            for item in value:
-                walk(item)
-
-    for item in node.arguments.values():
-        walk(item)
-    return found
+    return list(uses(tuple(node.arguments.values())))
 
 
 def refer(arguments: Mapping[str, Any], tensor_of: Any, operands: list[int]) -> dict[str, Any]:
@@ -338,11 +331,6 @@ def refer(arguments: Mapping[str, Any], tensor_of: Any, operands: list[int]) -> 
 
     return {name: walk(item) for name, item in arguments.items()}
 
-
-# Bring the operands of a row-wise op to one shape in which merged dims are apart again.
-#
-# Pointwise ops, norms and losses do not care that (batch, sequence) was flattened: the operands' bases are read with
-# separate dims, the op runs on those, and its result is a lazy view that is flattened in the same way.
 
 Slot = tuple[int, int]
 """Raw dim, and which of the separate dims it became."""
@@ -366,8 +354,8 @@ class Aligned:
 
 
 def align(
-    draft: Draft,
-    values: Sequence[Value],
+    draft: ProgramDraft,
+    values: Sequence[DraftValue],
     shape: Shape,
     *,
     whole: Collection[int] = (),
@@ -376,6 +364,11 @@ def align(
     tails: Sequence[int] | None = None,
 ) -> Aligned:
     """Find the common form of values that broadcast to ``shape``.
+
+    Bring the operands of a row-wise op to one shape in which merged dims are apart again.
+
+    Pointwise ops, norms and losses do not care that (batch, sequence) was flattened: the operands' bases are read with
+    separate dims, the op runs on those, and its result is a lazy view that is flattened in the same way.
 
     Args:
         whole: raw dims that must be one dim each (softmax dim, normalised dims, the dim of a concatenation).
@@ -444,7 +437,7 @@ def align(
     return Aligned(tensors=tuple(tensors), shape=common[lost:], dims=tuple(dims), position=position)
 
 
-def _same(draft: Draft, values: Sequence[Value], shape: Shape, whole: Collection[int], expanded: bool) -> Aligned | None:
+def _same(draft: ProgramDraft, values: Sequence[DraftValue], shape: Shape, whole: Collection[int], expanded: bool) -> Aligned | None:
     """All operands are the same view of equal bases (or scalars): run on the bases as they are."""
     shaped = [v for v in values if v.dims]
     if not shaped or shaped[0].shape != shape:
@@ -474,7 +467,7 @@ def _cut(groups: Sequence[D.Group], n: int, whole: bool, expanded: bool) -> tupl
     return D.common([D.solid(group) for group in full]), None
 
 
-def _order(slots: list[Slot], parts: Sequence[dict[Slot, D.Group]], values: Sequence[Value]) -> list[Slot]:
+def _order(slots: list[Slot], parts: Sequence[dict[Slot, D.Group]], values: Sequence[DraftValue]) -> list[Slot]:
     """Raw order, or the largest operand's own order where that leaves fewer operands to permute."""
     places = [{slot: max(map(D.place, D.real(piece))) for slot, piece in part.items() if D.real(piece)} for part in parts]
     largest = max(range(len(values)), key=lambda i: len(places[i]))

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from solver_shard.program import Ref
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.clean.draft import Context, Result, Value, uses_of
+from solver_shard.tracing.clean.draft import Context, DraftValue, Result, uses_of
 from solver_shard.tracing.clean.rows import ROWS, reduction
 from solver_shard.tracing.clean.views import VIEWS
 from solver_shard.tracing.joint_graph import RawNode, Use
@@ -37,7 +37,7 @@ class UnfitError(Exception):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Block:
+class _ExpertBlock:
     """The experts of one layer: ``[batch, rows]`` tensors of the order and of its inverse."""
 
     batch: int
@@ -64,7 +64,7 @@ class _Mark:
     """
 
     what: str
-    block: _Block
+    block: _ExpertBlock
     share: int = 1
 
 
@@ -128,10 +128,10 @@ class Experts:
         shape = (batch, size // batch)
         results = [(shape, r[1]) for r in node.results if r is not None]
         made = draft.emit(node.op, (source,), dict(node.arguments) | {"self": Ref(0), "dim": 1}, results, raws=value.raws)
-        block = _Block(batch=batch, rows=size // batch, order=made[1])
+        block = _ExpertBlock(batch=batch, rows=size // batch, order=made[1])
         self.marks[position, 0] = _Mark("sorted", block)
         self.marks[position, 1] = _Mark("order", block)
-        return Value(made[0], (block.group,)), Value(made[1], (block.group,))
+        return DraftValue(made[0], (block.group,)), DraftValue(made[1], (block.group,))
 
     def _passes(self, node: RawNode, family: str, found: Sequence[_Mark], ctx: Context) -> _Mark:
         """The mark of what a row-wise op makes."""
@@ -157,7 +157,7 @@ class Experts:
                 return first
         self._unfit(node)
 
-    def _token(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _token(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """The order by the number of choices of a token."""
         known, by = self._mark(node.arguments["self"]), node.arguments["other"]
         if known is None or known.what != "order" or not isinstance(by, int) or by < 1 or block.rows % by:
@@ -166,7 +166,7 @@ class Experts:
         made = ctx.draft.emit(node.op, (block.order,), {"self": Ref(0), "other": by}, results)
         return self._flat(ctx, block, made[0]), _Mark("token", block, by)
 
-    def _index(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _index(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """Tokens picked in sorted order, or rows put back."""
         source, mark = node.arguments["self"], self._indexed(node)
         known = self._mark(source)
@@ -179,14 +179,14 @@ class Experts:
             return self._take(ctx, node, block, ctx.value(source), self._inverse(ctx, block)), None
         self._unfit(node)
 
-    def _index_put(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _index_put(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """The inverse of the order, or the gradients of the picks."""
         a, mark = node.arguments, self._indexed(node)
         if not isinstance(a["values"], Use) or self._mark(a["self"]) is not None:
             self._unfit(node)
         known, value = self._mark(a["values"]), ctx.value(a["values"])
         if mark.what == "order" and self._is_range(a["values"], block.size) and not a["accumulate"]:
-            return Value(self._inverse(ctx, block), (block.group,)), _Mark("inverse", block)
+            return DraftValue(self._inverse(ctx, block), (block.group,)), _Mark("inverse", block)
         if value.shape[:1] != (block.size,) or not self._is_zero(a["self"]):
             self._unfit(node)
         if mark.what == "sorted" and known is not None and known.what == "rows" and a["accumulate"] and len(value.dims) == 2:
@@ -198,7 +198,7 @@ class Experts:
             return (back if mark.what == "order" else self._sum(ctx, node, block, back, mark.share)), None
         self._unfit(node)
 
-    def _take(self, ctx: Context, node: RawNode, block: _Block, value: Value, index: int, share: int = 1) -> Value:
+    def _take(self, ctx: Context, node: RawNode, block: _ExpertBlock, value: DraftValue, index: int, share: int = 1) -> DraftValue:
         """``shard.take`` of a value ``[batch * rows / share, ...]``."""
         source = self._apart(ctx, node, block, value, 0, share)
         shape, dtype = ctx.draft.tensors[source].shape, ctx.draft.dtype(value)
@@ -208,7 +208,7 @@ class Experts:
         )
         return self._flat(ctx, block, made[0])
 
-    def _bias(self, ctx: Context, node: RawNode, block: _Block, value: Value) -> Value:
+    def _bias(self, ctx: Context, node: RawNode, block: _ExpertBlock, value: DraftValue) -> DraftValue:
         """The bias of every row's expert: a row of a table, like an embedding."""
         table = ctx.draft.plain(value)
         index = self._apart(ctx, node, block, ctx.value(node.arguments["indices"][0]))
@@ -216,7 +216,7 @@ class Experts:
         result = ((block.batch, block.rows, value.shape[1]), ctx.draft.dtype(value))
         return self._flat(ctx, block, ctx.draft.emit("aten.embedding.default", (table, index), attributes, [result], raws=value.raws)[0])
 
-    def _bias_gradient(self, ctx: Context, node: RawNode, block: _Block, value: Value) -> Value:
+    def _bias_gradient(self, ctx: Context, node: RawNode, block: _ExpertBlock, value: DraftValue) -> DraftValue:
         """The rows of every expert summed."""
         index = self._apart(ctx, node, block, ctx.value(node.arguments["indices"][0]))
         source = self._apart(ctx, node, block, value)
@@ -225,7 +225,7 @@ class Experts:
         made = ctx.draft.emit("aten.embedding_dense_backward.default", (source, index), attributes, [(shape, dtype)], raws=value.raws)
         return ctx.draft.whole(made[0])
 
-    def _sum(self, ctx: Context, node: RawNode, block: _Block, value: Value, share: int) -> Value:
+    def _sum(self, ctx: Context, node: RawNode, block: _ExpertBlock, value: DraftValue, share: int) -> DraftValue:
         """Sum of the choices of every token."""
         shape = ctx.draft.base_shape(value)
         parts = (((0, 1, block.batch),), ((1, share, block.rows // share),), ((1, 1, share),), *D.identity(shape)[2:])
@@ -234,9 +234,9 @@ class Experts:
         result = ((block.batch, block.rows // share, *shape[2:]), ctx.draft.dtype(value))
         made = ctx.draft.emit("aten.sum.dim_IntList", (source,), attributes, [result])[0]
         rest = tuple(((d, 1, n),) for d, n in enumerate(shape[2:], start=2))
-        return Value(made, (((0, 1, block.batch), (1, 1, block.rows // share)), *rest))
+        return DraftValue(made, (((0, 1, block.batch), (1, 1, block.rows // share)), *rest))
 
-    def _count(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _count(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """histc with one bin per expert."""
         a = node.arguments
         known = self._mark(a["self"])
@@ -247,7 +247,7 @@ class Experts:
         made = ctx.draft.emit("shard.count.default", (source,), attributes, [((block.batch, a["bins"]), ctx.result(node)[1])])
         return ctx.draft.whole(made[0]), _Mark("counts", block)
 
-    def _ends(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _ends(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         known, value = self._mark(node.arguments["self"]), ctx.first(node)
         if known is None or known.what != "counts":
             self._unfit(node)
@@ -255,7 +255,7 @@ class Experts:
         attributes = dict(node.arguments) | {"self": Ref(0), "dim": 1}
         return ctx.draft.whole(ctx.draft.emit(node.op, (value.base,), attributes, [(shape, ctx.result(node)[1])])[0]), _Mark("ends", block)
 
-    def _product(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _product(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """Rows by weights, or columns by rows: the gradient of weights."""
         a = node.arguments
         one, two, ends = (self._mark(a[name]) for name in ("self", "mat2", "offs"))
@@ -265,34 +265,34 @@ class Experts:
         if one.what == "rows" and two is None and len(right.dims) == 3:
             return self._rows(ctx, node, block, left, ctx.draft.plain(right), ctx.value(a["offs"]).base), _Mark("rows", block)
         if one.what == "columns" and two is not None and two.what == "rows":
-            turned = Value(left.base, D.permute(left.dims, (1, 0)), left.raws)
+            turned = DraftValue(left.base, D.permute(left.dims, (1, 0)), left.raws)
             return self._weights(ctx, node, block, turned, right, ctx.value(a["offs"]).base), None
         self._unfit(node)
 
-    def _fallback(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _fallback(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         """The op that transformers puts in the place of grouped products of other dtypes than bf16."""
         left, right, ends = self._fallback_arguments(ctx, node)
         return self._rows(ctx, node, block, left, ctx.draft.plain(right), ends), _Mark("rows", block)
 
-    def _fallback_backward(self, ctx: Context, node: RawNode, block: _Block) -> tuple[Result, _Mark | None]:
+    def _fallback_backward(self, ctx: Context, node: RawNode, block: _ExpertBlock) -> tuple[Result, _Mark | None]:
         left, right, ends = self._fallback_arguments(ctx, node)
         known, gradient = self._mark(node.arguments["grad_output"]), ctx.value(node.arguments["grad_output"])
         if known is None or known.what != "rows":
             self._unfit(node)
         data = self._rows(
-            ctx, node, block, gradient, ctx.draft.plain(Value(right.base, D.permute(right.dims, (0, 2, 1)), right.raws)), ends
+            ctx, node, block, gradient, ctx.draft.plain(DraftValue(right.base, D.permute(right.dims, (0, 2, 1)), right.raws)), ends
         )
         self.marks[len(ctx.values), 0] = _Mark("rows", block)
         return (data, self._weights(ctx, node, block, left, gradient, ends)), None
 
-    def _fallback_arguments(self, ctx: Context, node: RawNode) -> tuple[Value, Value, int]:
+    def _fallback_arguments(self, ctx: Context, node: RawNode) -> tuple[DraftValue, DraftValue, int]:
         a = node.arguments
         one, two, ends = (self._mark(a[name]) for name in ("input", "weight", "offs"))
         if one is None or one.what != "rows" or two is not None or ends is None or ends.what != "ends":
             self._unfit(node)
         return ctx.value(a["input"]), ctx.value(a["weight"]), ctx.value(a["offs"]).base
 
-    def _rows(self, ctx: Context, node: RawNode, block: _Block, left: Value, weight: int, ends: int) -> Value:
+    def _rows(self, ctx: Context, node: RawNode, block: _ExpertBlock, left: DraftValue, weight: int, ends: int) -> DraftValue:
         source = self._apart(ctx, node, block, left)
         shape = (block.batch, block.rows, ctx.draft.tensors[weight].shape[2])
         attributes = {"self": Ref(0), "mat2": Ref(1), "offs": Ref(2)}
@@ -301,7 +301,7 @@ class Experts:
         )
         return self._flat(ctx, block, made[0])
 
-    def _weights(self, ctx: Context, node: RawNode, block: _Block, left: Value, right: Value, ends: int) -> Value:
+    def _weights(self, ctx: Context, node: RawNode, block: _ExpertBlock, left: DraftValue, right: DraftValue, ends: int) -> DraftValue:
         one, two = self._apart(ctx, node, block, left), self._apart(ctx, node, block, right)
         tensors = ctx.draft.tensors
         shape = (tensors[ends].shape[1], tensors[one].shape[2], tensors[two].shape[2])
@@ -312,7 +312,7 @@ class Experts:
         )
         return ctx.draft.whole(made[0])
 
-    def _apart(self, ctx: Context, node: RawNode, block: _Block, value: Value, d: int = 0, share: int = 1) -> int:
+    def _apart(self, ctx: Context, node: RawNode, block: _ExpertBlock, value: DraftValue, d: int = 0, share: int = 1) -> int:
         """The tensor in which the flattened dim is ``[batch, rows / share]``."""
         group = value.dims[d]
         parts = D.reshape((group,), (block.batch, block.rows // share)) if D.size(group) == block.size // share else None
@@ -320,12 +320,12 @@ class Experts:
             self._unfit(node)
         return ctx.draft.form(value, (*value.dims[:d], *parts, *value.dims[d + 1 :]))
 
-    def _flat(self, ctx: Context, block: _Block, tensor: int) -> Value:
+    def _flat(self, ctx: Context, block: _ExpertBlock, tensor: int) -> DraftValue:
         """``[batch, rows, ...]`` as the raw ``[batch * rows, ...]``."""
         shape = ctx.draft.tensors[tensor].shape
-        return Value(tensor, (block.group, *(((d, 1, n),) for d, n in enumerate(shape[2:], start=2))))
+        return DraftValue(tensor, (block.group, *(((d, 1, n),) for d, n in enumerate(shape[2:], start=2))))
 
-    def _inverse(self, ctx: Context, block: _Block) -> int:
+    def _inverse(self, ctx: Context, block: _ExpertBlock) -> int:
         """Sorted position by position: the order, sorted."""
         if block.inverse is None:
             shape = (block.batch, block.rows)
@@ -356,7 +356,7 @@ class Experts:
         raise UnfitError(f"{node.op} of {node.module or 'the model'} sees the order of tokens")
 
 
-_SPECIAL: dict[str, Callable[[Experts, Context, RawNode, _Block], tuple[Result, _Mark | None]]] = {
+_SPECIAL: dict[str, Callable[[Experts, Context, RawNode, _ExpertBlock], tuple[Result, _Mark | None]]] = {
     "floor_divide": Experts._token,
     "index": Experts._index,
     "index_put": Experts._index_put,

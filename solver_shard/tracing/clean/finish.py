@@ -1,4 +1,4 @@
-"""The last steps of cleaning: returned tensors, peepholes, dead ops, names, and the Program itself."""
+"""The last steps of cleaning: returned tensors, peepholes, dead ops, names, and the Program itself; checkpointed regions computed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
-from solver_shard.tracing.clean.draft import Context, Draft, DraftOp
+from solver_shard.tracing.clean.draft import Context, DraftOp, ProgramDraft
 from solver_shard.tracing.joint_graph import RawGraph
 
 
@@ -39,7 +39,7 @@ def finish(context: Context, raw: RawGraph) -> tuple[Program, dict[int, int]]:
     return _program(raw, draft, ops, outputs, gradients)
 
 
-def _simple(draft: Draft, ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
+def _simple(draft: ProgramDraft, ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
     """Without views of views, neutral views and dead ops."""
     for _ in range(2):
         ops = _needed(ops, kept)
@@ -47,7 +47,7 @@ def _simple(draft: Draft, ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
     return _needed(ops, kept)
 
 
-def _own(draft: Draft, tensor: int, taken: set[int]) -> int:
+def _own(draft: ProgramDraft, tensor: int, taken: set[int]) -> int:
     """A tensor that is returned twice, or is a source, is returned as a copy (``random``: each copy is its own)."""
     if tensor not in taken:
         return tensor
@@ -55,7 +55,7 @@ def _own(draft: Draft, tensor: int, taken: set[int]) -> int:
     return draft.emit("aten.clone.default", (tensor,), {"self": Ref(0)}, [(found.shape, found.dtype)], random=True)[0]
 
 
-def _accumulate(draft: Draft, one: int, two: int) -> int:
+def _accumulate(draft: ProgramDraft, one: int, two: int) -> int:
     """The gradient of a tied parameter is the sum over its uses."""
     if one == two:
         return draft.emit("aten.mul.Scalar", (one,), {"self": Ref(0), "other": 2}, [(draft.tensors[one].shape, draft.tensors[one].dtype)])[
@@ -87,7 +87,7 @@ def _needed(ops: list[DraftOp], kept: set[int]) -> list[DraftOp]:
     return result
 
 
-def _peephole(draft: Draft, ops: list[DraftOp], kept: set[int]) -> None:
+def _peephole(draft: ProgramDraft, ops: list[DraftOp], kept: set[int]) -> None:
     """Views of views become one; a sole permute of an einsum moves into its equation."""
     makers = {t: op for op in ops for t in op.results}
     readers: dict[int, list[DraftOp]] = {}
@@ -135,7 +135,7 @@ def _compose(op: DraftOp, maker: DraftOp) -> None:
     op.operands = list(maker.operands)
 
 
-def _is_identity(draft: Draft, op: DraftOp) -> bool:
+def _is_identity(draft: ProgramDraft, op: DraftOp) -> bool:
     if op.name == "aten.permute.default":
         return tuple(op.attributes["dims"]) == tuple(range(len(op.attributes["dims"])))
     return draft.tensors[op.operands[0]].shape == draft.tensors[op.results[0]].shape
@@ -147,7 +147,7 @@ def _rename(op: DraftOp, alias: dict[int, int]) -> None:
 
 
 def _program(
-    raw: RawGraph, draft: Draft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]
+    raw: RawGraph, draft: ProgramDraft, ops: list[DraftOp], outputs: list[tuple[str, int]], gradients: dict[int, int]
 ) -> tuple[Program, dict[int, int]]:
     sources = [t for t, tensor in enumerate(draft.tensors) if tensor.name]
     tensors: list[Tensor] = [draft.tensors[t] for t in sources]
@@ -212,25 +212,25 @@ def _name(op: DraftOp, stem: str, result: int, used: set[str]) -> str:
     return label
 
 
-# Activation checkpointing: what a checkpointed region computes is not kept until the backward pass, but computed again there.
-#
-# torch's joint graph holds the forward pass of a region once, and its backward ops read those values, as if they had been
-# kept. Here the backward ops of a region get values of their own: copies of the region's forward ops, right before its
-# first backward op that needs one, which read what the region read (parameters, and values from outside that are kept):
-#
-#     forward     x -> up -> gelu -> y                        x -> up -> gelu -> y
-#     backward    gelu_backward(dy, up)               up' = up(x), gelu_backward(dy, up')
-#
-# Only ops that a needed value depends on are copied, as torch stops a recomputation early. A region inside a region is
-# computed once more when the outer one has been: its outer copies are thrown away in their turn. An op that keeps what it
-# made (selective checkpointing) is not copied. Views of a value belong to the value's region, whoever asks for them.
-# Constants are kept.
-
 Region = tuple[int, ...]
 
 
-def recompute(draft: Draft, ops: list[DraftOp], kept: Collection[int]) -> list[DraftOp]:
+def recompute(draft: ProgramDraft, ops: list[DraftOp], kept: Collection[int]) -> list[DraftOp]:
     """The ops with every region computed again in backward.
+
+    Activation checkpointing: what a checkpointed region computes is not kept until the backward pass, but computed again there.
+
+    torch's joint graph holds the forward pass of a region once, and its backward ops read those values, as if they had been
+    kept. Here the backward ops of a region get values of their own: copies of the region's forward ops, right before its
+    first backward op that needs one, which read what the region read (parameters, and values from outside that are kept):
+
+        forward     x -> up -> gelu -> y                        x -> up -> gelu -> y
+        backward    gelu_backward(dy, up)               up' = up(x), gelu_backward(dy, up')
+
+    Only ops that a needed value depends on are copied, as torch stops a recomputation early. A region inside a region is
+    computed once more when the outer one has been: its outer copies are thrown away in their turn. An op that keeps what it
+    made (selective checkpointing) is not copied. Views of a value belong to the value's region, whoever asks for them.
+    Constants are kept.
 
     Args:
         ops: forward before backward, nothing unused among them.
@@ -263,7 +263,7 @@ def _executed(ops: list[DraftOp]) -> list[DraftOp]:
 
 
 def _again(
-    draft: Draft, executed: list[DraftOp], backward: list[DraftOp], kept: Collection[int], depth: int
+    draft: ProgramDraft, executed: list[DraftOp], backward: list[DraftOp], kept: Collection[int], depth: int
 ) -> tuple[dict[int, list[DraftOp]], list[DraftOp]]:
     """Copies of the regions of one depth by the op before which they run, and all copies; ``backward`` ops then read copies."""
     inside = {t: op.region[: depth + 1] for op in executed if len(op.region) > depth for t in op.results}
@@ -298,7 +298,7 @@ def _again(
     return blocks, copies
 
 
-def view_weights_again(draft: Draft, ops: list[DraftOp]) -> list[DraftOp]:
+def view_weights_again(draft: ProgramDraft, ops: list[DraftOp]) -> list[DraftOp]:
     """The ops with views of parameters made once more for the backward pass, right before its first op that reads one.
 
     torch keeps a view of a weight from forward to backward, and that costs nothing: it is the weight's own storage. Were it one
@@ -327,7 +327,7 @@ def view_weights_again(draft: Draft, ops: list[DraftOp]) -> list[DraftOp]:
     return result
 
 
-def _copy(draft: Draft, op: DraftOp, own: dict[int, int], *, recompute: bool = True) -> DraftOp:
+def _copy(draft: ProgramDraft, op: DraftOp, own: dict[int, int], *, recompute: bool = True) -> DraftOp:
     """The op once more, in backward, on what was computed again where it was; ``own`` gets its results."""
     results = []
     operands = [own.get(t, t) for t in op.operands]

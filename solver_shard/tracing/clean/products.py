@@ -1,4 +1,4 @@
-"""Cleaning of matrix products into einsum: transposes and flattened dims become letters.
+"""Cleaning of matrix products, and of convolutions that are some, into einsum: transposes and flattened dims become letters.
 
 ``view(x, [b*s, k]) @ t(w)`` viewed back to ``[b, s, n]`` is ``abc,dc->abd`` on x and w as they are.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from solver_shard.program import Ref
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.clean.draft import Context, Draft, Result, Value
+from solver_shard.tracing.clean.draft import Context, DraftValue, ProgramDraft, Result
 from solver_shard.tracing.joint_graph import RawNode, Use
 
 Pair = tuple[int, int]
@@ -58,15 +58,15 @@ def linear(ctx: Context, node: RawNode) -> Result:
 def product(
     ctx: Context,
     node: RawNode,
-    a: Value,
-    b: Value,
+    a: DraftValue,
+    b: DraftValue,
     *,
     batch: Sequence[Pair] = (),
     contracted: Sequence[Pair] = (),
     left: Sequence[int] = (),
     right: Sequence[int] = (),
     dtype: str | None = None,
-) -> Value:
+) -> DraftValue:
     """One einsum over the bases of both values; result dims are batch, left, right, merged as the raw result is.
 
     Dims that both operands merged in the same way stay apart; other shared dims are made whole first, and so are free
@@ -117,13 +117,13 @@ def product(
     operands = (a.base, b.base) if a.base != b.base else (a.base,)
     attributes = {"equation": equation, "tensors": (Ref(0), Ref(len(operands) - 1))}
     made = draft.emit("aten.einsum.default", operands, attributes, [(tuple(sizes), dtype or ctx.result(node)[1])], raws=(*a.raws, *b.raws))
-    return Value(made[0], tuple(dims))
+    return DraftValue(made[0], tuple(dims))
 
 
 Pieces = list[tuple[D.Atom | None, D.Atom | None]]
 
 
-def _part(a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list[list[Pair]]]:
+def _part(a: DraftValue, b: DraftValue, pairs: Sequence[Pair]) -> tuple[DraftValue, DraftValue, list[list[Pair]]]:
     """Where shared dims were merged differently, part them as finely as both allow; parts are new dims after the others."""
     result: list[list[Pair]] = []
     for da, db in pairs:
@@ -133,13 +133,13 @@ def _part(a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list
             ours, theirs = D.match(a.dims[da], sizes), D.match(b.dims[db], sizes)
             if len(sizes) > 1 and ours is not None and theirs is not None:
                 parts += [(len(a.dims) + i, len(b.dims) + i) for i in range(len(sizes) - 1)]
-                a = Value(a.base, (*a.dims[:da], ours[0], *a.dims[da + 1 :], *ours[1:]), a.raws)
-                b = Value(b.base, (*b.dims[:db], theirs[0], *b.dims[db + 1 :], *theirs[1:]), b.raws)
+                a = DraftValue(a.base, (*a.dims[:da], ours[0], *a.dims[da + 1 :], *ours[1:]), a.raws)
+                b = DraftValue(b.base, (*b.dims[:db], theirs[0], *b.dims[db + 1 :], *theirs[1:]), b.raws)
         result.append(parts)
     return a, b, result
 
 
-def _pair_up(draft: Draft, a: Value, b: Value, pairs: Sequence[Pair]) -> tuple[Value, Value, list[Pieces]]:
+def _pair_up(draft: ProgramDraft, a: DraftValue, b: DraftValue, pairs: Sequence[Pair]) -> tuple[DraftValue, DraftValue, list[Pieces]]:
     """Match the atoms of shared dims one to one (None: expanded there), making dims whole where they were merged differently."""
     result: list[Pieces] = []
     for da, db in pairs:
@@ -176,7 +176,7 @@ def _match(one: D.Group, two: D.Group) -> Pieces | None:
     return pairs if not first and not second else None
 
 
-def _settle_free(draft: Draft, value: Value, free: Sequence[int], contracted: Sequence[int]) -> Value:
+def _settle_free(draft: ProgramDraft, value: DraftValue, free: Sequence[int], contracted: Sequence[int]) -> DraftValue:
     """Rows of an activation stay apart; the features of a weight gradient are one dim, as in the weight.
 
     A weight gradient contracts several dims (batch, sequence), and they lie before the features.
@@ -192,23 +192,23 @@ def _settle_free(draft: Draft, value: Value, free: Sequence[int], contracted: Se
     return draft.settle(value, merge) if merge else value
 
 
-def _is_split(draft: Draft, value: Value) -> bool:
+def _is_split(draft: ProgramDraft, value: DraftValue) -> bool:
     """Whether every atom is a full dim of the base."""
     base = draft.base_shape(value)
     return all(atom[0] == D.BROADCAST or atom[2] == base[atom[0]] for group in value.dims for atom in group)
 
 
-def _two(ctx: Context, node: RawNode, one: str, two: str) -> tuple[Value, Value]:
+def _two(ctx: Context, node: RawNode, one: str, two: str) -> tuple[DraftValue, DraftValue]:
     return ctx.value(node.arguments[one]), ctx.value(node.arguments[two])
 
 
-def _add(ctx: Context, node: RawNode, made: Value) -> Result:
+def _add(ctx: Context, node: RawNode, made: DraftValue) -> Result:
     """beta * self + alpha * product, as einsum and add."""
     a = node.arguments
     if a.get("alpha", 1) != 1:
         shape, dtype = ctx.draft.base_shape(made), ctx.draft.dtype(made)
         scaled = ctx.draft.emit("aten.mul.Scalar", (made.base,), {"self": Ref(0), "other": a["alpha"]}, [(shape, dtype)])
-        made = Value(scaled[0], made.dims)
+        made = DraftValue(scaled[0], made.dims)
     if a.get("beta", 1) == 0:
         return made
     return ctx.binary(node, "aten.add.Tensor", made, ctx.value(a["self"]), {"alpha": a.get("beta", 1)})
@@ -217,13 +217,12 @@ def _add(ctx: Context, node: RawNode, made: Value) -> Result:
 MATMULS = {"mm": mm, "bmm": bmm, "mv": mv, "dot": dot, "addmm": addmm, "baddbmm": baddbmm, "linear": linear}
 
 
-# Cleaning of patch embeddings: a convolution whose windows tile the image is a matrix product over each patch.
-#
-# With stride equal to the kernel and nothing padded, pixels [n, c, h*p, w*q] are a view [n, c, h, p, w, q], and the
-# convolution with weight [o, c, p, q] contracts c, p and q. Other convolutions stay as they are.
-
-
 def convolution(ctx: Context, node: RawNode) -> Result:
+    """Cleaning of patch embeddings: a convolution whose windows tile the image is a matrix product over each patch.
+
+    With stride equal to the kernel and nothing padded, pixels [n, c, h*p, w*q] are a view [n, c, h, p, w, q], and the
+    convolution with weight [o, c, p, q] contracts c, p and q. Other convolutions stay as they are.
+    """
     a = node.arguments
     weight = ctx.value(a["weight"])
     patches = _patches(ctx, node, weight)
@@ -240,11 +239,11 @@ def convolution(ctx: Context, node: RawNode) -> Result:
         right=[0],
     )
     last = len(made.dims) - 1
-    made = Value(made.base, (made.dims[0], made.dims[last], *made.dims[1:last]))
+    made = DraftValue(made.base, (made.dims[0], made.dims[last], *made.dims[1:last]))
     if not isinstance(a["bias"], Use):
         return made
     bias = ctx.value(a["bias"])
-    return ctx.binary(node, "aten.add.Tensor", made, Value(bias.base, (*bias.dims, *((),) * len(spatial)), bias.raws), {"alpha": 1})
+    return ctx.binary(node, "aten.add.Tensor", made, DraftValue(bias.base, (*bias.dims, *((),) * len(spatial)), bias.raws), {"alpha": 1})
 
 
 def convolution_backward(ctx: Context, node: RawNode) -> Result:
@@ -254,7 +253,7 @@ def convolution_backward(ctx: Context, node: RawNode) -> Result:
     if patches is None:
         return ctx.generic(node)
     spatial = range(len(weight.dims) - 2)
-    found: list[Value | None] = [None, None, None]
+    found: list[DraftValue | None] = [None, None, None]
     if node.results[0] is not None:
         dims = [0, *(2 + i for i in spatial)]
         made = product(
@@ -265,7 +264,7 @@ def convolution_backward(ctx: Context, node: RawNode) -> Result:
             order += [1 + i, len(dims) + 1 + i]
         merged = D.reshape(D.permute(made.dims, order), node.results[0][0])
         assert merged is not None
-        found[0] = Value(made.base, merged)
+        found[0] = DraftValue(made.base, merged)
     if node.results[1] is not None:
         pairs = [(0, 0), *((2 + i, 2 + 2 * i) for i in spatial)]
         right = [1, *(3 + 2 * i for i in spatial)]
@@ -278,7 +277,7 @@ def convolution_backward(ctx: Context, node: RawNode) -> Result:
     return tuple(found)
 
 
-def _patches(ctx: Context, node: RawNode, weight: Value) -> Value | None:
+def _patches(ctx: Context, node: RawNode, weight: DraftValue) -> DraftValue | None:
     """The input with every image dim split into (patch, inside); None unless patches tile it."""
     a = node.arguments
     value = ctx.value(a["input"])
@@ -289,7 +288,7 @@ def _patches(ctx: Context, node: RawNode, weight: Value) -> Value | None:
         return None
     split = [size for n, k in zip(image, kernel, strict=True) for size in (n // k, k)]
     dims = D.reshape(value.dims, (*value.shape[:2], *split))
-    return None if dims is None else Value(value.base, dims, value.raws)
+    return None if dims is None else DraftValue(value.base, dims, value.raws)
 
 
 CONVOLUTIONS = {"convolution": convolution, "convolution_backward": convolution_backward}

@@ -10,7 +10,7 @@ from typing import Any
 
 from solver_shard.program import Ref
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.clean.draft import Context, Draft, Result, Value, align, refer, uses_of
+from solver_shard.tracing.clean.draft import Context, DraftValue, ProgramDraft, Result, align, refer, uses_of
 from solver_shard.tracing.joint_graph import RawNode, Use
 
 
@@ -32,7 +32,7 @@ def pointwise(ctx: Context, node: RawNode) -> Result:
     attributes = refer(node.arguments, tensor_of.__getitem__, operands)
     results = [(common.shape, r[1]) for r in node.results if r is not None]
     made = ctx.draft.emit(node.op, operands, attributes, results, raws=_raws(values), random=node.random)
-    return tuple(Value(t, common.dims) for t in made)
+    return tuple(DraftValue(t, common.dims) for t in made)
 
 
 def physical(ctx: Context, node: RawNode) -> Result:
@@ -52,7 +52,7 @@ _NEUTRAL: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 
 
-def _neutral(ctx: Context, node: RawNode, shape: tuple[int, ...]) -> Value | None:
+def _neutral(ctx: Context, node: RawNode, shape: tuple[int, ...]) -> DraftValue | None:
     """x + 0, x * 1, x ** 1: nothing to do."""
     argument, neutral = _NEUTRAL.get(node.op.removeprefix("aten."), ("", 0))
     other = node.arguments.get(argument)
@@ -61,7 +61,7 @@ def _neutral(ctx: Context, node: RawNode, shape: tuple[int, ...]) -> Value | Non
     value = ctx.first(node)
     if value.shape != shape or ctx.draft.dtype(value) != ctx.result(node)[1]:
         return None
-    return Value(value.base, value.dims, (*value.raws, node.name))
+    return DraftValue(value.base, value.dims, (*value.raws, node.name))
 
 
 def reduction(ctx: Context, node: RawNode) -> Result:
@@ -103,7 +103,7 @@ def reduction(ctx: Context, node: RawNode) -> Result:
             groups.append(tuple((new[atom[0]], 1, 1) for atom in group))
         elif a.get("keepdim", False):
             groups.append(())
-    return Value(made[0], tuple(groups))
+    return DraftValue(made[0], tuple(groups))
 
 
 def _keep(ctx: Context, node: RawNode, shape: tuple[int, ...], over: set[int], keep: bool) -> bool:
@@ -145,7 +145,7 @@ def along(ctx: Context, node: RawNode) -> Result:
         results.append((tuple(shape), found[1]))
         dims.append(tuple(groups))
     made = ctx.draft.emit(node.op, (value.base,), attributes, results, raws=value.raws, random=node.random)
-    return tuple(Value(t, d) for t, d in zip(made, dims, strict=True))
+    return tuple(DraftValue(t, d) for t, d in zip(made, dims, strict=True))
 
 
 def softmax_backward(ctx: Context, node: RawNode) -> Result:
@@ -158,7 +158,7 @@ def softmax_backward(ctx: Context, node: RawNode) -> Result:
     common = align(ctx.draft, values, shape, whole={d}, expanded=True)
     attributes = {"grad_output": Ref(0), "output": Ref(1), "dim": common.position[d], "input_dtype": a["input_dtype"]}
     made = ctx.draft.emit(node.op, common.tensors, attributes, [(common.shape, dtype)], raws=_raws(values))
-    return Value(made[0], common.dims)
+    return DraftValue(made[0], common.dims)
 
 
 def concatenate(ctx: Context, node: RawNode) -> Result:
@@ -168,7 +168,7 @@ def concatenate(ctx: Context, node: RawNode) -> Result:
     values = [v for v in values if v.shape != (0,) or len(shape) == 1]
     d = node.arguments["dim"] % len(shape)
     if len(values) == 1:
-        return Value(values[0].base, values[0].dims, (*values[0].raws, node.name))
+        return DraftValue(values[0].base, values[0].dims, (*values[0].raws, node.name))
     common = align(draft, values, shape, whole={d}, expanded=True)
     at = common.position[d]
     operands: list[int] = []
@@ -177,7 +177,7 @@ def concatenate(ctx: Context, node: RawNode) -> Result:
             operands.append(tensor)
     attributes = {"tensors": tuple(Ref(operands.index(t)) for t in common.tensors), "dim": at}
     made = draft.emit("aten.cat.default", operands, attributes, [(common.shape, dtype)], raws=_raws(values))
-    return Value(made[0], common.dims)
+    return DraftValue(made[0], common.dims)
 
 
 def pick(ctx: Context, node: RawNode) -> Result:
@@ -199,10 +199,10 @@ def pick(ctx: Context, node: RawNode) -> Result:
     made = draft.emit(node.op, operands, attributes, [((*sizes, shape[last]), dtype)], raws=_raws(values))
     places = iter(range(len(sizes)))
     groups = [tuple((next(places), 1, n) for n in group) for group in rows]
-    return Value(made[0], (*groups, ((len(sizes), 1, shape[last]),)))
+    return DraftValue(made[0], (*groups, ((len(sizes), 1, shape[last]),)))
 
 
-def _filled(draft: Draft, value: Value, form: D.Dims) -> int:
+def _filled(draft: ProgramDraft, value: DraftValue, form: D.Dims) -> int:
     """The tensor in this form; a new one where it is filled with one number."""
     maker = next((op for op in reversed(draft.ops) if value.base in op.results), None)
     if maker is None or maker.name != "aten.full.default":
@@ -230,7 +230,7 @@ def layer_norm(ctx: Context, node: RawNode) -> Result:
         node.op, operands, attributes, [(common.shape, dtype), (stats, second), (stats, third)], raws=ctx.value(a["input"]).raws
     )
     small = common.dims[: len(shape) - tail] + tuple(((len(rows) + i, 1, 1),) for i in range(tail))
-    return Value(made[0], common.dims), Value(made[1], small), Value(made[2], small)
+    return DraftValue(made[0], common.dims), DraftValue(made[1], small), DraftValue(made[2], small)
 
 
 def layer_norm_backward(ctx: Context, node: RawNode) -> Result:
@@ -247,9 +247,9 @@ def layer_norm_backward(ctx: Context, node: RawNode) -> Result:
             operands.append(ctx.draft.plain(ctx.value(a[name])))
     results = [(common.shape if i == 0 else r[0], r[1]) for i, r in enumerate(node.results) if r is not None]
     made = iter(ctx.draft.emit(node.op, operands, attributes, results, raws=_raws(values)))
-    found: list[Value | None] = []
+    found: list[DraftValue | None] = []
     for i, r in enumerate(node.results):
-        found.append(None if r is None else Value(next(made), common.dims if i == 0 else D.identity(r[0])))
+        found.append(None if r is None else DraftValue(next(made), common.dims if i == 0 else D.identity(r[0])))
     return tuple(found)
 
 
@@ -261,7 +261,7 @@ def embedding(ctx: Context, node: RawNode) -> Result:
     attributes = dict(a) | {"weight": Ref(0), "indices": Ref(1)}
     shape = (*base, width)
     made = draft.emit(node.op, (table, indices.base), attributes, [(shape, ctx.result(node)[1])], raws=indices.raws)
-    return Value(made[0], (*indices.dims, ((len(base), 1, width),)))
+    return DraftValue(made[0], (*indices.dims, ((len(base), 1, width),)))
 
 
 def embedding_backward(ctx: Context, node: RawNode) -> Result:
@@ -319,16 +319,16 @@ def nll_backward(ctx: Context, node: RawNode) -> Result:
     made = draft.emit(
         "shard.nll_loss_backward", operands, attributes, [(common.shape, ctx.result(node)[1])], raws=(*scores.raws, *target.raws)
     )
-    return Value(made[0], D.permute(common.dims, (0, last, *range(1, last))))
+    return DraftValue(made[0], D.permute(common.dims, (0, last, *range(1, last))))
 
 
-def _classes_last(scores: Value) -> Value:
+def _classes_last(scores: DraftValue) -> DraftValue:
     """Classes are dim 1 of what torch's loss reads, whether images follow or not."""
     order = (0, *range(2, len(scores.dims)), 1)
-    return Value(scores.base, D.permute(scores.dims, order), scores.raws) if len(scores.dims) > 2 else scores
+    return DraftValue(scores.base, D.permute(scores.dims, order), scores.raws) if len(scores.dims) > 2 else scores
 
 
-def _raws(values: list[Value]) -> list[str]:
+def _raws(values: list[DraftValue]) -> list[str]:
     return [raw for value in values for raw in value.raws]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from solver_shard.program import Ref
 from solver_shard.tracing.clean import dims as D
-from solver_shard.tracing.clean.draft import Context, Result, Value
+from solver_shard.tracing.clean.draft import Context, DraftValue, Result
 from solver_shard.tracing.joint_graph import RawNode, Use
 
 
@@ -59,7 +59,7 @@ def to_copy(ctx: Context, node: RawNode) -> Result:
         return same(ctx, node)
     shape = ctx.draft.base_shape(value)
     made = ctx.draft.emit("aten._to_copy.default", (value.base,), {"self": Ref(0), "dtype": dtype}, [(shape, dtype)], raws=value.raws)
-    return Value(made[0], value.dims)
+    return DraftValue(made[0], value.dims)
 
 
 def copy(ctx: Context, node: RawNode) -> Result:
@@ -67,7 +67,7 @@ def copy(ctx: Context, node: RawNode) -> Result:
     return _expanded(ctx, node, ctx.value(node.arguments["src"]))
 
 
-def _expanded(ctx: Context, node: RawNode, source: Value) -> Result:
+def _expanded(ctx: Context, node: RawNode, source: DraftValue) -> Result:
     shape, dtype = ctx.result(node)
     source = _seen(source, node, D.expand(source.dims, shape))
     if ctx.draft.dtype(source) == dtype:
@@ -75,7 +75,7 @@ def _expanded(ctx: Context, node: RawNode, source: Value) -> Result:
     made = ctx.draft.emit(
         "aten._to_copy.default", (source.base,), {"self": Ref(0), "dtype": dtype}, [(ctx.draft.base_shape(source), dtype)], raws=source.raws
     )
-    return Value(made[0], source.dims)
+    return DraftValue(made[0], source.dims)
 
 
 _FILL = {"ones": 1, "zeros": 0, "empty": 0, "new": 0}
@@ -111,7 +111,7 @@ def select(ctx: Context, node: RawNode) -> Result:
     d = node.arguments["dim"] % len(value.dims)
     index = node.arguments["index"] % value.shape[d]
     piece = slice_dim(ctx, value, d, index, index + 1, 1)
-    return Value(piece.base, piece.dims[:d] + piece.dims[d + 1 :], piece.raws)
+    return DraftValue(piece.base, piece.dims[:d] + piece.dims[d + 1 :], piece.raws)
 
 
 def slice_(ctx: Context, node: RawNode) -> Result:
@@ -123,7 +123,7 @@ def slice_(ctx: Context, node: RawNode) -> Result:
     return slice_dim(ctx, value, d, start, max(stop, start), step)
 
 
-def slice_dim(ctx: Context, value: Value, d: int, start: int, end: int, step: int) -> Value:
+def slice_dim(ctx: Context, value: DraftValue, d: int, start: int, end: int, step: int) -> DraftValue:
     """Slice one raw dim, the others as they lie in the base."""
     value = ctx.draft.make_whole(value, d)
     at = value.dims[d][0][0]
@@ -132,7 +132,7 @@ def slice_dim(ctx: Context, value: Value, d: int, start: int, end: int, step: in
     shape[at] = length
     attributes = {"self": Ref(0), "dim": at, "start": start, "end": end, "step": step}
     made = ctx.draft.emit("aten.slice.Tensor", (value.base,), attributes, [(tuple(shape), ctx.draft.dtype(value))], raws=value.raws)
-    return Value(made[0], (*value.dims[:d], ((at, 1, length),), *value.dims[d + 1 :]))
+    return DraftValue(made[0], (*value.dims[:d], ((at, 1, length),), *value.dims[d + 1 :]))
 
 
 def slice_backward(ctx: Context, node: RawNode) -> Result:
@@ -141,7 +141,7 @@ def slice_backward(ctx: Context, node: RawNode) -> Result:
     d = a["dim"] % len(shape)
     if "index" in a:
         index = a["index"] % shape[d]
-        value = Value(value.base, (*value.dims[:d], (), *value.dims[d:]), value.raws)
+        value = DraftValue(value.base, (*value.dims[:d], (), *value.dims[d:]), value.raws)
         start, stop, step = index, index + 1, 1
     else:
         start, stop, step = slice(a["start"], a["end"], a["step"]).indices(shape[d])
@@ -151,7 +151,7 @@ def slice_backward(ctx: Context, node: RawNode) -> Result:
     sizes[at] = shape[d]
     attributes = {"grad_output": Ref(0), "input_sizes": tuple(sizes), "dim": at, "start": start, "end": max(stop, start), "step": step}
     made = ctx.draft.emit("aten.slice_backward.default", (value.base,), attributes, [(tuple(sizes), dtype)], raws=value.raws)
-    return Value(made[0], (*value.dims[:d], ((at, 1, shape[d]),), *value.dims[d + 1 :]))
+    return DraftValue(made[0], (*value.dims[:d], ((at, 1, shape[d]),), *value.dims[d + 1 :]))
 
 
 def number(value: Any, dtype: str) -> bool | int | float | complex:
@@ -163,8 +163,8 @@ def number(value: Any, dtype: str) -> bool | int | float | complex:
     return complex(value) if dtype[0] == "c" else float(value)
 
 
-def _seen(value: Value, node: RawNode, dims: D.Dims) -> Value:
-    return Value(value.base, dims, (*value.raws, node.name))
+def _seen(value: DraftValue, node: RawNode, dims: D.Dims) -> DraftValue:
+    return DraftValue(value.base, dims, (*value.raws, node.name))
 
 
 VIEWS = {
