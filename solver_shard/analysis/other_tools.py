@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.exporters.literal import Call, Name, read_assignments, read_value
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, OpNode, SourceNode, StateNode
 from solver_shard.graph.templates import narrowed
 from solver_shard.layout import Placement, R, S
 from solver_shard.mesh import Mesh
@@ -786,13 +786,15 @@ class Followed:
         """The lowering with what is given as its only choice along the tensor axis, and what a plan records of it."""
         masks: dict[int, NDArray[np.bool_]] = {}
         for v, node in enumerate(lowering.nodes):
-            if node.kind in (Kind.SOURCE, Kind.STATE):
-                wanted = self.bordered.stored[node.item]
+            if isinstance(node, (SourceNode, StateNode)):
+                wanted = self.bordered.stored[node.tensor]
                 masks[v] = np.array([_cut(layout[self.axis]) == _cut(wanted) for layout in node.layouts])
-            elif node.kind is Kind.OP:
-                masks[v] = self._agreeing(lowering, node.item)
+            elif isinstance(node, OpNode):
+                masks[v] = self._agreeing(lowering, node.op)
             if v in masks and not masks[v].any():
-                where = lowering.program.ops[node.item] if node.kind is Kind.OP else lowering.program.tensors[node.item]
+                where = (
+                    lowering.program.ops[node.op] if isinstance(node, OpNode) else lowering.program.tensors[lowering.tensor_node(v).tensor]
+                )
                 raise InternalError(f"{self.given.name}: the choice graph has no such strategy of {where.name}")
         return narrowed(lowering, masks), f"{self.given.tool}: {self.given.name}"
 

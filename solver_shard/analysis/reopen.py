@@ -144,7 +144,7 @@ def point_of(plan: Plan, lowering: Lowering) -> Ints:
 def decided(plan: Plan, lowering: Lowering) -> Masks:
     """What the plan leaves of the nodes of its own program's graph; nodes of which it says nothing are not named."""
     decisions = Decisions(plan, lowering)
-    found = {v: decisions.mask(node) for v, node in enumerate(lowering.nodes) if node.kind in ORDER}
+    found = {v: decisions.mask(node) for v, node in enumerate(lowering.nodes) if isinstance(node, ORDER)}
     return {v: mask for v, mask in found.items() if mask is not None}
 
 

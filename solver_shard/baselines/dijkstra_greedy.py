@@ -23,7 +23,7 @@ from solver_shard.expander.call import Call, Kinds, Meta, Operand
 from solver_shard.expander.pricing import ClusterPricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search
 from solver_shard.expander.single_axis import of_rule, prepare
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.templates import Masks, deciding, left_over, narrowed
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -102,7 +102,7 @@ def walk_masks(lowering: Lowering, walk: GreedyWalk, nodes: Collection[int] | No
 def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
     """Narrow a lowering to the walk from its sources' first layouts (the most replicated that pins allow); with what a plan records."""
     program = lowering.program
-    sources = {node.item: node.layouts[0] for node in lowering.nodes if node.kind is Kind.SOURCE}
+    sources = {node.tensor: node.layouts[0] for node in lowering.nodes if isinstance(node, SourceNode)}
     walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
     masks, missing = walk_masks(lowering, walk)
     return narrowed(lowering, masks), NAME + left_over(program, missing)

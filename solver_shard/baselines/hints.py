@@ -28,7 +28,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
 from solver_shard.graph.choice_graph import ChoiceGraph, WarmStart
 from solver_shard.graph.narrowing import shrink
-from solver_shard.graph.nodes import Kind, Lowering, Node
+from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.pins import Allowed
 from solver_shard.graph.symmetry import Folded
 from solver_shard.graph.templates import Masks, warm_starts
@@ -116,14 +116,14 @@ def middles(folded: Folded | None) -> frozenset[int] | None:
 def starting_layouts(lowering: Lowering) -> dict[int, Layout]:
     """Where the walks start: inputs cut by batch, the rest replicated, as far as the pins allow."""
 
-    def stored(node: Node) -> Layout:
-        if lowering.program.tensors[node.item].role is Role.INPUT:
+    def stored(node: SourceNode) -> Layout:
+        if lowering.program.tensors[node.tensor].role is Role.INPUT:
             by_batch = [layout for layout in node.layouts if all(p in (R, S(0)) for p in layout)]
             if by_batch:
                 return max(by_batch, key=lambda layout: sum(p == S(0) for p in layout))
         return node.layouts[0]
 
-    return {node.item: stored(node) for node in lowering.nodes if node.kind is Kind.SOURCE}
+    return {node.tensor: stored(node) for node in lowering.nodes if isinstance(node, SourceNode)}
 
 
 def _open(layout: Layout) -> Allowed:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, OpNode, SourceNode, StateNode
 from solver_shard.graph.templates import Masks, narrowed
 from solver_shard.layout import Layout
 from solver_shard.program import Program
@@ -53,10 +53,10 @@ def propagated_masks(lowering: Lowering, layouts: Sequence[Layout], nodes: Colle
     for v, node in enumerate(lowering.nodes):
         if nodes is not None and v not in nodes:
             continue
-        if node.kind in (Kind.SOURCE, Kind.STATE):
-            keep = np.array([layout == layouts[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            keep = _closest(lowering, node.item, layouts)
+        if isinstance(node, (SourceNode, StateNode)):
+            keep = np.array([layout == layouts[node.tensor] for layout in node.layouts])
+        elif isinstance(node, OpNode):
+            keep = _closest(lowering, node.op, layouts)
         else:
             continue
         if keep.any():

@@ -33,7 +33,7 @@ from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import Bools, Constraint, Ints
 from solver_shard.graph.liveness import OPTIMIZER, OUTPUT, either_order
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, NodeKey, OpNode, ReshardNode, ResultNode, SourceNode
 from solver_shard.graph.symmetry import Folded, node_classes
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S, strided
 from solver_shard.mesh import Mesh
@@ -304,9 +304,9 @@ def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> d
     """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller."""
     groups = lowering.lives.groups.get(t, ())
     last = [k for k, group in enumerate(groups) if group.purpose in (OPTIMIZER, OUTPUT)]
-    kinds = [(Kind.SOURCE, 0), *((Kind.RESHARD, k) for k in last), *([] if last else [(Kind.RESULT, 0)])]
-    nodes = [lowering.index[kind, t, k] for kind, k in kinds if (kind, t, k) in lowering.index]
-    return {v: np.array([allows(layout) for layout in lowering.nodes[v].layouts], dtype=bool) for v in nodes}
+    keys: list[NodeKey] = [(SourceNode, t, 0), *((ReshardNode, t, k) for k in last), *([] if last else [(ResultNode, t, 0)])]
+    nodes = [lowering.index[key] for key in keys if key in lowering.index]
+    return {v: np.array([allows(layout) for layout in lowering.tensor_node(v).layouts], dtype=bool) for v in nodes}
 
 
 def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allows]]) -> list[Constraint]:
@@ -320,17 +320,14 @@ def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int,
 
 def pinned_classes(lowering: Lowering, pinned: Lowering, constraints: Sequence[Constraint]) -> Ints:
     """Which nodes are tied, in a graph lowered without pins: those that the pinned graph ties and that no constraint tells apart."""
-    keys = {(node.kind, node.item, node.group): c for node, c in zip(pinned.nodes, node_classes(pinned).tolist(), strict=True)}
+    keys = {node.key: c for node, c in zip(pinned.nodes, node_classes(pinned).tolist(), strict=True)}
     own = node_classes(lowering).tolist()
     marks: list[list[tuple[int, bytes]]] = [[] for _ in lowering.nodes]
     for k, constraint in enumerate(constraints):
         for v, mask in constraint.allowed.items():
             marks[v].append((k, mask.tobytes()))
     known: dict[object, int] = {}
-    found = [
-        known.setdefault((own[v], keys.get((node.kind, node.item, node.group), -1), tuple(marks[v])), len(known))
-        for v, node in enumerate(lowering.nodes)
-    ]
+    found = [known.setdefault((own[v], keys.get(node.key, -1), tuple(marks[v])), len(known)) for v, node in enumerate(lowering.nodes)]
     return np.array(found, dtype=np.int64)
 
 
@@ -355,8 +352,8 @@ def op_constraints(lowering: Lowering, edges: Ints, member: Ints) -> tuple[list[
     """
     ops: dict[int, int] = {}
     for v, node in enumerate(lowering.nodes):
-        if node.kind is Kind.OP:
-            ops.setdefault(int(member[v]), node.item)
+        if isinstance(node, OpNode):
+            ops.setdefault(int(member[v]), node.op)
     owned: Mapping[int, list[int]] = {c: [] for c in ops}
     for e, (u, v) in enumerate(edges.tolist()):
         for c in (u, v):

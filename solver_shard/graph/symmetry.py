@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, OpNode, TensorNode, group_of
 from solver_shard.program import Phase, Program, Role, places, without
 from solver_shard.rules.rule import Rule
 
@@ -65,22 +65,15 @@ def node_classes(lowering: Lowering) -> Ints:
     known: dict[object, int] = {}
     classes = []
     for v, node in enumerate(lowering.nodes):
-        key: tuple[object, ...]
-        if node.kind is Kind.OP:
-            key = (node.kind, int(ops[node.item]))
-        elif node.kind is Kind.CLIP:
-            key = (node.kind,)
-        elif node.kind in (Kind.RESHARD, Kind.TAIL):
-            group = lowering.lives.groups[node.item][node.group]
-            key = (node.kind, tensor_key[node.item], group.purpose, group.family)
-        elif node.kind is Kind.KEEP and node.group:
-            group = lowering.lives.groups[node.item][node.group - 1]
-            key = (node.kind, tensor_key[node.item], group.purpose, group.family)
-        else:
-            key = (node.kind, tensor_key[node.item])
+        place: object = None
+        if isinstance(node, OpNode):
+            place = int(ops[node.op])
+        elif isinstance(node, TensorNode):
+            group = group_of(node, lowering.lives)
+            place = tensor_key[node.tensor], group and (group.purpose, group.family)
         graph = lowering.graph
-        content = (node.layouts, node.aliases, node.origins, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
-        classes.append(known.setdefault((key, content), len(known)))
+        content = (node.strategies, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
+        classes.append(known.setdefault((type(node), place, content), len(known)))
     return np.array(classes, dtype=np.int64)
 
 

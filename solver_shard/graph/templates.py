@@ -50,7 +50,7 @@ from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import WarmStart
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
-from solver_shard.graph.nodes import Kind, Layouts, Lowering
+from solver_shard.graph.nodes import Layouts, Lowering, OpNode, SourceNode
 from solver_shard.graph.sub_axes import Heads, heads_of
 from solver_shard.graph.symmetry import Folded
 from solver_shard.layout import Layout, Placement, R
@@ -501,7 +501,7 @@ def warm_starts(
 def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
     program = lowering.program
     rows = row_cut(program)
-    axes = len(next((n.layouts[0] for n in lowering.nodes if n.kind is Kind.SOURCE), ()))
+    axes = len(next((n.layouts[0] for n in lowering.nodes if isinstance(n, SourceNode)), ()))
     inner = min(mesh.positions(mesh.whole.names[-1])) if mesh is not None else axes - 1
     heads = heads_of(program, rows)
 
@@ -534,12 +534,12 @@ def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
     for name, (score, outer_only) in {**wholly, **split}.items():
         masks = {}
         for v, node in enumerate(lowering.nodes):
-            if node.kind is not Kind.SOURCE:
+            if not isinstance(node, SourceNode):
                 continue
-            if program.tensors[node.item].role is Role.INPUT and outer_only is not None and shape_of(node.item):
+            if program.tensors[node.tensor].role is Role.INPUT and outer_only is not None and shape_of(node.tensor):
                 scores = np.array([by_batch(layout, outer_only) for layout in node.layouts])
             else:
-                scores = np.array([score(node.item, layout) for layout in node.layouts])
+                scores = np.array([score(node.tensor, layout) for layout in node.layouts])
             masks[v] = scores == scores.max()
         found[name] = masks
     return found
@@ -657,12 +657,12 @@ def deciding(
     for v, node in enumerate(lowering.nodes):
         if nodes is not None and v not in nodes:
             continue
-        if node.kind is Kind.SOURCE:
-            keep = np.array([layout == stored[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            keep = agreeing(node.item)
+        if isinstance(node, SourceNode):
+            keep = np.array([layout == stored[node.tensor] for layout in node.layouts])
+        elif isinstance(node, OpNode):
+            keep = agreeing(node.op)
             if not keep.any():
-                missing.append(node.item)
+                missing.append(node.op)
         else:
             continue
         if keep.any():

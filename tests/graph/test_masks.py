@@ -10,7 +10,7 @@ from lowered import lowered
 from programs import mlp, trained_mlp
 
 from solver_shard.graph.choice_graph import ChoiceGraph
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.graph.pins import folded_constraint, op_constraints, parse_pin, pin_constraints, pinned_classes, pins_apart, resolve_pins
 from solver_shard.graph.symmetry import fold, node_classes
 from solver_shard.mesh import Mesh
@@ -62,8 +62,8 @@ def test_all_masks_together_are_the_pins(program: Program, texts: list[str], tie
 def test_ops_own_the_edges_around_them() -> None:
     lowering = lowered(trained_mlp(8, 4, 8, 1), "2").lowering
     owners, positions = op_constraints(lowering, lowering.graph.edges, np.arange(lowering.graph.size))
-    assert positions == [node.item for node in lowering.nodes if node.kind is Kind.OP]
+    assert positions == [node.op for node in lowering.nodes if isinstance(node, OpNode)]
     owned = [e for owner in owners for e in owner.edges]
     assert len(owned) == len(set(owned))
-    ops = {v for v, node in enumerate(lowering.nodes) if node.kind is Kind.OP}
+    ops = {v for v, node in enumerate(lowering.nodes) if isinstance(node, OpNode)}
     assert sorted(owned) == [e for e, pair in enumerate(lowering.graph.edges.tolist()) if ops & set(pair)]

@@ -10,19 +10,19 @@ from lowered import allowed_beside, lowered, random_assignment
 from programs import gated
 
 from solver_shard.graph.lowering import _whole
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import KeepNode, StorageNode, TailNode
 from solver_shard.program import Tensor
 
-FOLLOWS = (Kind.KEEP, Kind.STORAGE, Kind.TAIL)
+FOLLOWS = (KeepNode, StorageNode, TailNode)
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_keep_and_storage_nodes_have_one_choice_once_all_decisions_are_made(whole: bool) -> None:
     made = lowered(gated(whole), "2,2")
-    assert any(node.kind is Kind.STORAGE for node in made.lowering.nodes)
+    assert any(isinstance(node, StorageNode) for node in made.lowering.nodes)
     for seed in range(8):
         assignment = random_assignment(made.graph, seed)
-        decided = {v: assignment[v] for v, node in enumerate(made.lowering.nodes) if node.kind not in FOLLOWS}
+        decided = {v: assignment[v] for v, node in enumerate(made.lowering.nodes) if not isinstance(node, FOLLOWS)}
         left = allowed_beside(made.graph, decided)
         assert all(len(choices) == 1 for choices in left.values())
 
