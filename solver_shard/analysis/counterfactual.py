@@ -26,8 +26,7 @@ from solver_shard.analysis.reopen import Reopened, decided, writer_of
 from solver_shard.clock import StageClock
 from solver_shard.errors import InputError
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints
-from solver_shard.graph.narrowing import Masks
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints, Masks
 from solver_shard.graph.nodes import Lowering, NodeKey, OpNode, ReshardNode, ResultNode, SourceNode, StateNode
 from solver_shard.graph.pins import parse_pin, pin_masks, resolve_pins
 from solver_shard.graph.symmetry import node_classes
@@ -36,7 +35,6 @@ from solver_shard.layout import Layout
 from solver_shard.pipeline import is_enough
 from solver_shard.plan.plan import Plan
 from solver_shard.program import AS_MADE, BEFORE, Kept, places, without
-from solver_shard.solve.conflict import narrowed
 from solver_shard.solve.engine import solve, solve_in_rounds
 from solver_shard.solve.solution import Solution, Status, objective_value
 from solver_shard.text import fold_names
@@ -113,7 +111,7 @@ def solve_instead(
         start: an assignment of the question's graph to start from, in place of the present plan.
     """
     options, lowered = reopened.plan.options, question.lowered
-    lowering = dataclasses.replace(lowered.lowering, graph=narrowed(lowered.lowering.graph, masks))
+    lowering = lowered.lowering.narrowed(masks)
     problem = Transients(lowering, lowered.costs, question.classes)
     asked = {"objective": options.objective, "memory_weight": options.memory_weight, "gap": options.gap if gap is None else gap}
     began, seed = time.monotonic(), options.seed if seed is None else seed
@@ -175,7 +173,7 @@ def _near(
         if stop is not None and stop():
             break
         around = _around(graph, [int(member[v]) for v in masks], radius)
-        left = narrowed(graph, {c: mask for c, mask in there.items() if not around[c]})
+        left = graph.narrowed({c: mask for c, mask in there.items() if not around[c]})
         found = solve(left, time_limit=limits.seconds, work_limit=limits.work, seed=seed, **asked)  # type: ignore[arg-type]  # as above
         work += found.work
         if not found.feasible or found.assignment is None or found.cost is None:

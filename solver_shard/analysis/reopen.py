@@ -19,7 +19,8 @@ import numpy as np
 from solver_shard.clock import StageClock
 from solver_shard.errors import InputError
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.narrowing import Masks, Narrowing
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.narrowing import Narrowing
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients

@@ -51,7 +51,7 @@ def candidates(
     gap: float,
     seed: int,
     worth: Callable[[int], bool] = lambda objective: True,
-    order: Callable[[str], int] = lambda name: 0,
+    order: Callable[[str], tuple[int, ...]] = lambda name: (),
 ) -> Iterator[tuple[str, Candidate | None]]:
     """Every template by name, and its plan; None where it has none within the memory limit. One after the other, as they are asked for.
 

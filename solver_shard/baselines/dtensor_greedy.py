@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_shard.baselines import deciding
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
 from solver_shard.expander.call import Kinds, Operand, Strided, kinds_of
 from solver_shard.expander.expander import kinds_of_spec, overload
 from solver_shard.expander.pricing import impossible, kind_of_move, local_sizes, step_bytes
+from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import Masks, deciding
 from solver_shard.layout import Layout, Placement, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program

@@ -26,12 +26,12 @@ from solver_shard.baselines.propagated import propagated_masks
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
-from solver_shard.graph.choice_graph import ChoiceGraph, WarmStart
+from solver_shard.graph.choice_graph import ChoiceGraph, Masks, WarmStart
 from solver_shard.graph.narrowing import shrink
 from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.pins import Allowed
 from solver_shard.graph.symmetry import Folded
-from solver_shard.graph.templates import Masks, warm_starts
+from solver_shard.graph.templates import warm_starts
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout, R, S
 from solver_shard.mesh import Mesh
@@ -43,6 +43,7 @@ from solver_shard.solve.solution import Solution, Stage, Status, relative_gap
 
 if TYPE_CHECKING:
     from solver_shard.clock import StageClock
+    from solver_shard.graph.build import Lowered
     from solver_shard.options import Options
     from solver_shard.tracing.clean import Traced
 
@@ -151,16 +152,8 @@ LEAST = 3.0
 """Seconds that the baselines have, however short the time limit."""
 
 
-def or_baseline(
-    solution: Solution,
-    problem: Transients,
-    lowering: Lowering,
-    costs: CostModel,
-    rulebook: Rulebook,
-    pinned: Mapping[int, Allowed],
-    traced: Traced | None,
-    options: Options,
-    clock: StageClock,
+def fall_back_to_baseline(
+    lowered: Lowered, solution: Solution, problem: Transients, traced: Traced | None, clock: StageClock
 ) -> tuple[Solution, str | None]:
     """``with_baselines`` of a lowered program: the greedy ones and the templates; they are only made where nothing is proven.
 
@@ -168,7 +161,7 @@ def or_baseline(
     """
     if solution.status not in (Status.FEASIBLE, Status.UNKNOWN):
         return solution, None
-    started = time.monotonic()
+    started, options, lowering, costs = time.monotonic(), lowered.options, lowered.lowering, lowered.costs
     with clock.stage("baselines", "holding the plan against greedy ones and templates"):
         plain = Transients(lowering, costs, problem.classes)
         best, name = with_templates(solution, plain, costs.mesh, options)
@@ -178,7 +171,7 @@ def or_baseline(
         spent = time.monotonic() - started
         if best.feasible and spent > max(seconds, LEAST):
             return best, name
-        others = hints(lowering, costs, rulebook, pinned, traced, middles(plain.folded))
+        others = hints(lowering, costs, lowered.rulebook, lowered.pinned, traced, middles(plain.folded))
         return with_baselines(
             best,
             problem,

@@ -21,7 +21,7 @@ from solver_shard.costs.model import CostModel, exposed
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated
-from solver_shard.graph.liveness import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Member, Storage, either_order, lives
+from solver_shard.graph.liveness import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Member, Storage, either_order, liveness
 from solver_shard.graph.nodes import (
     PRODUCED,
     AccumulateNode,
@@ -157,6 +157,17 @@ def longest_first(group: Group) -> tuple[int, int, str, str]:
     return -group.stop, group.start, group.purpose, group.family
 
 
+def whole_bytes(nbytes: Ints, part: int, whole: int) -> Ints:
+    """Bytes of the ``whole`` of which these are the ``part`` (both in elements), or -1 where that is no whole number.
+
+    >>> whole_bytes(np.array([8, 3]), 2, 4).tolist()
+    [16, 6]
+    """
+    common = math.gcd(part, whole)
+    scaled = nbytes * (whole // max(common, 1))  # bytes times elements would not fit 64 bits
+    return np.where(scaled % (part // common) == 0, scaled // (part // common), -1) if part else np.zeros_like(scaled)
+
+
 class _Lowerer:
     """The choice graph while it grows: nodes with costs, usages and a live interval each, edges with numbered tables."""
 
@@ -176,7 +187,7 @@ class _Lowerer:
         self.mesh_shape = costs.mesh.shape
         self.rules = tuple(rulebook.rule(program, i) for i in range(len(program.ops)))
         self.even = rulebook.conservative
-        self.lives = lives(program, self.rules, accumulates=self.accumulates)
+        self.lives = liveness(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
@@ -714,8 +725,5 @@ class _Lowerer:
         return v, node
 
     def _whole(self, storage: Storage, member: Member, held: Layouts) -> Ints:
-        """Bytes of the storage in which a member of this layout is its part, or -1 where that is no whole number."""
-        part, whole = self.program.tensors[member.tensor].numel, self.program.tensors[storage.owner].numel
-        common = math.gcd(part, whole)
-        scaled = self._bytes(member.tensor, held) * (whole // max(common, 1))  # bytes times elements would not fit 64 bits
-        return np.where(scaled % (part // common) == 0, scaled // (part // common), -1) if part else np.zeros_like(scaled)
+        tensors = self.program.tensors
+        return whole_bytes(self._bytes(member.tensor, held), tensors[member.tensor].numel, tensors[storage.owner].numel)

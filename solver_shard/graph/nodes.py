@@ -14,14 +14,14 @@ readers it serves.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.costs.memory import OptimizerState
-from solver_shard.graph.choice_graph import ChoiceGraph
+from solver_shard.graph.choice_graph import ChoiceGraph, Masks
 from solver_shard.graph.liveness import Group, Lives
 from solver_shard.graph.strategies import OpStrategies
 from solver_shard.layout import Layout
@@ -294,6 +294,10 @@ class Lowering:
     optimizer_state: OptimizerState
     reduced: Mapping[int, str] = field(default_factory=dict)
     relays: frozenset[int] = frozenset()
+
+    def narrowed(self, masks: Masks) -> Lowering:
+        """The lowering with all other strategies forbidden."""
+        return replace(self, graph=self.graph.narrowed(masks))
 
     def node(self, kind: type[AnyNode], item: int, group: int = 0) -> AnyNode:
         """The node of this key; KeyError where there is none."""

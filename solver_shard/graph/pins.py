@@ -34,7 +34,7 @@ from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import Bools, Constraint, Ints
 from solver_shard.graph.liveness import OPTIMIZER, OUTPUT, either_order
 from solver_shard.graph.nodes import Lowering, NodeKey, OpNode, ReshardNode, ResultNode, SourceNode
-from solver_shard.graph.symmetry import Folded, node_classes
+from solver_shard.graph.symmetry import node_classes
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Phase, Program, Role, Tensor, module_outputs
@@ -329,17 +329,6 @@ def pinned_classes(lowering: Lowering, pinned: Lowering, constraints: Sequence[C
     known: dict[object, int] = {}
     found = [known.setdefault((own[v], keys.get(node.key, -1), tuple(marks[v])), len(known)) for v, node in enumerate(lowering.nodes)]
     return np.array(found, dtype=np.int64)
-
-
-def folded_constraint(constraint: Constraint, folded: Folded | None) -> Constraint:
-    """A constraint on the nodes of the free graph as one on those of the tied graph."""
-    if folded is None:
-        return constraint
-    allowed: dict[int, Bools] = {}
-    for v, mask in constraint.allowed.items():
-        c = int(folded.member[v])
-        allowed[c] = allowed[c] & mask if c in allowed else mask
-    return Constraint(name=constraint.name, allowed=allowed)
 
 
 def op_constraints(lowering: Lowering, edges: Ints, member: Ints) -> tuple[list[Constraint], list[int]]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks, repeated
 from solver_shard.graph.nodes import Lowering, OpNode, TensorNode, group_of
 from solver_shard.program import Phase, Program, Role, places, without
 from solver_shard.rules.rule import Rule
@@ -230,6 +230,21 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
         limit=graph.limit,
     )
     return Folded(graph=folded, member=member)
+
+
+def folded_masks(masks: Masks, folded: Folded | None, *, lenient: bool = False) -> dict[int, Bools]:
+    """Masks of the free graph's nodes as those of the folded one's: what all copies leave.
+
+    ``lenient``: where that is nothing, what the first of them leave.
+    """
+    if folded is None:
+        return dict(masks)
+    together: dict[int, Bools] = {}
+    for v, mask in masks.items():
+        c = int(folded.member[v])
+        both = together[c] & mask if c in together else mask
+        together[c] = both if both.any() or not lenient or c not in together else together[c]
+    return together
 
 
 def expand(folded: Folded, assignment: Sequence[int] | Ints) -> tuple[int, ...]:

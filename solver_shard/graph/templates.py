@@ -38,25 +38,22 @@ expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the ou
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
-from solver_shard.graph.choice_graph import WarmStart
+from solver_shard.graph.choice_graph import Masks, WarmStart
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
-from solver_shard.graph.nodes import Layouts, Lowering, OpNode, SourceNode
+from solver_shard.graph.nodes import Layouts, Lowering, SourceNode
 from solver_shard.graph.sub_axes import Heads, heads_of
-from solver_shard.graph.symmetry import Folded
+from solver_shard.graph.symmetry import Folded, folded_masks
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program, Ref, Role
-from solver_shard.text import fold_names
 
 TEMPLATES = (
     *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel"),
@@ -495,7 +492,7 @@ def warm_starts(
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """
     found = {**(others or {}), **_templates(lowering, mesh)}
-    return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded)) for name, masks in found.items())
+    return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded, lenient=True)) for name, masks in found.items())
 
 
 def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
@@ -620,70 +617,3 @@ def reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], star
                 seen.add(op.results[0])
                 pending.append(op.results[0])
     return False
-
-
-# What a baseline decides, as the strategies of a choice graph that it leaves: a whole plan when the rest is completed, or a hint.
-
-Masks = Mapping[int, NDArray[np.bool_]]
-"""Node to the strategies that are left; nodes that are not named may choose freely."""
-
-MAX_NAMES = 8
-
-
-def narrowed(lowering: Lowering, masks: Masks) -> Lowering:
-    """The lowering without all other strategies."""
-    graph = lowering.graph
-    costs = graph.costs.copy()
-    for v, keep in masks.items():
-        costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
-    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs))
-
-
-def deciding(
-    lowering: Lowering,
-    stored: Mapping[int, Layout],
-    agreeing: Callable[[int], NDArray[np.bool_]],
-    nodes: Collection[int] | None = None,
-) -> tuple[Masks, tuple[int, ...]]:
-    """Per node of a source or an op, the strategies that do what a walk decides; and the ops of which that cannot be said.
-
-    Args:
-        stored: layouts of the sources, by tensor.
-        agreeing: the strategies of an op, by its position, that do what is decided; none where that cannot be said.
-        nodes: those that are restricted; all by default.
-    """
-    masks: dict[int, NDArray[np.bool_]] = {}
-    missing = []
-    for v, node in enumerate(lowering.nodes):
-        if nodes is not None and v not in nodes:
-            continue
-        if isinstance(node, SourceNode):
-            keep = np.array([layout == stored[node.tensor] for layout in node.layouts])
-        elif isinstance(node, OpNode):
-            keep = agreeing(node.op)
-            if not keep.any():
-                missing.append(node.op)
-        else:
-            continue
-        if keep.any():
-            masks[v] = keep
-    return masks, tuple(missing)
-
-
-def left_over(program: Program, missing: Sequence[int]) -> str:
-    """``; left to the solver: mlp: aten.add.Tensor``: the ops of which a baseline says nothing; empty where there are none."""
-    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}".removeprefix(": ") for i in missing)
-    shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
-    return f"; left to the solver: {shown}" if names else ""
-
-
-def folded_masks(masks: Masks, folded: Folded | None) -> dict[int, NDArray[np.bool_]]:
-    """Masks of the free graph's nodes as those of the folded one's: what all copies leave, or the first of them where that is nothing."""
-    if folded is None:
-        return dict(masks)
-    found: dict[int, NDArray[np.bool_]] = {}
-    for v, mask in masks.items():
-        c = int(folded.member[v])
-        both = found[c] & mask if c in found else mask
-        found[c] = both if both.any() else found[c]
-    return found

@@ -17,12 +17,13 @@ from solver_shard.analysis.difference import changes
 from solver_shard.analysis.explain import Explanation, Price, Value, explain
 from solver_shard.analysis.explanation import Explainer, explanation
 from solver_shard.errors import InfeasibleError, InputError
-from solver_shard.graph.nodes import Lowering, OpNode, StateNode
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.nodes import OpNode, StateNode
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.plan import Plan, PlannedTensor
-from solver_shard.solve.conflict import narrowed
 from solver_shard.solve.limits import Clock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,8 +91,8 @@ def test_free_layers_are_priced_one_by_one() -> None:
 def forced(plan: Plan, kind: type, wanted: dict[str, Any]) -> Plan:
     """A fresh solve in which nodes of these ops or tensors are narrowed."""
 
-    def narrow(lowering: Lowering, costs: object, rulebook: object) -> tuple[Lowering, str]:
-        masks = {}
+    def decided(lowered: Lowered) -> tuple[Masks, str]:
+        masks, lowering = {}, lowered.lowering
         for v, node in enumerate(lowering.nodes):
             if isinstance(node, StateNode) and kind is StateNode and lowering.program.tensors[node.tensor].name in wanted:
                 masks[v] = np.array([x == wanted[lowering.program.tensors[node.tensor].name] for x in node.layouts])
@@ -101,9 +102,9 @@ def forced(plan: Plan, kind: type, wanted: dict[str, Any]) -> Plan:
                 name = wanted[lowering.program.tensors[made].name]
                 masks[v] = np.array([column.names(k) == name for k in range(len(column.axis_choice))])
         assert len(masks) == len(wanted)
-        return dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks)), "forced"
+        return masks, "forced"
 
-    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, narrow=narrow, relays=True)
+    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, baseline=decided, relays=True)
 
 
 def test_the_price_of_an_optimizer_state() -> None:
