@@ -1,4 +1,4 @@
-"""What greedy baselines make of a problem, as hints from which the solver starts.
+"""What baselines make of a problem: hints from which the solver starts, and plans to fall back to where it proves nothing.
 
 ``dtensor-greedy`` and ``dijkstra-greedy`` decide op by op (:mod:`solver_shard.baselines.dtensor_greedy`,
 :mod:`solver_shard.baselines.dijkstra_greedy`), the four propagation passes spread what is given
@@ -132,16 +132,6 @@ def _open(layout: Layout) -> Allowed:
     return Allowed(axes=tuple(None if p == R else frozenset({p}) for p in layout), pins=("by batch",))
 
 
-# What is returned when the solver stops early: never less than the best of the baselines.
-#
-# A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out before
-# that, the plan with everything replicated and those of all templates (:mod:`solver_shard.baselines.candidates`) are held against the
-# solver's, however short the limit was: nearly all of them are decided, and those whose least cost is above what is known are left out.
-# Then the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first. The cheapest
-# that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was. With a plan
-# in hand the greedy ones end ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one all are tried, for
-# any plan is better than none, and so they are where a limit on work ended the search, whose plan must not depend on the machine.
-
 OWN_STARTS = ("the last round's plan", "the best plan so far", "the tied plan", "the least peak")
 """Warm starts that the solver makes itself: no baselines."""
 
@@ -156,6 +146,15 @@ def fall_back_to_baseline(
     lowered: Lowered, solution: Solution, problem: Transients, traced: Traced | None, clock: StageClock
 ) -> tuple[Solution, str | None]:
     """``with_baselines`` of a lowered program: the greedy ones and the templates; they are only made where nothing is proven.
+
+    A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out
+    before that, the plan with everything replicated and those of all templates (:mod:`solver_shard.baselines.candidates`) are held against
+    the solver's, however short the limit was: nearly all of them are decided, and those whose least cost is above what is known are left
+    out. Then the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first. The
+    cheapest that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was.
+    With a plan in hand the greedy ones end ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one all are
+    tried, for any plan is better than none, and so they are where a limit on work ended the search, whose plan must not depend on the
+    machine.
 
     ``traced``: the trace that the program was cleaned from; without it there is none of DTensor.
     """

@@ -19,10 +19,10 @@ from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.liveness import relayed_tensors
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.nodes import Lowering, Restriction
+from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.pins import Allowed, Pin, parse_pin, pins_apart, resolve_pins
 from solver_shard.graph.sub_axes import split_where_needed
-from solver_shard.graph.templates import parse_template, restriction, tensor_axes
+from solver_shard.graph.templates import TemplateRestriction, parse_template, restriction, tensor_axes
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program, Relays, constrain
 from solver_shard.rules.rulebook import Rulebook
@@ -55,7 +55,7 @@ class Lowered:
     relays: Relays
     pins: tuple[Pin, ...]
     pinned: Mapping[int, Allowed]
-    restriction: Restriction | None
+    restriction: TemplateRestriction | None
     lowering: Lowering
 
     def narrowed(self, masks: Masks, said: str) -> Lowered:

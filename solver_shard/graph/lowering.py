@@ -37,7 +37,6 @@ from solver_shard.graph.nodes import (
     OpNode,
     Pins,
     ReshardNode,
-    Restriction,
     ResultNode,
     SourceNode,
     StateNode,
@@ -69,6 +68,7 @@ from solver_shard.graph.tables import (
     stored_table,
     tail_table,
 )
+from solver_shard.graph.templates import TemplateRestriction
 from solver_shard.layout import Layout
 from solver_shard.program import DTYPE_BYTES, Program, Role, places
 from solver_shard.rules.rulebook import Rulebook
@@ -90,7 +90,7 @@ def lower(
     optimizer_state: OptimizerState,
     pins: Pins | None = None,
     limit: int | None = None,
-    restriction: Restriction | None = None,
+    restriction: TemplateRestriction | None = None,
     fusion: bool = False,
     microbatches: int = 1,
     relays: Collection[int] = (),
@@ -103,7 +103,7 @@ def lower(
         optimizer_state: what the optimizer keeps and moves per element of a trained parameter; how gradients are reduced and clipped.
         pins: layouts that the user allows, by tensor position.
         limit: bytes that may be live on one device at any time.
-        restriction: layouts and transitions to which the graph is narrowed.
+        restriction: layouts and transitions that templates leave.
         fusion: price pointwise chains as fused, see ``graph/strategies.py``.
         microbatches: how many times a step runs the program before its update.
         relays: places of the program that are no pin's, by the tensor before each; see ``constraints``.
@@ -178,7 +178,7 @@ class _Lowerer:
         costs: CostModel,
         state: OptimizerState,
         pins: Pins,
-        restriction: Restriction | None,
+        restriction: TemplateRestriction | None,
         fusion: bool,
         microbatches: int,
     ) -> None:

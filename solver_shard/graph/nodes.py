@@ -1,4 +1,4 @@
-"""The nodes of a lowered choice graph, a class per kind; the lowering that says what each one decides; and what narrows it.
+"""The nodes of a lowered choice graph, a class per kind; the lowering that says what each one decides.
 
 A node is found by its key: its class, the tensor (or op) that it is of, and, where a tensor has several of a kind, which of its groups of
 readers it serves.
@@ -15,10 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, TypeVar, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar, TypeVar, cast
 
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.graph.choice_graph import ChoiceGraph, Masks
@@ -32,28 +29,6 @@ Layouts = tuple[Layout, ...]
 
 Pins = Mapping[int, Callable[[Layout], bool]]
 """Tensor position to a predicate that tells which layouts the user allows."""
-
-
-class Restriction(Protocol):
-    """Narrows the choice graph to what a template or another plan does; every answer must be the same on every call."""
-
-    def source(self, t: int, layout: Layout) -> bool:
-        """Whether a parameter, buffer or input may be stored so."""
-
-    def state(self, p: int, layout: Layout) -> bool:
-        """Whether a parameter's optimizer state may be stored so."""
-
-    def accumulator(self, t: int, layout: Layout) -> bool:
-        """Whether the accumulator of a gradient may be laid out so."""
-
-    def keeps_copies(self, t: int) -> bool:
-        """Whether a copy that the forward pass made may be kept for the backward pass."""
-
-    def scope(self, t: int, purpose: str) -> Hashable:
-        """A key of tensors and purposes for which ``moves`` answers alike."""
-
-    def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
-        """Which transitions may be used, by source and target; staying as it is is always allowed."""
 
 
 PRODUCED = -1

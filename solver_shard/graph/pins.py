@@ -9,6 +9,9 @@
 Patterns are globs over tensor names: parameters and buffers as in ``state_dict``, inputs, outputs (``loss``),
 gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that leave nothing are an error.
 
+A graph is lowered with what all pins leave (``resolve_pins``). Where they conflict, it is lowered without them, and each is masks on its
+nodes that can be dropped (``pin_masks``).
+
 On a mesh with a split axis (``tp=8x2``), a placement of the axis is one of each of its parts: ``tp=S(0)`` cuts dim 0 by all 16.
 ``tp.0=S(0)``, or one placement per part, pins the parts apart.
 
@@ -25,7 +28,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -287,21 +289,13 @@ def _fits(layout: Sequence[Placement], sizes: Sequence[int], tensor: Tensor) -> 
     return all(count <= max(size, 1) for count, size in zip(shards, tensor.shape, strict=True))
 
 
-# Pins as masks on the nodes of a graph that was lowered without them, so that each can be dropped.
-#
-# ``lower(pins=...)`` leaves out what pins forbid. To ask which pins conflict, a graph is needed that has them all apart: lowered without
-# pins, each a mask on the nodes that decide how its tensors are stored, made or returned. With all masks it allows what the pinned graph
-# allows, at the same cost and memory.
-
-
-class Allows(Protocol):
-    """What a pin leaves of a tensor's layouts."""
-
-    def allows(self, layout: Layout) -> bool: ...
-
-
 def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> dict[int, Bools]:
-    """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller."""
+    """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller.
+
+    ``lower(pins=...)`` leaves out what pins forbid. To ask which pins conflict, a graph is needed that has them all apart: lowered without
+    pins, each a mask on the nodes that decide how its tensors are stored, made or returned. With all masks it allows what the pinned graph
+    allows, at the same cost and memory.
+    """
     groups = lowering.lives.groups.get(t, ())
     last = [k for k, group in enumerate(groups) if group.purpose in (OPTIMIZER, OUTPUT)]
     keys: list[NodeKey] = [(SourceNode, t, 0), *((ReshardNode, t, k) for k in last), *([] if last else [(ResultNode, t, 0)])]
@@ -309,7 +303,7 @@ def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> d
     return {v: np.array([allows(layout) for layout in lowering.tensor_node(v).layouts], dtype=bool) for v in nodes}
 
 
-def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allows]]) -> list[Constraint]:
+def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allowed]]) -> list[Constraint]:
     """Every pin as masks on the nodes of all the tensors that it matches; ``pins``: tensor to pin text to what it leaves."""
     allowed: dict[str, dict[int, Bools]] = {text: {} for text in dict.fromkeys(texts)}
     for t, own in pins.items():

@@ -1,4 +1,4 @@
-"""Find what repeats by structure: which ops do the same thing at the same place of a repeated block.
+"""Repeated layers: which ops do the same thing at the same place of a repeated block, and the graph in which copies decide alike.
 
 Forward and backward are each a sequence of op signatures (name, rule, shapes; never module names, nor arguments that no rule asks for,
 such as the place that a step of a scan reads). A stack of equal layers is a run in which the signature at i equals the one at
@@ -162,17 +162,6 @@ def _longest_true(flags: Sequence[bool] | np.ndarray) -> tuple[int, int]:
     return int(starts[k]), int(stops[k] - starts[k])
 
 
-# Fold tied nodes of a choice graph into one: one decision for all copies of a repeated layer.
-#
-# A class of nodes with equal strategies becomes a single node whose cost is the sum over its members, with the intervals
-# of all of them (so its usage counts once for every member that is live). Edges between members of two classes add up;
-# an edge inside a class can only be used on its diagonal and becomes node cost. The folded problem is the free one
-# restricted to assignments that are equal within each class: every folded assignment expands to a free one of exactly the
-# same cost and memory profile. It does drop all others, so a bound of the folded problem is of tied plans only, and a certificate says so.
-#
-# >>> expand(folded, folded_assignment)  # doctest: +SKIP
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Folded:
     """A folded graph and the folded node of every free node."""
@@ -182,7 +171,16 @@ class Folded:
 
 
 def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
-    """Tie all nodes with equal class number; they must have the same number of strategies, in the same order."""
+    """Tie all nodes with equal class number; they must have the same number of strategies, in the same order.
+
+    A class of nodes with equal strategies becomes a single node whose cost is the sum over its members, with the intervals of all of them
+    (so its usage counts once for every member that is live). Edges between members of two classes add up; an edge inside a class can only
+    be used on its diagonal and becomes node cost. The folded problem is the free one restricted to assignments that are equal within each
+    class: every folded assignment expands to a free one of exactly the same cost and memory profile. It does drop all others, so a bound of
+    the folded problem is of tied plans only, and a certificate says so.
+
+    >>> expand(folded, folded_assignment)  # doctest: +SKIP
+    """
     _, first, member = np.unique(classes, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")  # folded nodes keep the order in which their first members appear
     rank = np.empty_like(order)

@@ -1,4 +1,4 @@
-"""The plans that experts write, axis by axis, as restrictions of the choice graph.
+"""The plans that experts write, axis by axis, as restrictions of the choice graph; and layouts of sources, as hints (``warm_starts``).
 
 A template says what one mesh axis does: how it stores parameters, optimizer states and inputs, in which layout a
 gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
@@ -137,7 +137,7 @@ def _name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRestriction:
-    """What the templates of all axes allow; see ``solver_shard.graph.nodes.Restriction``."""
+    """What the templates of all axes allow of layouts and transitions; every answer is the same on every call."""
 
     program: Program
     mesh: Mesh
@@ -159,9 +159,11 @@ class TemplateRestriction:
     accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
+        """Whether a parameter, buffer or input may be stored so."""
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
 
     def state(self, p: int, layout: Layout) -> bool:
+        """Whether a parameter's optimizer state may be stored so."""
         for a, name in enumerate(self.templates):
             if name == _FREE:
                 continue
@@ -173,12 +175,15 @@ class TemplateRestriction:
         return True
 
     def accumulator(self, t: int, layout: Layout) -> bool:
+        """Whether the accumulator of a gradient may be laid out so."""
         return not any(placement.is_partial and _data(name) in _SCATTERED for name, placement in zip(self.templates, layout, strict=True))
 
     def keeps_copies(self, t: int) -> bool:
+        """Whether a copy that the forward pass made may be kept for the backward pass."""
         return self.program.tensors[t].role is not Role.PARAMETER
 
     def scope(self, t: int, purpose: str) -> Hashable:
+        """A key of tensors and purposes for which ``moves`` answers alike."""
         tensor = self.program.tensors[t]
         if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
             parameter = t if purpose == UPDATE else self.parameters[t]
@@ -190,6 +195,7 @@ class TemplateRestriction:
         return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
 
     def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
+        """Which transitions may be used, by source and target; staying as it is is always allowed."""
         allowed = np.ones((len(sources), len(targets)), dtype=bool)
         for a, name in enumerate(self.templates):
             (before, row), (after, column) = (_placements(layouts, a) for layouts in (sources, targets))
@@ -471,16 +477,6 @@ def _activation(name: str, dims: int, wide: bool, source: Placement, target: Pla
     return dims <= 2 and source.is_partial and target == R
 
 
-# Layouts that experts write, as restrictions of the sources of a choice graph: warm starts for the solver.
-#
-# Each template says how parameters, buffers and inputs are laid out; the solver fills in the rest.
-#
-# - ``replicate``: everything whole on every device.
-# - ``data-parallel``: inputs cut by batch on all axes, parameters whole.
-# - ``fully-sharded``: inputs cut by batch on all axes, parameters cut on all axes (Rajbhandari et al., "ZeRO", stage 3).
-# - ``megatron`` and ``megatron-fully-sharded``: on the innermost axis, matrices that feed a residual addition are cut by
-#   rows, the others by columns (Shoeybi et al., "Megatron-LM"); the other axes as above.
-
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
 
 
@@ -488,6 +484,14 @@ def warm_starts(
     lowering: Lowering, folded: Folded | None = None, mesh: Mesh | None = None, others: Mapping[str, Masks] | None = None
 ) -> tuple[WarmStart, ...]:
     """Other baselines by name, then the templates, as restrictions of the graph's nodes (of the folded graph's, when there is one).
+
+    Each template says how parameters, buffers and inputs are laid out; the solver fills in the rest.
+
+    - ``replicate``: everything whole on every device.
+    - ``data-parallel``: inputs cut by batch on all axes, parameters whole.
+    - ``fully-sharded``: inputs cut by batch on all axes, parameters cut on all axes (Rajbhandari et al., "ZeRO", stage 3).
+    - ``megatron`` and ``megatron-fully-sharded``: on the innermost axis, matrices that feed a residual addition are cut by
+      rows, the others by columns (Shoeybi et al., "Megatron-LM"); the other axes as above.
 
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """

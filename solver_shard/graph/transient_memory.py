@@ -431,21 +431,21 @@ def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: I
     )
 
 
-# Nodes that know what two other nodes decide together: the pairs of their strategies that mean the same, as few as simple rows allow.
-#
-# A cost or usage of a choice graph belongs to one node, but what a transition needs depends on where it starts and where it ends. So a
-# node is added whose strategies are **cells**: a set of strategies of the first node times a set of the second one's, on all pairs of
-# which some number is the same. Its tables to the two nodes forbid all that is outside of the sets. The cells cover every pair once, so
-# whatever the two nodes choose leaves the new one exactly one strategy, and the graph stays as it was but for that number.
-#
-# >>> cells = cells_of(np.array([[0, 0, 5], [0, 0, 5], [7, 0, 5]]))
-# >>> [(value, rows.tolist(), columns.tolist()) for value, rows, columns in cells.listed()]
-# [(0, [0, 1], [0, 1]), (5, [0, 1, 2], [2]), (0, [2], [1]), (7, [2], [0])]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """K cells: ``values`` int64[K]; ``rows`` int64[n, K] and ``columns`` int64[m, K] are the tables, 0 or FORBIDDEN."""
+    """K cells: ``values`` int64[K]; ``rows`` int64[n, K] and ``columns`` int64[m, K] are the tables, 0 or FORBIDDEN.
+
+    Nodes that know what two other nodes decide together: the pairs of their strategies that mean the same, as few as simple rows allow.
+
+    A cost or usage of a choice graph belongs to one node, but what a transition needs depends on where it starts and where it ends. So a
+    node is added whose strategies are **cells**: a set of strategies of the first node times a set of the second one's, on all pairs of
+    which some number is the same. Its tables to the two nodes forbid all that is outside of the sets. The cells cover every pair once, so
+    whatever the two nodes choose leaves the new one exactly one strategy, and the graph stays as it was but for that number.
+
+    >>> cells = cells_of(np.array([[0, 0, 5], [0, 0, 5], [7, 0, 5]]))
+    >>> [(value, rows.tolist(), columns.tolist()) for value, rows, columns in cells.listed()]
+    [(0, [0, 1], [0, 1]), (5, [0, 1, 2], [2]), (0, [2], [1]), (7, [2], [0])]
+    """
 
     values: Ints
     rows: Ints

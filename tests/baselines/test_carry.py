@@ -10,6 +10,7 @@ import torch
 from dtensor_models import MODELS, inputs_of, random_pins
 
 from solver_shard.analysis.greedy_plans import dtensor_greedy_plan
+from solver_shard.baselines import left_over
 from solver_shard.baselines.dtensor_greedy import NAME, Carried, Walk, carry, dtensor_masks, walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
@@ -17,7 +18,6 @@ from solver_shard.costs.model import CostModel
 from solver_shard.expander.call import Strided
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import left_over
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
