@@ -110,7 +110,7 @@ def plan_program(
     from solver_shard.plan.decode import Writer, certificate, provenance
 
     clock = clock or StageClock()
-    search = _Search(options, clock, workers, stop)
+    search = _Search(options.work_limit, clock, workers, stop)
     spaces = ("none",) if baseline is not None and not relays else relay_spaces(options, mesh)
     attempt: _Attempt | None = None
     for space in spaces:
@@ -131,7 +131,7 @@ def plan_program(
         with clock.stage("solve", f"solving {lowered.lowering.graph.size} choices"):
             clock.bound_solver(max(options.time_limit - spent, LEAST_SHARE * options.time_limit))
             watch = None if incumbent is None else lambda found, problem, w=writer: incumbent(w.plan(found, problem, clock))
-            solution, problem = search.run(lowered.lowering, lowered.costs, watch=watch, limited=space == spaces[-1])
+            solution, problem = search.run(lowered.lowering, lowered.costs, lowered.options, watch=watch, limited=space == spaces[-1])
         latest = _Attempt(lowered=lowered, writer=writer, problem=problem, solution=solution)
         attempt = latest if attempt is None else attempt.then(latest, spent)
         if is_enough(attempt.solution) or (attempt.solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
@@ -191,7 +191,7 @@ def solve_lowered(
     A free search that is stopped in its tied stage ends with what that has. ``limited``: False where only a plan that the memory limit
     does not touch is of use; see ``is_enough``.
     """
-    return _Search(options, clock, workers, stop).run(lowering, costs, watch=watch, limited=limited)
+    return _Search(options.work_limit, clock, workers, stop).run(lowering, costs, options, watch=watch, limited=limited)
 
 
 def is_enough(found: Solution) -> bool:
@@ -205,14 +205,15 @@ def is_enough(found: Solution) -> bool:
 class _Search:
     """Searches of one program's graphs, one after the other, which share limits; each in stages."""
 
-    def __init__(self, options: Options, clock: StageClock, workers: int, stop: Callable[[], bool] | None) -> None:
-        self.options, self.clock, self.workers, self.stop = options, clock, workers, stop
-        self.work_limit = options.work_limit
+    def __init__(self, work_limit: float | None, clock: StageClock, workers: int, stop: Callable[[], bool] | None) -> None:
+        self.work_limit, self.clock, self.workers, self.stop = work_limit, clock, workers, stop
         self.template: str | None = None  # whose plan the last search started from
 
-    def run(self, lowering: Lowering, costs: CostModel, *, watch: Watch | None = None, limited: bool = True) -> tuple[Solution, Transients]:
+    def run(
+        self, lowering: Lowering, costs: CostModel, options: Options, *, watch: Watch | None = None, limited: bool = True
+    ) -> tuple[Solution, Transients]:
         """``solve_lowered`` with what earlier searches have left of the work limit."""
-        self.lowering, self.mesh, self.watch, self.limited = lowering, costs.mesh, watch, limited
+        self.lowering, self.mesh, self.options, self.watch, self.limited = lowering, costs.mesh, options, watch, limited
         self.started, self.work = time.perf_counter(), 0.0
         self.saver: Saver[Solution] | None = None
         solution, problem = self._stages(costs)

@@ -121,7 +121,9 @@ their sum and whose intervals are all of theirs (``symmetry.fold``). Every tied 
 a plan of the free problem; a tied bound is of tied plans only.
 
 **Narrowing.** Which strategies are allowed is said by masks, node to bool[K[v]] (``choice_graph.Masks``): of pins (``pins.pin_masks``), of
-baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``ChoiceGraph.narrowed`` forbids the others.
+baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
+leaves them out. A template also forbids transitions (``templates.TemplateRestriction``): a graph is lowered without them, for a template
+leaves little of a mesh that would be too large, or they are taken out of one that was lowered with them (``baselines.candidates``).
 
 **Windows** will enter in (3): each c and C will name the windows and lanes of the step that it loads, and time(x) will be the sum over
 windows of the fullest lane's load, a maximum of linear loads that multipliers price into a graph as it is now.
