@@ -25,7 +25,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.narrowing import random_point
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.plan.decode import plan_of
@@ -57,7 +57,7 @@ def study(name: str) -> list[str]:
     for mesh, seed in PLANS:
         costs = CostModel(Mesh.parse(mesh), near())
         lowering = lower(program, Rulebook(), costs, optimizer_state=options.optimizer_state())
-        fixed = {v: 0 for v, node in enumerate(lowering.nodes) if node.kind is Kind.OP and seed is None}
+        fixed = {v: 0 for v, node in enumerate(lowering.nodes) if isinstance(node, OpNode) and seed is None}
         start = f"| {name} | {mesh} | {'whole' if seed is None else f'random {seed}'} |"
         try:
             plan = plan_of(lowering, random_point(lowering.graph, seed or 0, fixed), costs, options)

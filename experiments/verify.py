@@ -175,7 +175,7 @@ def propagated(model: Model, mesh: Mesh, name: str) -> Plan:
     asked = tuple(f"{tensor}={','.join(map(str, layout))}" for tensor, layout in pins(model, mesh).items())
     passed = Propagation(name=name)  # type: ignore[arg-type]  # one of the names
     return plan_program(
-        model.wide.program, mesh=mesh, cluster=near(), options=options(pins=asked, tied=False, split="off"), propagation=passed
+        model.wide.program, mesh=mesh, cluster=near(), options=options(pins=asked, tied=False, split="off"), baseline=passed
     )
 
 

@@ -210,7 +210,7 @@ def optimize(
         source=source,
         command=command,
         clock=clock,
-        propagation=propagation,
+        baseline=propagation,
         workers=int(workers),
         stop=stop,
         incumbent=incumbent,

@@ -12,26 +12,25 @@ with different pins are apart). That a set is minimal is meant of its graph, wit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from solver_shard.clock import StageClock
-from solver_shard.costs.model import CostModel
 from solver_shard.errors import Conflict, DroppedPin, InfeasibleError, SolverShardError
+from solver_shard.graph.build import Lowered
 from solver_shard.graph.choice_graph import ChoiceGraph, Constraint, Ints
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.nodes import Lowering, Restriction
-from solver_shard.graph.pins import Allowed, folded_constraint, op_constraints, pin_constraints, pinned_classes
+from solver_shard.graph.nodes import Lowering
+from solver_shard.graph.pins import op_constraints, pin_constraints, pinned_classes
+from solver_shard.graph.symmetry import folded_masks
 from solver_shard.graph.transient_memory import Transients
-from solver_shard.options import Options
 from solver_shard.plan.plan import MemoryTimeline
 from solver_shard.plan.summary import largest_holders
 from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
 from solver_shard.solve.engine import solve_in_rounds
-from solver_shard.solve.iis import InfeasibleSubsystem, compute_infeasible_subsystem, least_bytes, masks, narrowed
+from solver_shard.solve.iis import InfeasibleSubsystem, compute_infeasible_subsystem, least_bytes, masks
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.solution import Solution, Status
 from solver_shard.text import fold_names, format_bytes, format_ns
@@ -56,22 +55,13 @@ class Unsolved:
     """A problem that has no plan.
 
     Attributes:
-        program: with its pinned activations, see ``constraints.constrain``.
-        pins: tensor to pin text to what the pin leaves of its layouts.
-        restriction: of the template.
-        lowering: what was solved; ``problem`` and ``solution`` are of it.
+        lowered: what was solved; ``problem`` and ``solution`` are of it.
         memory: of the plan of smallest peak that was found, or None.
         clock: of the stages so far, the solving among them.
         stop: asked again and again; True ends the search for what conflicts, too.
     """
 
-    program: Program
-    options: Options
-    costs: CostModel
-    rulebook: Rulebook
-    pins: Mapping[int, Mapping[str, Allowed]]
-    restriction: Restriction | None
-    lowering: Lowering
+    lowered: Lowered
     problem: Transients
     solution: Solution
     memory: MemoryTimeline | None
@@ -81,7 +71,7 @@ class Unsolved:
 
 def infeasible(unsolved: Unsolved) -> SolverShardError:
     """The error for what cannot be kept, or was not within the time given; or for a time too short to find anything."""
-    options, solution, name = unsolved.options, unsolved.solution, unsolved.program.name
+    options, solution, name = unsolved.lowered.options, unsolved.solution, unsolved.lowered.program.name
     given, longer = _limits(unsolved)
     if solution.assignment is None and solution.status is Status.UNKNOWN:
         return SolverShardError(f"no plan of {name} was found within {given}, which does not prove that there is none; give {longer}")
@@ -120,7 +110,7 @@ def infeasible(unsolved: Unsolved) -> SolverShardError:
 
 def _limits(unsolved: Unsolved) -> tuple[str, str]:
     """What the search was given, and what to give it."""
-    options, clock = unsolved.options, unsolved.clock
+    options, clock = unsolved.lowered.options, unsolved.clock
     if unsolved.solution.interrupted:
         return f"the {clock.seconds['solve']:.1f} s until it was interrupted", "more time"
     if unsolved.solution.ended == "search":
@@ -138,7 +128,7 @@ def _too_large(
     unsolved: Unsolved, limit: str, longer: str, pins: str, lines: tuple[str, ...], conflict: Conflict | None
 ) -> InfeasibleError:
     """The error for a memory limit that no plan keeps."""
-    options, solution, memory = unsolved.options, unsolved.solution, unsolved.memory
+    options, solution, memory = unsolved.lowered.options, unsolved.solution, unsolved.memory
     proven, tied = solution.status is Status.INFEASIBLE, unsolved.problem.folded is not None
     details: tuple[str, ...] = ()
     if memory is not None:
@@ -161,7 +151,7 @@ def _too_large(
     )
     if pins:
         hint += f"; or drop or loosen a pin ({pins})"
-    what = f"no plan of {unsolved.program.name} fits" if proven else f"no plan of {unsolved.program.name} was found that fits"
+    what = f"no plan of {unsolved.lowered.program.name} {'fits' if proven else 'was found that fits'}"
     return InfeasibleError(
         f"{what} into {limit}: {found}{bound}; {hint}" + ("" if proven else f", or {longer}"),
         achieved_peak=solution.peak,
@@ -176,7 +166,7 @@ def find(unsolved: Unsolved) -> Conflict | None:
     clock, apart = _clock(unsolved), _pins_apart(unsolved)
     likely = _likely(unsolved, apart.problem)
     found = compute_infeasible_subsystem(
-        apart.graph, apart.there, times=likely, seed=unsolved.options.seed, clock=_part(clock, SEARCH_SHARE)
+        apart.graph, apart.there, times=likely, seed=unsolved.lowered.options.seed, clock=_part(clock, SEARCH_SHARE)
     )
     if found is None:
         return None
@@ -207,43 +197,43 @@ class _Apart:
 
 
 def _pins_apart(unsolved: Unsolved) -> _Apart:
-    lowering, constraints = unsolved.lowering, list[Constraint]()
-    if unsolved.pins:
-        options = unsolved.options
+    lowering, constraints = unsolved.lowered.lowering, list[Constraint]()
+    if unsolved.lowered.pins:
+        options = unsolved.lowered.options
         lowering = lower(
-            unsolved.program,
-            unsolved.rulebook,
-            unsolved.costs,
+            unsolved.lowered.program,
+            unsolved.lowered.rulebook,
+            unsolved.lowered.costs,
             optimizer_state=options.optimizer_state(),
-            restriction=unsolved.restriction,
+            restriction=unsolved.lowered.restriction,
             limit=options.usable_memory,
             fusion=options.fusion,
             microbatches=options.microbatches,
         )
-        constraints = pin_constraints(lowering, options.pins, unsolved.pins)
-    classes = pinned_classes(lowering, unsolved.lowering, constraints) if unsolved.problem.folded is not None else None
+        constraints = pin_constraints(lowering, options.pins, unsolved.lowered.pins_apart())
+    classes = pinned_classes(lowering, unsolved.lowered.lowering, constraints) if unsolved.problem.folded is not None else None
     problem = _problem(unsolved, lowering, classes)
-    there = [folded_constraint(constraint, problem.folded) for constraint in constraints]
+    there = [dataclasses.replace(one, allowed=folded_masks(one.allowed, problem.folded)) for one in constraints]
     return _Apart(lowering=lowering, constraints=constraints, classes=classes, problem=problem, there=there)
 
 
 def _need(unsolved: Unsolved, apart: _Apart, found: InfeasibleSubsystem, t: int, clock: Clock) -> tuple[str, int | None, int]:
     """What runs at a time of a conflict, and the fewest bytes then, found and proven."""
-    options = unsolved.options
+    options = unsolved.lowered.options
     most, least = least_bytes(apart.graph, apart.there, found, t, gap=options.gap, seed=options.seed, clock=clock)
     return _running(unsolved, apart.problem, t), most, max(least, options.usable_memory + 1)
 
 
 def _meeting(unsolved: Unsolved, apart: _Apart, blamed: Sequence[int], clock: Clock) -> tuple[tuple[str, ...], bool]:
     """The ops that cannot all run with these pins and the template, and whether each is needed for that."""
-    bare = dataclasses.replace(narrowed(apart.graph, masks([apart.there[k] for k in blamed])), limit=None)
+    bare = dataclasses.replace(apart.graph.narrowed(masks([apart.there[k] for k in blamed])), limit=None)
     folded = apart.problem.folded
     member = np.arange(apart.lowering.graph.size) if folded is None else folded.member
     owners, positions = op_constraints(apart.lowering, bare.edges, member)
-    found = compute_infeasible_subsystem(bare, owners, seed=unsolved.options.seed, clock=clock)
+    found = compute_infeasible_subsystem(bare, owners, seed=unsolved.lowered.options.seed, clock=clock)
     if found is None:
         return (), True
-    return tuple(_op(unsolved.program, positions[k]) for k in found.constraints), found.minimal
+    return tuple(_op(unsolved.lowered.program, positions[k]) for k in found.constraints), found.minimal
 
 
 def _prices(
@@ -265,7 +255,7 @@ def _prices(
 
 def conflict_lines(conflict: Conflict, unsolved: Unsolved) -> list[str]:
     """A conflict for a person, one fact a line."""
-    options = unsolved.options
+    options = unsolved.lowered.options
     lines = []
     if not conflict.minimal:
         lines.append("what is named here conflicts, but perhaps not all of it is needed: the time for finding out was up")
@@ -307,7 +297,7 @@ def _worth(dropped: DroppedPin) -> str:
 
 def _clock(unsolved: Unsolved) -> Clock:
     """What solving has left, up to a share, and at least a little where that is still within the total time limit."""
-    work, stages = unsolved.options.work_limit, unsolved.clock
+    work, stages = unsolved.lowered.options.work_limit, unsolved.clock
 
     def part(whole: float, used: float) -> float:
         return min(SHARE * whole, max(whole - used, LEAST_SHARE * whole))
@@ -325,7 +315,7 @@ def _part(clock: Clock, share: float) -> Clock:
 
 def _problem(unsolved: Unsolved, lowering: Lowering, classes: Ints | None) -> Transients:
     """The lowering with the intermediates that the solved problem counted."""
-    problem = Transients(lowering, unsolved.costs, classes)
+    problem = Transients(lowering, unsolved.lowered.costs, classes)
     if unsolved.problem.added:
         problem.add(unsolved.problem.added)
     return problem
@@ -335,8 +325,8 @@ def _price(unsolved: Unsolved, apart: _Apart, pin: str | None, kept: Sequence[Co
     """The best plan that keeps the pins but this one."""
     if clock.over():
         return DroppedPin(pin=pin)
-    options, lowering = unsolved.options, apart.lowering
-    problem = _problem(unsolved, dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks(kept))), apart.classes)
+    options, lowering = unsolved.lowered.options, apart.lowering
+    problem = _problem(unsolved, lowering.narrowed(masks(kept)), apart.classes)
     work = clock.work_left()
     found = solve_in_rounds(
         problem,
@@ -373,10 +363,10 @@ def _likely(unsolved: Unsolved, problem: Transients) -> tuple[int, ...]:
 
 def _running(unsolved: Unsolved, problem: Transients, t: int) -> str:
     """What runs at a time of the graph."""
-    added, ops = _added_times(problem), unsolved.program.ops
+    added, ops = _added_times(problem), unsolved.lowered.program.ops
     starts = np.arange(len(ops) + 1) + np.searchsorted(added, np.arange(len(ops) + 1))  # a time's own points come around it
     i = int(np.searchsorted(starts, t, side="right")) - 1
-    return _op(unsolved.program, i) if i < len(ops) else "optimizer"
+    return _op(unsolved.lowered.program, i) if i < len(ops) else "optimizer"
 
 
 def _op(program: Program, i: int) -> str:

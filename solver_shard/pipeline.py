@@ -1,13 +1,19 @@
-"""Solve a lowered program: tied, where copies of a repeated layer share their decisions, or free, in two stages.
+"""From a traced program to a plan: lower it, narrow it to a baseline's decisions where one is given, solve it, write the plan down.
 
-Every tied assignment is a free one of the same cost and the same bytes. So the free problem is not searched from nothing: a share of the
-limits goes to the tied problem, whose best plan is then the incumbent that the free search starts from. What comes out is never worse
-than it. Bounds do not carry over, for the free problem may go lower: those of the first stage are of tied plans only.
+**Graphs.** A graph whose plans the memory limit does not touch needs relays only where they save time; one with relays everywhere is
+larger. So there may be two (``graph.build.relay_spaces``), and the second is only searched where the first has not enough (``is_enough``).
 
-A search of a very large graph with a memory limit may take long to a first plan within it. So it starts from a template's: the ones that
-cut most are tried first, until one is within the limit (:mod:`solver_shard.baselines.candidates`).
+**Stages.** Tied, copies of a repeated layer share their decisions. Every tied assignment is a free one of the same cost and the same bytes.
+So the free problem is not searched from nothing: a share of the limits goes to the tied problem, whose best plan is then the incumbent that
+the free search starts from. What comes out is never worse than it. Bounds do not carry over, for the free problem may go lower: those of
+the first stage are of tied plans only.
 
-Of the plans that cost as much as the one that was found, one is returned whose layers are alike (:mod:`solver_shard.graph.tidy`).
+**Starts.** A search of a very large graph with a memory limit may take long to a first plan within it. So it starts from a template's: the
+ones that cut most are tried first, until one is within the limit (:mod:`solver_shard.baselines.candidates`); the second graph begins with
+the one that was within it in the first.
+
+**Ends.** Of the plans that cost as much as the one that was found, one is returned whose layers are alike (:mod:`solver_shard.graph.tidy`).
+Where nothing was proven, the cheapest baseline is held against it (:mod:`solver_shard.baselines.hints`).
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from solver_shard.baselines.candidates import candidates
@@ -36,129 +43,12 @@ from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.solution import Event, Solution, Status, objective_value, relative_gap
 
 if TYPE_CHECKING:
-    from solver_shard.baselines.propagated import Propagation
+    from solver_shard.baselines import Baseline
     from solver_shard.costs.cluster import Cluster
     from solver_shard.graph.build import Lowered
+    from solver_shard.plan.decode import Writer
     from solver_shard.plan.plan import Plan
-    from solver_shard.program import Relays
-    from solver_shard.rules.rulebook import Rulebook
     from solver_shard.tracing.clean import TracedProgram
-
-
-def plan_program(
-    program: Program,
-    *,
-    mesh: Mesh,
-    cluster: Cluster,
-    options: Options,
-    source: str = "",
-    command: str | None = None,
-    clock: StageClock | None = None,
-    propagation: Propagation | None = None,
-    narrow: Callable[[Lowering, CostModel, Rulebook], tuple[Lowering, str]] | None = None,
-    relays: bool = False,
-    workers: int = 2,
-    stop: Callable[[], bool] | None = None,
-    incumbent: Callable[[Plan], None] | None = None,
-    traced: TracedProgram | None = None,
-) -> Plan:
-    """From a traced program to a plan: sub-axes, rules, costs, choice graph, hints, solver, plan.
-
-    A graph whose plans the memory limit does not touch needs relays only where they save time (see ``constraints``). So that one is solved
-    first where time alone is the objective, and the one with relays everywhere only where the limit, or the objective, counts bytes.
-
-    ``narrow``: leaves of the choice graph only what a baseline decides, and says what ``Options.propagation`` records; with ``relays``
-    where what it decides may use them.
-    ``workers``, ``stop``, ``incumbent``: those of :func:`optimize`. ``traced``: the trace that the program was cleaned from; without
-    it there is no hint of what DTensor would do.
-    """
-    from solver_shard.baselines.hints import or_baseline
-    from solver_shard.graph.build import lower_program
-    from solver_shard.infeasible import Unsolved, infeasible
-    from solver_shard.plan.decode import Writer, certificate, provenance
-
-    clock = clock or StageClock()
-    spaces: tuple[Relays, ...] = ("shared", "everywhere")
-    if propagation is not None or (narrow is not None and not relays) or options.template or mesh.size == 1:
-        spaces = ("none",)
-    elif options.prices_memory:
-        spaces = ("everywhere",)
-    given, left = program, options.work_limit
-    before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
-    for space in spaces:
-        made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
-        program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
-        if propagation is not None:
-            from solver_shard.baselines.propagated import narrow_to
-            from solver_shard.shardy.program import propagate_program
-
-            with clock.stage("propagate", f"propagating the shardings of {len(pinned)} tensors"):
-                spread = propagate_program(program, made.mesh, pinned, propagation.name, rulebook, propagation.options)
-                lowering = narrow_to(lowering, spread.layouts)
-                options = dataclasses.replace(options, propagation=propagation.record(program, spread.lost))
-        if narrow is not None:
-            with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
-                lowering, said = narrow(lowering, costs, rulebook)
-                options = dataclasses.replace(options, propagation=said)
-        writer = Writer(
-            program=program,
-            lowering=lowering,
-            costs=costs,
-            cluster=cluster,
-            options=options,
-            origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(made.mesh)!r}, ...)"),
-            relayed=made.relays,
-        )
-        spent = clock.seconds.get("solve", 0.0)
-        with clock.stage("solve", f"solving {lowering.graph.size} choices"):
-            clock.bound_solver(max(options.time_limit - spent, LEAST_SHARE * options.time_limit))
-            watch = None if incumbent is None else lambda found, problem, w=writer: incumbent(w.plan(found, problem, clock))
-            solution, problem = solve_lowered(
-                lowering,
-                costs,
-                dataclasses.replace(options, work_limit=left),
-                clock,
-                workers=workers,
-                stop=stop,
-                watch=watch,
-                limited=space == spaces[-1],
-            )
-        if before is not None:
-            first = before[0]
-            solution = after(first, solution, spent)
-            if first.feasible and (not solution.feasible or (solution.objective or 0) > (first.objective or 0)):
-                _, made, lowering, writer, problem = before  # the larger graph had too little time
-                solution = dataclasses.replace(first, history=solution.history, stages=solution.stages, work=solution.work)
-        if is_enough(solution) or (solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
-            break
-        before = solution, made, lowering, writer, problem
-        left = None if left is None else max(left - solution.work, LEAST_SHARE * left)
-    program, mesh, rulebook, costs, pinned = made.program, made.mesh, made.rulebook, made.costs, made.pinned
-    baseline = None
-    if propagation is None and narrow is None and not options.template and not solution.interrupted:
-        solution, baseline = or_baseline(solution, problem, lowering, costs, rulebook, pinned, traced, options, clock)
-    if not solution.feasible:
-        raise infeasible(
-            Unsolved(
-                program=program,
-                options=options,
-                costs=costs,
-                rulebook=rulebook,
-                pins=made.pins_apart(),
-                restriction=made.restriction,
-                lowering=lowering,
-                problem=problem,
-                solution=solution,
-                memory=None if solution.assignment is None else writer.parts(solution.assignment).memory,
-                clock=clock,
-                stop=stop,
-            )
-        )
-    with clock.stage("plan", "writing down the plan"):
-        plan = writer.plan(solution, problem, clock)
-        writer.check(plan, rulebook)
-    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
-
 
 TIED_SHARE = 0.25
 """Of the limits on time and work: what the tied stage of a free search may take."""
@@ -185,6 +75,107 @@ Watch = Callable[[Solution, Transients], None]
 """Called with the best solution so far, and the tied or free problem that its bound is of."""
 
 
+def plan_program(
+    program: Program,
+    *,
+    mesh: Mesh,
+    cluster: Cluster,
+    options: Options,
+    source: str = "",
+    command: str | None = None,
+    clock: StageClock | None = None,
+    baseline: Baseline | None = None,
+    relays: bool = False,
+    workers: int = 2,
+    stop: Callable[[], bool] | None = None,
+    incumbent: Callable[[Plan], None] | None = None,
+    traced: TracedProgram | None = None,
+) -> Plan:
+    """The plan of a traced program on a mesh under these options.
+
+    Args:
+        source, command: for ``Plan.provenance``.
+        baseline: leaves of the choice graph only what it decides, and says what ``Options.propagation`` records.
+        relays: whether what it decides may use relays.
+        workers, stop, incumbent: those of :func:`optimize`.
+        traced: the trace that the program was cleaned from; without it there is no hint of what DTensor would do.
+
+    Raises:
+        InputError: pins or template that this program does not have.
+        InfeasibleError: no plan keeps them within the memory limit.
+        SolverShardError: none was found in the time given.
+    """
+    from solver_shard.baselines.hints import fall_back_to_baseline
+    from solver_shard.graph.build import lower_program, relay_spaces
+    from solver_shard.infeasible import Unsolved, infeasible
+    from solver_shard.plan.decode import Writer, certificate, provenance
+
+    clock = clock or StageClock()
+    search = _Search(options.work_limit, clock, workers, stop)
+    spaces = ("none",) if baseline is not None and not relays else relay_spaces(options, mesh)
+    attempt: _Attempt | None = None
+    for space in spaces:
+        lowered = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
+        if baseline is not None:
+            with clock.stage("decide", f"deciding {len(lowered.program.ops)} ops as a baseline does"):
+                lowered = lowered.narrowed(*baseline(lowered))
+        writer = Writer(
+            program=lowered.program,
+            lowering=lowered.lowering,
+            costs=lowered.costs,
+            cluster=cluster,
+            options=lowered.options,
+            origin=provenance(source, command or f"solver_shard.optimize({program.name!r}, mesh={str(lowered.mesh)!r}, ...)"),
+            relayed=space,
+        )
+        spent = clock.seconds.get("solve", 0.0)
+        with clock.stage("solve", f"solving {lowered.lowering.graph.size} choices"):
+            clock.bound_solver(max(options.time_limit - spent, LEAST_SHARE * options.time_limit))
+            watch = None if incumbent is None else lambda found, problem, w=writer: incumbent(w.plan(found, problem, clock))
+            solution, problem = search.run(lowered.lowering, lowered.costs, lowered.options, watch=watch, limited=space == spaces[-1])
+        latest = _Attempt(lowered=lowered, writer=writer, problem=problem, solution=solution)
+        attempt = latest if attempt is None else attempt.then(latest, spent)
+        if is_enough(attempt.solution) or (attempt.solution.feasible and clock.left() < 2 * clock.seconds["lower"]):
+            break
+    assert attempt is not None, "there is at least one graph"
+    lowered, writer, problem, solution = attempt.lowered, attempt.writer, attempt.problem, attempt.solution
+    name = None
+    if baseline is None and not options.template and not solution.interrupted:
+        solution, name = fall_back_to_baseline(lowered, solution, problem, traced, clock)
+    if not solution.feasible:
+        memory = None if solution.assignment is None else writer.parts(solution.assignment).memory
+        raise infeasible(Unsolved(lowered=lowered, problem=problem, solution=solution, memory=memory, clock=clock, stop=stop))
+    with clock.stage("plan", "writing down the plan"):
+        plan = writer.plan(solution, problem, clock)
+        writer.check(plan, lowered.rulebook)
+    return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Attempt:
+    """What the search of one graph gave."""
+
+    lowered: Lowered
+    writer: Writer
+    problem: Transients
+    solution: Solution
+
+    def then(self, second: _Attempt, seconds: float) -> _Attempt:
+        """The better of two, with the course of both; ``seconds``: from the start of the first to that of the second."""
+        solution = _after(self.solution, second.solution, seconds)
+        if self.solution.feasible and (not solution.feasible or (solution.objective or 0) > (self.solution.objective or 0)):
+            # the larger graph had too little time
+            kept = dataclasses.replace(self.solution, history=solution.history, stages=solution.stages, work=solution.work)
+            return dataclasses.replace(self, solution=kept)
+        return dataclasses.replace(second, solution=solution)
+
+
+def _after(first: Solution, second: Solution, seconds: float) -> Solution:
+    """The second search's solution with the course of both."""
+    later = tuple(dataclasses.replace(event, seconds=event.seconds + seconds, work=event.work + first.work) for event in second.history)
+    return dataclasses.replace(second, history=first.history + later, stages=first.stages + second.stages, work=first.work + second.work)
+
+
 def solve_lowered(
     lowering: Lowering,
     costs: CostModel,
@@ -201,21 +192,7 @@ def solve_lowered(
     A free search that is stopped in its tied stage ends with what that has. ``limited``: False where only a plan that the memory limit
     does not touch is of use; see ``is_enough``.
     """
-    run = _Solving(lowering, costs, options, clock, workers, stop, watch, limited)
-    tied = Transients(lowering, costs, node_classes(lowering))
-    if options.tied or tied.folded is None:
-        return run.tidied(run.stage(tied, (*run.first(tied), *run.templates(tied))), tied), tied
-    first = run.stage(tied, (*run.first(tied), *run.templates(tied)), name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
-    if (first.interrupted and first.status is not Status.INFEASIBLE) or not (limited or is_enough(first)):
-        return first, tied
-    free = Transients(lowering, costs)
-    if tied.added:
-        free.add(tied.added)  # they mattered there, and would be found missing here
-    starts = run.templates(free)
-    if first.feasible and first.assignment is not None:
-        starts = (free.complete(first.assignment, "the tied plan"),)
-    second = run.stage(free, starts, name="free")
-    return run.tidied(_joined(first, second), free), free
+    return _Search(options.work_limit, clock, workers, stop).run(lowering, costs, options, watch=watch, limited=limited)
 
 
 def is_enough(found: Solution) -> bool:
@@ -226,36 +203,42 @@ def is_enough(found: Solution) -> bool:
     return found.status in (Status.OPTIMAL, Status.GAP) or found.interrupted or (found.feasible and found.ended == "limit")
 
 
-def after(first: Solution, second: Solution, seconds: float) -> Solution:
-    """The second search's solution with the course of both; ``seconds``: from the start of the first to that of the second."""
-    return dataclasses.replace(
-        second,
-        history=first.history
-        + tuple(dataclasses.replace(event, seconds=event.seconds + seconds, work=event.work + first.work) for event in second.history),
-        stages=first.stages + second.stages,
-        work=first.work + second.work,
-    )
+class _Search:
+    """Searches of one program's graphs, one after the other, which share limits; each in stages."""
 
+    def __init__(self, work_limit: float | None, clock: StageClock, workers: int, stop: Callable[[], bool] | None) -> None:
+        self.work_limit, self.clock, self.workers, self.stop = work_limit, clock, workers, stop
+        self.template: str | None = None  # whose plan the last search started from
 
-class _Solving:
-    """Stages of one search, which share its limits."""
-
-    def __init__(
-        self,
-        lowering: Lowering,
-        costs: CostModel,
-        options: Options,
-        clock: StageClock,
-        workers: int,
-        stop: Callable[[], bool] | None,
-        watch: Watch | None,
-        limited: bool,
-    ) -> None:
-        self.lowering, self.mesh, self.options, self.clock = lowering, costs.mesh, options, clock
-        self.workers, self.stop, self.watch, self.limited = workers, stop, watch, limited
-        self.started = time.perf_counter()
-        self.work = 0.0
+    def run(
+        self, lowering: Lowering, costs: CostModel, options: Options, *, watch: Watch | None = None, limited: bool = True
+    ) -> tuple[Solution, Transients]:
+        """``solve_lowered`` with what earlier searches have left of the work limit."""
+        self.lowering, self.mesh, self.options, self.watch, self.limited = lowering, costs.mesh, options, watch, limited
+        self.started, self.work = time.perf_counter(), 0.0
         self.saver: Saver[Solution] | None = None
+        solution, problem = self._stages(costs)
+        if self.work_limit is not None:
+            self.work_limit = max(self.work_limit - solution.work, LEAST_SHARE * self.work_limit)
+        return solution, problem
+
+    def _stages(self, costs: CostModel) -> tuple[Solution, Transients]:
+        options = self.options
+        tied = Transients(self.lowering, costs, node_classes(self.lowering))
+        starts = (*self.first(tied), *self.templates(tied))
+        if options.tied or tied.folded is None:
+            return self.tidied(self.stage(tied, starts), tied), tied
+        first = self.stage(tied, starts, name="tied", share=TIED_SHARE, gap=max(options.gap, TIED_GAP))
+        if (first.interrupted and first.status is not Status.INFEASIBLE) or not (self.limited or is_enough(first)):
+            return first, tied
+        free = Transients(self.lowering, costs)
+        if tied.added:
+            free.add(tied.added)  # they mattered there, and would be found missing here
+        starts = self.templates(free)
+        if first.feasible and first.assignment is not None:
+            starts = (free.complete(first.assignment, "the tied plan"),)
+        second = self.stage(free, starts, name="free")
+        return self.tidied(_joined(first, second), free), free
 
     def templates(self, problem: Transients) -> tuple[WarmStart, ...]:
         return warm_starts(self.lowering, problem.folded, self.mesh)
@@ -272,12 +255,13 @@ class _Solving:
             memory_weight=options.memory_weight,
             gap=LOOSE,
             seed=options.seed,
-            order=_smallest_first,
+            order=lambda name: (name != self.template, _smallest_first(name)),
         )
         for name, plan in itertools.islice(plans, TRIED):
             if plan is not None:
+                self.template = name
                 return (problem.complete(plan.assignment, f"of template {name}"),)
-            if time.perf_counter() - self.started > LEAST_SHARE * self.clock.solver_seconds and options.work_limit is None:
+            if time.perf_counter() - self.started > LEAST_SHARE * self.clock.solver_seconds and self.work_limit is None:
                 break
         return ()
 
@@ -304,7 +288,7 @@ class _Solving:
                 seed=options.seed,
                 workers=self.workers,
                 time_limit=share * max(whole - seconds, LEAST_SHARE * whole),
-                work_limit=None if options.work_limit is None else share * max(options.work_limit - work, 0.0),
+                work_limit=None if self.work_limit is None else share * max(self.work_limit - work, 0.0),
                 limited=self.limited,
             ),
             warm_starts=starts,

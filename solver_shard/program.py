@@ -201,9 +201,6 @@ def refs(value: Any) -> Iterator[Ref]:
             yield from refs(item)
 
 
-# What a module hands on: the forward results that are read outside it. The same for a Program's ops and a Plan's.
-
-
 class ModuleOp(Protocol):
     """An op as far as its place in the module tree goes."""
 
@@ -242,19 +239,6 @@ def module_outputs(forward: Sequence[ModuleOp], returned: Iterable[int]) -> dict
     return outputs
 
 
-# Places in a program where an activation may be brought to another layout, once for all of its readers: of pins, and relays.
-#
-# A pin says what readers see, not how the value is computed: a matrix product pinned ``R`` is still best computed partial
-# and reduced once. So the op's own result stays free, and an identity (a view, without time) hands on the pinned
-# tensor, under the name that the user knows. Stored tensors, outputs and gradients need none: their pins hold for what is
-# stored or returned.
-#
-# A tensor that several groups of readers get by reshards of their own may as well be brought to one layout at once, where it is made, and
-# read by all of them from there. One that a single group reads may be brought there early, so that what was made goes before the reader
-# runs: that saves bytes, never time. It is what a pin gives them, so they have such a place without one: a **relay**, wherever it may
-# matter (:func:`solver_shard.graph.liveness.relayed_tensors`). A plan keeps those that it uses (``Plan.relays``), and in its program the
-# others are not there. With the same places, pinned or not, no pin can make a plan faster or smaller: it only takes choices away.
-
 Relays = Literal["none", "shared", "everywhere"]
 """Where a graph has relays: nowhere; behind what several groups read, all that can matter for time; behind all that could be pinned."""
 
@@ -269,6 +253,19 @@ IDENTITY = "aten.alias.default"
 
 def constrain(program: Program, pins: Mapping[int, Pin], relays: Collection[int] = ()) -> tuple[Program, dict[int, Pin]]:
     """Insert an identity for every pinned activation and for every relay; returns the program and the pins by its tensor positions.
+
+    These are the places where an activation may be brought to another layout, once for all of its readers.
+
+    A pin says what readers see, not how the value is computed: a matrix product pinned ``R`` is still best computed partial
+    and reduced once. So the op's own result stays free, and an identity (a view, without time) hands on the pinned
+    tensor, under the name that the user knows. Stored tensors, outputs and gradients need none: their pins hold for what is
+    stored or returned.
+
+    A tensor that several groups of readers get by reshards of their own may as well be brought to one layout at once, where it is made, and
+    read by all of them from there. One that a single group reads may be brought there early, so that what was made goes before the reader
+    runs: that saves bytes, never time. It is what a pin gives them, so they have such a place without one: a **relay**, wherever it may
+    matter (:func:`solver_shard.graph.liveness.relayed_tensors`). A plan keeps those that it uses (``Plan.relays``), and in its program the
+    others are not there. With the same places, pinned or not, no pin can make a plan faster or smaller: it only takes choices away.
 
     Positions of the program's own tensors stay as they are. ``relays``: tensors that ops make; those that are pinned have a place already.
     """

@@ -13,7 +13,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import ChoiceGraph
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.narrowing import Narrowing, random_point
-from solver_shard.graph.nodes import Kind, Lowering, Pins
+from solver_shard.graph.nodes import HoldNode, Lowering, OpNode, Pins, StateNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
@@ -152,7 +152,7 @@ def confirms(found: Evaluation, plan: Plan) -> None:
 
 def replicated(case: Lowered) -> Plan:
     """A plan with every op and optimizer state replicated, where tensors are kept as they are produced; the rest is drawn."""
-    first = {v: 0 for v, node in enumerate(case.lowering.nodes) if node.kind in (Kind.OP, Kind.STATE, Kind.HOLD)}
+    first = {v: 0 for v, node in enumerate(case.lowering.nodes) if isinstance(node, (OpNode, StateNode, HoldNode))}
     return case.plan(random_assignment(case.graph, 0, first))
 
 

@@ -28,7 +28,7 @@ from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.errors import InfeasibleError, InputError, InternalError
 from solver_shard.graph.build import Lowered, lower_program
 from solver_shard.graph.narrowing import random_point
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import ReshardNode, ResultNode, SourceNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -408,10 +408,10 @@ def layouts(name: str, mesh: str, cluster: str) -> dict[str, tuple[Layout, ...]]
     lowering = graph(name, mesh, cluster, False).lowering
     found: dict[str, tuple[Layout, ...]] = {}
     for node in lowering.nodes:
-        groups = lowering.lives.groups.get(node.item, ())
-        last = node.kind is Kind.RESHARD and groups[node.group].purpose in ("optimizer", "output")
-        if node.kind in (Kind.SOURCE, Kind.RESULT) or last:
-            found[lowering.program.tensors[node.item].name] = node.layouts[node.aliases :]
+        if isinstance(node, (SourceNode, ResultNode)):
+            found[lowering.program.tensors[node.tensor].name] = node.layouts
+        if isinstance(node, ReshardNode) and lowering.lives.groups[node.tensor][node.group].purpose in ("optimizer", "output"):
+            found[lowering.program.tensors[node.tensor].name] = node.layouts[node.aliases :]
     return {x: y for x, y in found.items() if "=" not in x and not x.endswith(AS_MADE)}
 
 

@@ -26,9 +26,8 @@ from solver_shard.analysis.reopen import Reopened, decided, writer_of
 from solver_shard.clock import StageClock
 from solver_shard.errors import InputError
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints
-from solver_shard.graph.narrowing import Masks
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints, Masks
+from solver_shard.graph.nodes import Lowering, NodeKey, OpNode, ReshardNode, ResultNode, SourceNode, StateNode
 from solver_shard.graph.pins import parse_pin, pin_masks, resolve_pins
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
@@ -37,7 +36,6 @@ from solver_shard.pipeline import is_enough
 from solver_shard.plan.plan import Plan
 from solver_shard.program import AS_MADE, BEFORE, Kept, places, without
 from solver_shard.solve.engine import solve, solve_in_rounds
-from solver_shard.solve.iis import narrowed
 from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.solution import Solution, Status, objective_value
 from solver_shard.text import fold_names
@@ -114,7 +112,7 @@ def solve_instead(
         start: an assignment of the question's graph to start from, in place of the present plan.
     """
     options, lowered = reopened.plan.options, question.lowered
-    lowering = dataclasses.replace(lowered.lowering, graph=narrowed(lowered.lowering.graph, masks))
+    lowering = lowered.lowering.narrowed(masks)
     problem = Transients(lowering, lowered.costs, question.classes)
     began = time.monotonic()
     asked = SolveParameters(
@@ -177,7 +175,7 @@ def _near(
         if stop is not None and stop():
             break
         around = _around(graph, [int(member[v]) for v in masks], radius)
-        left = narrowed(graph, {c: mask for c, mask in there.items() if not around[c]})
+        left = graph.narrowed({c: mask for c, mask in there.items() if not around[c]})
         found = solve(left, asked)
         work += found.work
         if not found.feasible or found.assignment is None or found.cost is None:
@@ -317,7 +315,7 @@ def allowed(question: Question, text: str) -> Callable[[Label], bool]:
     named = {tensor.name: t for t, tensor in enumerate(program.tensors)}
     left = [
         resolve_pins([dataclasses.replace(pin, pattern=name)], program, mesh)[named[name]]
-        for name in {program.tensors[question.lowered.lowering.nodes[v].item].name: None for v in question.nodes}
+        for name in {program.tensors[question.lowered.lowering.tensor_node(v).tensor].name: None for v in question.nodes}
     ]
 
     def allows(label: Label) -> bool:
@@ -332,11 +330,11 @@ def allowed(question: Question, text: str) -> Callable[[Label], bool]:
 def _illegal(question: Question, text: str, v: int, labels: Sequence[Label]) -> InputError:
     """Why a layout is none of a node's."""
     lowering, plan_options = question.lowered.lowering, question.lowered.options
-    node = lowering.nodes[v]
-    name = question.lowered.program.tensors[node.item].name
+    node = lowering.tensor_node(v)
+    name = question.lowered.program.tensors[node.tensor].name
     shown = ", ".join(map(label_text, labels[:MOST_SHOWN])) + (f" and {len(labels) - MOST_SHOWN} more" if len(labels) > MOST_SHOWN else "")
     what = {"layout": "", "state": "the optimizer state of "}.get(question.of, f"the {question.of} readers of ")
-    pins = question.lowered.pinned.get(node.item)
+    pins = question.lowered.pinned.get(node.tensor)
     held = [text for text in (pins.pins if pins and question.of == "layout" else ()) if not text.endswith(_ANY)]
     because = f" The plan's pins {', '.join(map(repr, held))} are kept." if held else ""
     if plan_options.template:
@@ -366,7 +364,7 @@ def _allowed_strategies(question: Question, text: str) -> Callable[[Label], bool
 
     for v, labels in question.nodes.items():
         if not any(map(allows, labels)):
-            op = question.lowered.program.ops[question.lowered.lowering.nodes[v].item]
+            op = question.lowered.program.ops[question.lowered.lowering.op_node(v).op]
             legal = [f"{axis}: {', '.join(sorted({str(label[a]) for label in labels}))}" for a, axis in enumerate(mesh.names)]
             raise InputError(f"{text} is no strategy of {op.name} in {op.module or 'the model'} on mesh {mesh}; legal: {'; '.join(legal)}")
     return allows
@@ -397,7 +395,7 @@ def _of_layouts(reopened: Reopened, pattern: str, tensors: Sequence[int], classe
     nodes: dict[int, tuple[Label, ...]] = {}
     for name in names:
         found = pin_masks(lowered.lowering, at[name], lambda layout: True)
-        nodes.update({v: lowered.lowering.nodes[v].layouts for v in found})
+        nodes.update({v: lowered.lowering.tensor_node(v).layouts for v in found})
     present = {plan.tensors[_kept(reopened).tensors[t]].layout for t in wider}
     return _question(pattern, "layout", names, len(wider) > len(tensors), lowered, lowered is reopened.lowered, classes, nodes, present)
 
@@ -417,17 +415,17 @@ def _of_nodes(reopened: Reopened, pattern: str, tensors: Sequence[int], of: Of, 
     wider = _with_copies(lowering, tensors, classes)
     nodes: dict[int, tuple[Label, ...]] = {}
     for t in wider:
-        keys = [(Kind.STATE, t, 0)] if of == "state" else []
+        keys: list[NodeKey] = [(StateNode, t, 0)] if of == "state" else []
         if of in ("forward", "backward"):
-            keys = [(Kind.RESHARD, t, k) for k, group in enumerate(lowering.lives.groups.get(t, ())) if group.purpose == of]
+            keys = [(ReshardNode, t, k) for k, group in enumerate(lowering.lives.groups.get(t, ())) if group.purpose == of]
         found = [lowering.index[key] for key in keys if key in lowering.index]
         if not found:
             have = "optimizer state" if of == "state" else f"{of} readers"
             name = reopened.lowered.program.tensors[t].name
             raise InputError(f"{name!r} has no {have} in this plan; narrow the pattern {pattern!r}, or give another --of")
-        nodes.update({v: lowering.nodes[v].layouts for v in found})
+        nodes.update({v: lowering.tensor_node(v).layouts for v in found})
     names = [reopened.lowered.program.tensors[t].name for t in wider]
-    present = {lowering.nodes[v].layouts[reopened.assignment[v]] for v in nodes}
+    present = {lowering.tensor_node(v).layouts[reopened.assignment[v]] for v in nodes}
     return _question(pattern, of, names, len(wider) > len(tensors), reopened.lowered, True, classes, nodes, present)
 
 
@@ -437,16 +435,16 @@ def _of_ops(reopened: Reopened, pattern: str, tensors: Sequence[int], ops: Seque
     for t in tensors:
         if t not in makers:
             raise InputError(f"{program.tensors[t].name!r} is made by no op; ask for its layout (leave --of out), or name what an op makes")
-    asked = {lowering.index[Kind.OP, i, 0] for i in (*ops, *(makers[t] for t in tensors))}
+    asked = {lowering.index[OpNode, i, 0] for i in (*ops, *(makers[t] for t in tensors))}
     wider = _spread(asked, classes)
     known: dict[int, tuple[Label, ...]] = {}
     nodes: dict[int, tuple[Label, ...]] = {}
     for v in wider:
-        column = lowering.strategies[lowering.nodes[v].item]
+        column = lowering.strategies[lowering.op_node(v).op]
         if id(column) not in known:
             known[id(column)] = tuple(column.names(k) for k in range(len(column.axis_choice)))
         nodes[v] = known[id(column)]
-    found = [program.ops[lowering.nodes[v].item] for v in wider]
+    found = [program.ops[lowering.op_node(v).op] for v in wider]
     names = [program.tensors[op.results[0]].name if tensors and op.results else f"{op.module}:{op.name}" for op in found]
     present = {nodes[v][reopened.assignment[v]] for v in wider}
     return _question(pattern, "strategy", names, len(wider) > len(asked), reopened.lowered, True, classes, nodes, present)
@@ -463,7 +461,7 @@ def _question(
     nodes: Mapping[int, tuple[Label, ...]],
     present: Iterable[Label],
 ) -> Question:
-    nodes = {v: nodes[v] if v in nodes else lowered.lowering.nodes[v].layouts for v in _spread(nodes, classes)}
+    nodes = {v: nodes[v] if v in nodes else lowered.lowering.tensor_node(v).layouts for v in _spread(nodes, classes)}
     first = next(iter(nodes.values()))
     common = [label for label in dict.fromkeys(first) if all(label in labels for labels in {id(x): x for x in nodes.values()}.values())]
     now = list(present)
@@ -485,12 +483,12 @@ def _question(
 def _with_copies(lowering: Lowering, tensors: Sequence[int], classes: Ints | None) -> list[int]:
     """Tensors, and those that are tied to them, in the program's order."""
     own = [_primary(lowering, t) for t in tensors]
-    return sorted(set(tensors) | {lowering.nodes[v].item for v in _spread(own, classes)})
+    return sorted(set(tensors) | {lowering.tensor_node(v).tensor for v in _spread(own, classes)})
 
 
 def _primary(lowering: Lowering, t: int) -> int:
     """The node of a tensor as it is stored or made."""
-    return lowering.index.get((Kind.SOURCE, t, 0), lowering.index.get((Kind.RESULT, t, 0), -1))
+    return lowering.index.get((SourceNode, t, 0), lowering.index.get((ResultNode, t, 0), -1))
 
 
 def _spread(nodes: Iterable[int], classes: Ints | None) -> list[int]:

@@ -11,20 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from solver_shard.baselines import left_over
 from solver_shard.baselines.dijkstra_greedy import decide
 from solver_shard.baselines.dtensor_greedy import NAME, Collective, Walk, carry, dtensor_masks, walk
 from solver_shard.baselines.propagated import Propagation
 from solver_shard.costs.collectives import Collectives
-from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError
-from solver_shard.graph.nodes import Lowering
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.pins import Allowed, parse_pin, resolve_pins
-from solver_shard.graph.templates import left_over, narrowed
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
 from solver_shard.shardy.passes import PassName, PropagationOptions
 from solver_shard.text import fold_items, format_bytes, format_ns, table, text_of
 from solver_shard.tracing.clean import TracedProgram
@@ -113,7 +112,7 @@ def dijkstra_greedy_plan(
     from solver_shard.pipeline import plan_program
 
     asked = dataclasses.replace(options, tied=False)
-    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)
+    return plan_program(program, mesh=mesh, cluster=cluster, options=asked, baseline=decide, source=source, command=command)
 
 
 def dtensor_greedy_plan(
@@ -140,13 +139,13 @@ def dtensor_greedy_plan(
 
     found = walk(traced.raw, mesh, pins, devices_per_host=devices_per_host)
 
-    def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
-        masks, missing = dtensor_masks(lowering, carry(lowering.program, traced, found, pins))
-        return narrowed(lowering, masks), NAME + left_over(lowering.program, missing)
+    def decide(lowered: Lowered) -> tuple[Masks, str]:
+        masks, missing = dtensor_masks(lowered.lowering, carry(lowered.program, traced, found, pins))
+        return masks, NAME + left_over(lowered.program, missing)
 
     # axes are not split: DTensor knows no parts of an axis
     asked = dataclasses.replace(options, tied=False, pins=(), split="off")
-    plan = plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, narrow=decide, source=source, command=command)
+    plan = plan_program(traced.program, mesh=mesh, cluster=cluster, options=asked, baseline=decide, source=source, command=command)
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, pins=options.pins)), found
 
 

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.exporters.literal import Call, Name, read_assignments, read_value
-from solver_shard.graph.nodes import Kind, Lowering
-from solver_shard.graph.templates import narrowed
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.nodes import Lowering, OpNode, SourceNode, StateNode
 from solver_shard.layout import Placement, R, S
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor
@@ -737,7 +737,7 @@ def _inside(path: str, module: str) -> bool:
 # Plans for other tools as plans of ours: what transformers or ``parallelize_module`` would run, collective by collective.
 #
 # >>> followed = follow(read_parallelize(text, name="tp.py"), program, mesh)
-# >>> plan_program(followed.program, options=replace(options, template=followed.template, ...), narrow=followed.narrow, ...)
+# >>> plan_program(followed.program, options=replace(options, template=followed.template, ...), baseline=followed.narrow, ...)
 #
 # :mod:`solver_shard.analysis.other_tools` says what moves along the tensor axis. On it the choice graph is narrowed to that: how every op
 # runs, how every parameter is stored, its optimizer state like it. On the other axes, about which styles say nothing, the plan follows a
@@ -782,19 +782,22 @@ class Followed:
             said.append(f"no rule names {', '.join(self.whole)}: whole along {name}{adds}")
         return (*said, *fold_names(self.bordered.notes))
 
-    def narrow(self, lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
-        """The lowering with what is given as its only choice along the tensor axis, and what a plan records of it."""
+    def narrow(self, lowered: Lowered) -> tuple[Masks, str]:
+        """The baseline: what is given as the only choice along the tensor axis, and what a plan records of it."""
+        lowering = lowered.lowering
         masks: dict[int, NDArray[np.bool_]] = {}
         for v, node in enumerate(lowering.nodes):
-            if node.kind in (Kind.SOURCE, Kind.STATE):
-                wanted = self.bordered.stored[node.item]
+            if isinstance(node, (SourceNode, StateNode)):
+                wanted = self.bordered.stored[node.tensor]
                 masks[v] = np.array([_cut(layout[self.axis]) == _cut(wanted) for layout in node.layouts])
-            elif node.kind is Kind.OP:
-                masks[v] = self._agreeing(lowering, node.item)
+            elif isinstance(node, OpNode):
+                masks[v] = self._agreeing(lowering, node.op)
             if v in masks and not masks[v].any():
-                where = lowering.program.ops[node.item] if node.kind is Kind.OP else lowering.program.tensors[node.item]
+                where = (
+                    lowering.program.ops[node.op] if isinstance(node, OpNode) else lowering.program.tensors[lowering.tensor_node(v).tensor]
+                )
                 raise InternalError(f"{self.given.name}: the choice graph has no such strategy of {where.name}")
-        return narrowed(lowering, masks), f"{self.given.tool}: {self.given.name}"
+        return masks, f"{self.given.tool}: {self.given.name}"
 
     def _agreeing(self, lowering: Lowering, i: int) -> NDArray[np.bool_]:
         """The strategies of an op that run it as is given along the tensor axis."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan, stored_layouts
 from solver_shard.analysis.reopen import Retraced
+from solver_shard.baselines import MAX_NAMES
 from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
 from solver_shard.baselines.dijkstra_greedy import decide as decide_by_cost
 from solver_shard.baselines.dtensor_greedy import Walk
@@ -32,7 +33,7 @@ from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.graph.pins import parse_pin, resolve_pins
 from solver_shard.graph.sub_axes import heads_of
-from solver_shard.graph.templates import MAX_NAMES, block_cut, expert_weights, parse_template
+from solver_shard.graph.templates import block_cut, expert_weights, parse_template
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
@@ -148,7 +149,7 @@ class Maker:
         followed: Followed = follow(item, self.program, self.mesh.whole)
 
         def make(asked: Options) -> Plan:
-            return self._plan(followed.program, asked, mesh=self.mesh.whole, narrow=followed.narrow)
+            return self._plan(followed.program, asked, mesh=self.mesh.whole, baseline=followed.narrow)
 
         options = dataclasses.replace(self.options, template=followed.template, split="off", tied=False)
         made = self._fitting(item.name, "given", followed.program, options, make)
@@ -164,7 +165,7 @@ class Maker:
         if spread.layouts not in self.spread:
 
             def make(asked: Options) -> Plan:
-                return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), propagation=propagation)
+                return self._plan(self.program, dataclasses.replace(asked, propagation=str(propagation)), baseline=propagation)
 
             self.spread[spread.layouts] = self._fitting(name, "propagation", program, options, make)
         same = self.spread[spread.layouts]
@@ -178,7 +179,7 @@ class Maker:
             program = self._constrained(pins, mesh)
             return _left_over(
                 self._fitting(
-                    name, "greedy", program, options, lambda asked: self._plan(self.program, asked, mesh=mesh, narrow=decide_by_cost)
+                    name, "greedy", program, options, lambda asked: self._plan(self.program, asked, mesh=mesh, baseline=decide_by_cost)
                 )
             )
         traced, cluster = self.retraced.traced, self.plan.cluster
@@ -230,7 +231,7 @@ class Maker:
             clock=clock,
             workers=self.workers,
             traced=self.retraced.traced,
-            **more,  # type: ignore[arg-type]  # propagation or narrow, as plan_program takes them
+            **more,  # type: ignore[arg-type]  # baseline, as plan_program takes them
         )
 
     def _fitting(self, name: str, kind: RowKind, program: Program, options: Options, make: Callable[[Options], Plan]) -> Made:

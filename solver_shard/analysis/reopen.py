@@ -19,7 +19,8 @@ import numpy as np
 from solver_shard.clock import StageClock
 from solver_shard.errors import InputError
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.narrowing import Masks, Narrowing
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.narrowing import Narrowing
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
@@ -144,7 +145,7 @@ def point_of(plan: Plan, lowering: Lowering) -> Ints:
 def decided(plan: Plan, lowering: Lowering) -> Masks:
     """What the plan leaves of the nodes of its own program's graph; nodes of which it says nothing are not named."""
     decisions = Decisions(plan, lowering)
-    found = {v: decisions.mask(node) for v, node in enumerate(lowering.nodes) if node.kind in ORDER}
+    found = {v: decisions.mask(node) for v, node in enumerate(lowering.nodes) if isinstance(node, ORDER)}
     return {v: mask for v, mask in found.items() if mask is not None}
 
 

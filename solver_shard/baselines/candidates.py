@@ -21,7 +21,7 @@ import numpy as np
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints
 from solver_shard.graph.liveness import ACCUMULATE, UPDATE
 from solver_shard.graph.narrowing import Shrunk, shrink
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import PRODUCED, AccumulatorNode, HoldNode, Lowering, SourceNode, StateNode, TensorNode, group_of
 from solver_shard.graph.templates import TemplateRestriction, restrictions
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
@@ -51,7 +51,7 @@ def candidates(
     gap: float,
     seed: int,
     worth: Callable[[int], bool] = lambda objective: True,
-    order: Callable[[str], int] = lambda name: 0,
+    order: Callable[[str], tuple[int, ...]] = lambda name: (),
 ) -> Iterator[tuple[str, Candidate | None]]:
     """Every template by name, and its plan; None where it has none within the memory limit. One after the other, as they are asked for.
 
@@ -99,13 +99,12 @@ def narrowing(problem: Transients, template: TemplateRestriction) -> tuple[dict[
     masks: dict[int, Bools] = {}
     for c, v in enumerate(np.unique(member, return_index=True)[1].tolist()):
         node = lowering.nodes[v]
-        if node.kind is Kind.HOLD:
-            if not template.keeps_copies(node.item):
-                masks[c] = np.array(node.origins) < 0
-            continue
-        stored = {Kind.SOURCE: template.source, Kind.STATE: template.state, Kind.ACCUMULATOR: template.accumulator}.get(node.kind)
-        if stored is not None:
-            masks[c] = np.array([stored(node.item, layout) for layout in node.layouts], dtype=bool)
+        if isinstance(node, HoldNode):
+            if not template.keeps_copies(node.tensor):
+                masks[c] = np.array(node.origins) == PRODUCED
+        elif isinstance(node, (SourceNode, StateNode, AccumulatorNode)):
+            stored = {SourceNode: template.source, StateNode: template.state, AccumulatorNode: template.accumulator}[type(node)]
+            masks[c] = np.array([stored(node.tensor, layout) for layout in node.layouts], dtype=bool)
     pairs: dict[tuple[int, int], Bools] = {}
     edges = set(map(tuple, problem.graph.edges.tolist()))
     known: dict[object, Bools] = {}
@@ -113,8 +112,8 @@ def narrowing(problem: Transients, template: TemplateRestriction) -> tuple[dict[
         a, b = int(member[move.start]), int(member[move.stop])
         if (a, b) in pairs or (b, a) in pairs:
             continue
-        start, stop = lowering.nodes[move.start], lowering.nodes[move.stop]
-        scope = template.scope(start.item, _purpose(problem, move.start, move.stop))
+        start, stop = lowering.tensor_node(move.start), lowering.tensor_node(move.stop)
+        scope = template.scope(start.tensor, _purpose(lowering, start, stop))
         key = (scope, start.layouts, stop.layouts, move.aliases, (a, b) in edges)
         if key not in known:
             allowed = template.moves(scope, start.layouts, stop.layouts)
@@ -124,13 +123,12 @@ def narrowing(problem: Transients, template: TemplateRestriction) -> tuple[dict[
     return masks, pairs
 
 
-def _purpose(problem: Transients, start: int, stop: int) -> str:
-    nodes = problem.lowering.nodes
-    if nodes[start].kind is Kind.STATE:
+def _purpose(lowering: Lowering, start: TensorNode, stop: TensorNode) -> str:
+    """What a transition is for, as scopes of templates call it."""
+    if isinstance(start, StateNode):
         return UPDATE
-    if nodes[stop].kind is Kind.ACCUMULATE:
-        return ACCUMULATE
-    return problem.lowering.lives.groups[nodes[stop].item][nodes[stop].group].purpose
+    group = group_of(stop, lowering.lives)
+    return ACCUMULATE if group is None else group.purpose
 
 
 def _least(graph: ChoiceGraph) -> int:

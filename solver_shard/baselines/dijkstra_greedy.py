@@ -17,14 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_shard.baselines import deciding, left_over
 from solver_shard.costs.collectives import Collectives
-from solver_shard.costs.model import CostModel
 from solver_shard.expander.call import Meta, Operand, PlacedCall
 from solver_shard.expander.pricing import ClusterPricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search
 from solver_shard.expander.single_axis import of_rule, prepare
-from solver_shard.graph.nodes import Kind, Lowering
-from solver_shard.graph.templates import Masks, deciding, left_over, narrowed
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.layout import Layout, Placements
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Program
@@ -99,10 +100,10 @@ def walk_masks(lowering: Lowering, walk: GreedyWalk, nodes: Collection[int] | No
     return deciding(lowering, walk.sources, agreeing, nodes)
 
 
-def decide(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
-    """Narrow a lowering to the walk from its sources' first layouts (the most replicated that pins allow); with what a plan records."""
-    program = lowering.program
-    sources = {node.item: node.layouts[0] for node in lowering.nodes if node.kind is Kind.SOURCE}
-    walk = greedy_walk(program, costs.mesh, sources, rulebook, Collectives(costs.mesh, costs.cluster))
+def decide(lowered: Lowered) -> tuple[Masks, str]:
+    """The baseline: the walk from the sources' first layouts, the most replicated that pins allow."""
+    program, lowering, costs = lowered.program, lowered.lowering, lowered.costs
+    sources = {node.tensor: node.layouts[0] for node in lowering.nodes if isinstance(node, SourceNode)}
+    walk = greedy_walk(program, costs.mesh, sources, lowered.rulebook, Collectives(costs.mesh, costs.cluster))
     masks, missing = walk_masks(lowering, walk)
-    return narrowed(lowering, masks), NAME + left_over(program, missing)
+    return masks, NAME + left_over(program, missing)

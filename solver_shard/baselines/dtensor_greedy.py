@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_shard.baselines import deciding
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
 from solver_shard.expander.call import Operand
 from solver_shard.expander.expander import overload
 from solver_shard.expander.pricing import impossible, kind_of_move, local_sizes, step_bytes
+from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import Masks, deciding
 from solver_shard.layout import Layout, NamedPartial, Placements, R, S, dtensor_placements, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program
@@ -357,20 +358,6 @@ def _metas(value: Any) -> Iterator[Any]:
             yield meta
 
 
-# From DTensor's walk over the raw ops to a plan: every op of the cleaned program runs as DTensor would run the raw op it stands for.
-#
-# The raw node that computes a tensor of the cleaned program tells its layout; the layouts in which it reads its arguments tell those of the
-# op's operands. Where raw values are other forms of these tensors (DTensor sees ``[batch * sequence, width]`` around a matrix product,
-# heads apart or merged), :mod:`solver_shard.baselines.dtensor_greedy` says what a cut of the one is on the other. An op keeps the
-# strategies of the choice graph whose results have exactly these layouts and whose operands do too, or follow from them by a local cut. A
-# product with a bias is two ops here; the product is laid out as their sum, for DTensor adds the bias locally. A view is laid out as what
-# it hands on.
-#
-# What cannot be said so is left to the solver and listed: cuts that fall across dims, reductions of DTensor's own kind, strategies that the
-# choice graph does not have. Sources are stored as pinned, all others replicated. The solver completes the plan at the least cost:
-# copies that several ops read are made once, where DTensor makes them for each op, so the plan's price is a lower bound of DTensor's, and
-# ``Walk.nanoseconds`` has the collectives of each op.
-
 NAME = "dtensor-greedy"
 _BIASED = ("aten.addmm.default", "aten.baddbmm.default")
 
@@ -391,7 +378,22 @@ class Carried:
 
 
 def dtensor_masks(lowering: Lowering, carried: Carried, nodes: Collection[int] | None = None) -> tuple[Masks, tuple[int, ...]]:
-    """Per node of a source or an op, the strategies that do what DTensor does; and the ops of which that cannot be said."""
+    """Per node of a source or an op, the strategies that do what DTensor does; and the ops of which that cannot be said.
+
+    From DTensor's walk over the raw ops to a plan: every op of the cleaned program runs as DTensor would run the raw op it stands for.
+
+    The raw node that computes a tensor of the cleaned program tells its layout; the layouts in which it reads its arguments tell those of
+    the op's operands. Where raw values are other forms of these tensors (DTensor sees ``[batch * sequence, width]`` around a matrix
+    product, heads apart or merged), :mod:`solver_shard.baselines.dtensor_greedy` says what a cut of the one is on the other. An op keeps
+    the strategies of the choice graph whose results have exactly these layouts and whose operands do too, or follow from them by a local
+    cut. A product with a bias is two ops here; the product is laid out as their sum, for DTensor adds the bias locally. A view is laid out
+    as what it hands on.
+
+    What cannot be said so is left to the solver and listed: cuts that fall across dims, reductions of DTensor's own kind, strategies that
+    the choice graph does not have. Sources are stored as pinned, all others replicated. The solver completes the plan at the least cost:
+    copies that several ops read are made once, where DTensor makes them for each op, so the plan's price is a lower bound of DTensor's, and
+    ``Walk.nanoseconds`` has the collectives of each op.
+    """
     return deciding(lowering, carried.stored, lambda i: _agreeing(lowering, i, carried), nodes)
 
 
@@ -538,18 +540,6 @@ class _Carrier:
         return self._known[key]
 
 
-# Where a raw value lies among the tensors of the cleaned program, and what its placements say of them.
-#
-# Cleaning reads tensors through lazy views (:mod:`solver_shard.tracing.clean.dims`): a raw value is a tensor of the program whose dims are
-# parted, merged, permuted or expanded. So a cut of a raw dim is a cut of the part that comes first in it, and a strided shard with the
-# product of the first parts as split factor is a cut of the part after them:
-#
-# >>> from solver_shard.layout import R
-# >>> from solver_shard.tracing.clean.dims import identity
-# >>> whole, rows_merged = identity((4, 8, 16)), (((0, 1, 4), (1, 1, 8)), ((2, 1, 16),))
-# >>> through((S(0), R), rows_merged, whole, (2, 2)), through((strided(0, 4), S(1)), rows_merged, whole, (2, 2))
-# (S(0)R, S(1)S(2))
-
 Seen = tuple[int, D.Dims]
 """A tensor that an op computes or the step is given, and a view of it."""
 
@@ -601,6 +591,18 @@ def rooted(seen: Seen, of: Mapping[int, Seen]) -> Seen | None:
 
 def through(kinds: Placements, dims: D.Dims, wanted: D.Dims, mesh_shape: Sequence[int]) -> Layout | None:
     """The layout of one view of a tensor, given the placements of another view of the same tensor.
+
+    Where a raw value lies among the tensors of the cleaned program, and what its placements say of them.
+
+    Cleaning reads tensors through lazy views (:mod:`solver_shard.tracing.clean.dims`): a raw value is a tensor of the program whose dims
+    are parted, merged, permuted or expanded. So a cut of a raw dim is a cut of the part that comes first in it, and a strided shard with
+    the product of the first parts as split factor is a cut of the part after them:
+
+    >>> from solver_shard.layout import R
+    >>> from solver_shard.tracing.clean.dims import identity
+    >>> whole, rows_merged = identity((4, 8, 16)), (((0, 1, 4), (1, 1, 8)), ((2, 1, 16),))
+    >>> through((S(0), R), rows_merged, whole, (2, 2)), through((Strided(0, 4), S(1)), rows_merged, whole, (2, 2))
+    (S(0)R, S(1)S(2))
 
     None where no layout says it: a cut that falls across dims, a part behind others, a reduction of DTensor's own kind.
     """

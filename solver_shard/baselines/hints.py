@@ -1,4 +1,4 @@
-"""What greedy baselines make of a problem, as hints from which the solver starts.
+"""What baselines make of a problem: hints from which the solver starts, and plans to fall back to where it proves nothing.
 
 ``dtensor-greedy`` and ``dijkstra-greedy`` decide op by op (:mod:`solver_shard.baselines.dtensor_greedy`,
 :mod:`solver_shard.baselines.dijkstra_greedy`), the four propagation passes spread what is given
@@ -26,12 +26,12 @@ from solver_shard.baselines.propagated import propagated_masks
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import SolverShardError
-from solver_shard.graph.choice_graph import ChoiceGraph, WarmStart
+from solver_shard.graph.choice_graph import ChoiceGraph, Masks, WarmStart
 from solver_shard.graph.narrowing import shrink
-from solver_shard.graph.nodes import Kind, Lowering, Node
+from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.pins import Allowed
 from solver_shard.graph.symmetry import Folded
-from solver_shard.graph.templates import Masks, warm_starts
+from solver_shard.graph.templates import warm_starts
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout, R, S
 from solver_shard.mesh import Mesh
@@ -43,6 +43,7 @@ from solver_shard.solve.solution import Solution, Stage, Status, relative_gap
 
 if TYPE_CHECKING:
     from solver_shard.clock import StageClock
+    from solver_shard.graph.build import Lowered
     from solver_shard.options import Options
     from solver_shard.tracing.clean import TracedProgram
 
@@ -116,30 +117,20 @@ def middles(folded: Folded | None) -> frozenset[int] | None:
 def starting_layouts(lowering: Lowering) -> dict[int, Layout]:
     """Where the walks start: inputs cut by batch, the rest replicated, as far as the pins allow."""
 
-    def stored(node: Node) -> Layout:
-        if lowering.program.tensors[node.item].role is Role.INPUT:
+    def stored(node: SourceNode) -> Layout:
+        if lowering.program.tensors[node.tensor].role is Role.INPUT:
             by_batch = [layout for layout in node.layouts if all(p in (R, S(0)) for p in layout)]
             if by_batch:
                 return max(by_batch, key=lambda layout: sum(p == S(0) for p in layout))
         return node.layouts[0]
 
-    return {node.item: stored(node) for node in lowering.nodes if node.kind is Kind.SOURCE}
+    return {node.tensor: stored(node) for node in lowering.nodes if isinstance(node, SourceNode)}
 
 
 def _open(layout: Layout) -> Allowed:
     """A layout as what a pass starts from: cut as it is, open on the other axes."""
     return Allowed(axes=tuple(None if p == R else frozenset({p}) for p in layout), pins=("by batch",))
 
-
-# What is returned when the solver stops early: never less than the best of the baselines.
-#
-# A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out before
-# that, the plan with everything replicated and those of all templates (:mod:`solver_shard.baselines.candidates`) are held against the
-# solver's, however short the limit was: nearly all of them are decided, and those whose least cost is above what is known are left out.
-# Then the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first. The cheapest
-# that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was. With a plan
-# in hand the greedy ones end ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one all are tried, for
-# any plan is better than none, and so they are where a limit on work ended the search, whose plan must not depend on the machine.
 
 OWN_STARTS = ("the last round's plan", "the best plan so far", "the tied plan", "the least peak")
 """Warm starts that the solver makes itself: no baselines."""
@@ -151,24 +142,25 @@ LEAST = 3.0
 """Seconds that the baselines have, however short the time limit."""
 
 
-def or_baseline(
-    solution: Solution,
-    problem: Transients,
-    lowering: Lowering,
-    costs: CostModel,
-    rulebook: Rulebook,
-    pinned: Mapping[int, Allowed],
-    traced: TracedProgram | None,
-    options: Options,
-    clock: StageClock,
+def fall_back_to_baseline(
+    lowered: Lowered, solution: Solution, problem: Transients, traced: TracedProgram | None, clock: StageClock
 ) -> tuple[Solution, str | None]:
     """``with_baselines`` of a lowered program: the greedy ones and the templates; they are only made where nothing is proven.
+
+    A solve that ends with a proof needs none: no plan is better by more than the gap, a baseline's neither. When time or work run out
+    before that, the plan with everything replicated and those of all templates (:mod:`solver_shard.baselines.candidates`) are held against
+    the solver's, however short the limit was: nearly all of them are decided, and those whose least cost is above what is known are left
+    out. Then the baselines that the search has not come to are completed by themselves, each in a little work, the greedy ones first. The
+    cheapest that keeps the memory limit replaces the solver's plan if it is better, or if there is none. The dual bound stays what it was.
+    With a plan in hand the greedy ones end ``OVERTIME`` after the time limit (``LEAST`` seconds, if that is more); without one all are
+    tried, for any plan is better than none, and so they are where a limit on work ended the search, whose plan must not depend on the
+    machine.
 
     ``traced``: the trace that the program was cleaned from; without it there is none of DTensor.
     """
     if solution.status not in (Status.FEASIBLE, Status.UNKNOWN):
         return solution, None
-    started = time.monotonic()
+    started, options, lowering, costs = time.monotonic(), lowered.options, lowered.lowering, lowered.costs
     with clock.stage("baselines", "holding the plan against greedy ones and templates"):
         plain = Transients(lowering, costs, problem.classes)
         best, name = with_templates(solution, plain, costs.mesh, options)
@@ -178,7 +170,7 @@ def or_baseline(
         spent = time.monotonic() - started
         if best.feasible and spent > max(seconds, LEAST):
             return best, name
-        others = hints(lowering, costs, rulebook, pinned, traced, middles(plain.folded))
+        others = hints(lowering, costs, lowered.rulebook, lowered.pinned, traced, middles(plain.folded))
         return with_baselines(
             best,
             problem,

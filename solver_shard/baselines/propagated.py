@@ -16,17 +16,19 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.graph.nodes import Kind, Lowering
-from solver_shard.graph.templates import Masks, narrowed
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.nodes import Lowering, OpNode, SourceNode, StateNode
 from solver_shard.layout import Layout
 from solver_shard.program import Program
 from solver_shard.shardy.passes import PassName, PropagationOptions
+from solver_shard.shardy.program import propagate_program
 from solver_shard.text import fold_items
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Propagation:
-    """A pass and its options, for ``api.plan_program``."""
+    """A pass and its options: a baseline, for ``pipeline.plan_program``."""
 
     name: PassName
     options: PropagationOptions = dataclasses.field(default_factory=PropagationOptions)
@@ -36,6 +38,10 @@ class Propagation:
         said: list[str] = [self.options.strategy] if self.options.strategy != "aggressive" else []
         said += [] if self.options.run_op_priority else ["no op priorities"]
         return f"{self.name} ({', '.join(said)})" if said else self.name
+
+    def __call__(self, lowered: Lowered) -> tuple[Masks, str]:
+        spread = propagate_program(lowered.program, lowered.mesh, lowered.pinned, self.name, lowered.rulebook, self.options)
+        return propagated_masks(lowered.lowering, spread.layouts), self.record(lowered.program, spread.lost)
 
     def record(self, program: Program, lost: Mapping[int, str]) -> str:
         """What a plan records: the pass, and what it decided that cannot be had."""
@@ -52,20 +58,15 @@ def propagated_masks(lowering: Lowering, layouts: Sequence[Layout], nodes: Colle
     for v, node in enumerate(lowering.nodes):
         if nodes is not None and v not in nodes:
             continue
-        if node.kind in (Kind.SOURCE, Kind.STATE):
-            keep = np.array([layout == layouts[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            keep = _closest(lowering, node.item, layouts)
+        if isinstance(node, (SourceNode, StateNode)):
+            keep = np.array([layout == layouts[node.tensor] for layout in node.layouts])
+        elif isinstance(node, OpNode):
+            keep = _closest(lowering, node.op, layouts)
         else:
             continue
         if keep.any():
             masks[v] = keep
     return masks
-
-
-def narrow_to(lowering: Lowering, layouts: Sequence[Layout]) -> Lowering:
-    """The lowering with only what leaves tensors as decided; every node keeps at least one strategy."""
-    return narrowed(lowering, propagated_masks(lowering, layouts))
 
 
 def _closest(lowering: Lowering, op: int, layouts: Sequence[Layout]) -> NDArray[np.bool_]:

@@ -9,18 +9,20 @@ Whoever asks for the same program with the same options gets the same graph, nod
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from solver_shard.clock import StageClock
 from solver_shard.costs.model import CostModel
+from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.liveness import relayed_tensors
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.nodes import Lowering, Restriction
+from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.pins import Allowed, Pin, parse_pin, pins_apart, resolve_pins
 from solver_shard.graph.sub_axes import split_where_needed
-from solver_shard.graph.templates import parse_template, restriction, tensor_axes
+from solver_shard.graph.templates import TemplateRestriction, parse_template, restriction, tensor_axes
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program, Relays, constrain
 from solver_shard.rules.rulebook import Rulebook
@@ -53,12 +55,28 @@ class Lowered:
     relays: Relays
     pins: tuple[Pin, ...]
     pinned: Mapping[int, Allowed]
-    restriction: Restriction | None
+    restriction: TemplateRestriction | None
     lowering: Lowering
+
+    def narrowed(self, masks: Masks, said: str) -> Lowered:
+        """With only the strategies that masks leave; ``said``: what a plan records of whose decisions these are."""
+        options = dataclasses.replace(self.options, propagation=said)
+        return dataclasses.replace(self, options=options, lowering=self.lowering.narrowed(masks))
 
     def pins_apart(self) -> dict[int, dict[str, Allowed]]:
         """Tensor to pin text to what that pin alone leaves of its layouts."""
         return constrain(self.given, pins_apart(self.pins, self.given, self.mesh), self.lowering.relays)[1]
+
+
+def relay_spaces(options: Options, mesh: Mesh) -> tuple[Relays, ...]:
+    """Where graphs for these options have relays: of several the first is solved first, and the next only where it does not do.
+
+    Templates and propagation passes say how tensors get from op to op; relays would let them do better than they say. Relays everywhere
+    are of use where bytes count: in the objective, or against a limit that a plan without them does not keep.
+    """
+    if options.template or options.propagation or mesh.size == 1:
+        return ("none",)
+    return ("everywhere",) if options.relays == "everywhere" else ("shared", "everywhere")
 
 
 def lower_program(
@@ -70,7 +88,7 @@ def lower_program(
         program: without places for pins.
         mesh: an axis is split where the model asks for it and the options leave it to us; a mesh that has one split stays as it is.
         clock: of the stage "lower".
-        relays: by default everywhere where bytes are part of the objective, else shared; templates and propagation passes have none.
+        relays: by default ``Options.relays``; none where ``relay_spaces`` has none.
 
     Raises:
         InputError: a pin or the template is not legal for this program and mesh.
@@ -85,7 +103,7 @@ def lower_program(
     templates = parse_template(options.template, mesh) if options.template else None
     relays = options.relays if relays is None else relays
     behind: tuple[int, ...] = ()
-    if relays != "none" and not templates and not options.propagation and mesh.size > 1:
+    if relays != "none" and relay_spaces(options, mesh) != ("none",):
         rules = [rulebook.rule(given, i) for i in range(len(given.ops))]
         behind = relayed_tensors(given, rules, everywhere=relays == "everywhere")
     behind = tuple(t for t in behind if t not in resolved)

@@ -8,7 +8,7 @@ the strategies of its two nodes; ``FORBIDDEN`` means that the pair may not be ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,8 @@ from solver_shard.errors import InternalError
 
 Bools = NDArray[np.bool_]
 
+Masks = Mapping[int, Bools]
+"""Node to bool[its strategies]: which of them are allowed; nodes that are not named may choose freely."""
 
 MIB = 2**20
 
@@ -36,7 +38,7 @@ class WarmStart:
     """
 
     name: str
-    allowed: Mapping[int, NDArray[np.bool_]]
+    allowed: Masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +54,7 @@ class Constraint:
     """
 
     name: str
-    allowed: Mapping[int, Bools] = field(default_factory=dict)
+    allowed: Masks = field(default_factory=dict)
     edges: tuple[int, ...] = ()
 
 
@@ -120,6 +122,16 @@ class ChoiceGraph:
 
     def node_intervals(self, v: int) -> Ints:
         return self.intervals[self.interval_offsets[v] : self.interval_offsets[v + 1]]
+
+    def narrowed(self, masks: Masks) -> ChoiceGraph:
+        """The graph with all other strategies forbidden; positions of nodes and strategies stay.
+
+        ``narrowing.shrink`` leaves them out.
+        """
+        costs = self.costs.copy()
+        for v, mask in masks.items():
+            costs[self.offsets[v] : self.offsets[v + 1]][~mask] = FORBIDDEN
+        return replace(self, costs=costs)
 
     def cost(self, assignment: Sequence[int] | Ints) -> int:
         """Exact total cost; FORBIDDEN entries count as themselves."""

@@ -243,14 +243,6 @@ def write(graph: ChoiceGraph, path: str | Path) -> None:
     write_whole(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
 
 
-# What an IOPDDL file says, as flat arrays: the untrusted part of reading, bounded in time and memory.
-#
-# >>> parse("example.json").sizes()  # doctest: +SKIP
-# array([3, 3, 3, 3, 3])
-#
-# Nothing is believed: sizes are bounded before JSON is parsed, every number is checked to be an integer in range, every length
-# against the others. Tables may have any number of nodes; equal ones are stored once.
-
 MAX_GRAPH_BYTES = 2**29
 """Largest (decompressed) file that is read."""
 
@@ -297,6 +289,14 @@ class Contents:
 
 def parse(path: str | Path) -> Contents:
     """Read and check a file, plain or gzip (told by content).
+
+    The untrusted part of reading, bounded in time and memory.
+
+    >>> parse("example.json").sizes()  # doctest: +SKIP
+    array([3, 3, 3, 3, 3])
+
+    Nothing is believed: sizes are bounded before JSON is parsed, every number is checked to be an integer in range, every length
+    against the others. Tables may have any number of nodes; equal ones are stored once.
 
     Raises:
         InputError: the file cannot be read, is not an IOPDDL problem, or is too large; the message says where.
@@ -484,20 +484,18 @@ def _check_tables(path: Path, contents: Contents) -> None:
             )
 
 
-# Solutions of IOPDDL problems as files, and as a start of the solver.
-#
-#     strategies = read_solution("solution.json")         # [1, 0, 2, ...] or {"assignment": [1, 0, 2, ...], ...}
-#     evaluate("problem.json", strategies).feasible       # graph/iopddl.py
-#     solve(graph, warm_starts=[start_from(strategies, graph, "solution.json")])
-#
-# The plain list is the form of the ASPLOS 2025 contest; the object is what ``solver-shard solve-graph -o`` writes.
-
 MAX_SOLUTION_BYTES = 2**26
 """Largest file that is read."""
 
 
 def read_solution(path: str | Path) -> list[int]:
     """A strategy per node of some problem.
+
+        strategies = read_solution("solution.json")         # [1, 0, 2, ...] or {"assignment": [1, 0, 2, ...], ...}
+        evaluate("problem.json", strategies).feasible       # graph/iopddl.py
+        solve(graph, warm_starts=[start_from(strategies, graph, "solution.json")])
+
+    The plain list is the form of the ASPLOS 2025 contest; the object is what ``solver-shard solve-graph -o`` writes.
 
     Raises:
         InputError: the file cannot be read, or is not a solution; the message says what it should be.

@@ -161,7 +161,7 @@ def family_of(rule: Rule, name: str) -> str:
     return "matmul" if rule.matmul and name == "aten.einsum.default" else name
 
 
-def lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
+def liveness(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
     """Group the readers of every tensor and find when its bytes live; ``rules`` has one rule per op.
 
     ``accumulates``: gradients go to accumulators; the optimizer group of a gradient then ends with its addition.

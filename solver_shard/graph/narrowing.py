@@ -1,30 +1,70 @@
-"""Points of a choice graph without the solver: drawn at random, or as near as possible to given decisions.
+"""What masks leave of a choice graph: arc consistency, the smaller graph of what is left, and points of it without the solver.
 
->>> point = random_point(lowering.graph, seed=0)
->>> plan = plan_of(lowering, point, costs, options)
+**Arc consistency.** When the strategies of a node are narrowed, so are those of its neighbours to what still has a partner that is not
+forbidden, and so on. What goes is part of no assignment that the masks allow. It is no search: what is left may still have no point.
 
-Arc consistency keeps forbidden pairs out: when the strategies of a node are narrowed, so are those of its neighbours to what
-still has a partner, and so on. It is no search, so a draw can end in a dead end; it then starts again from another seed.
+    narrowing = Narrowing(lowering.graph)
+    narrowing.keep(masks)                               # False where they do not fit together
+    point = random_point(lowering.graph, seed=0)
+
+**Shrinking.** The plans that experts write decide nearly everything, so what they leave of a graph is completed in no time, where presolve
+alone would first look at all that they forbid.
+
+    small = shrink(graph, masks)
+    graph.cost(small.restore(x)) == small.graph.cost(x)      # for every x
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
-from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints
-
-Masks = dict[int, NDArray[np.bool_]]
-"""Node to what is left of its strategies."""
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks
 
 _ATTEMPTS = 10
+"""Draws of a random point that may end in a dead end."""
+
+Left = dict[int, Bools]
+"""Masks of all nodes."""
+
+
+class _Arcs:
+    """The edges of a graph in both directions: whether two strategies may be chosen together."""
+
+    def __init__(self, graph: ChoiceGraph, pairs: Mapping[tuple[int, int], Bools] | None = None) -> None:
+        allowed = [table < FORBIDDEN for table in graph.tables]
+        flipped = [np.ascontiguousarray(table.T) for table in allowed]
+        self._from: list[list[tuple[int, Bools]]] = [[] for _ in range(graph.size)]
+        for (u, v), number in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
+            there, back = allowed[number], flipped[number]
+            if pairs and (u, v) in pairs:
+                there, back = there & pairs[u, v], back & pairs[u, v].T
+            self._from[u].append((v, there))
+            self._from[v].append((u, back))
+
+    def consistent(self, left: Left, changed: Iterable[int]) -> Left | None:
+        """What is left when these nodes were narrowed; None where a node has nothing left. Narrows the masks of ``left`` itself."""
+        queue = deque(changed)  # first in, first out: what is narrowed from several sides is looked at once, after them
+        waiting = set(queue)
+        while queue:
+            u = queue.popleft()
+            waiting.discard(u)
+            if not left[u].any():
+                return None
+            for v, table in self._from[u]:
+                kept = left[v] & table[left[u]].any(axis=0)
+                if (kept != left[v]).any():
+                    left[v] = kept
+                    if v not in waiting:
+                        waiting.add(v)
+                        queue.append(v)
+        return left
 
 
 class Narrowing:
@@ -35,52 +75,23 @@ class Narrowing:
     """
 
     def __init__(self, graph: ChoiceGraph) -> None:
-        self.graph = graph
-        tables = [table < FORBIDDEN for table in graph.tables]
-        self._arcs: list[list[tuple[int, NDArray[np.bool_]]]] = [[] for _ in range(graph.size)]
-        for (u, v), table in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
-            self._arcs[u].append((v, tables[table]))
-            self._arcs[v].append((u, tables[table].T))
-        self.left: Masks = {v: graph.node_costs(v) < FORBIDDEN for v in range(graph.size)}
-        start = self._spread(self.left, list(self.left))
-        if start is None:
+        self._arcs = _Arcs(graph)
+        left = self._arcs.consistent({v: graph.node_costs(v) < FORBIDDEN for v in range(graph.size)}, range(graph.size))
+        if left is None:
             raise InternalError("the choice graph has no point: every strategy of some node is forbidden by its neighbours")
-        self.left = start
+        self.left: Left = left
 
-    def keep(self, masks: Mapping[int, NDArray[np.bool_]]) -> bool:
+    def keep(self, masks: Masks) -> bool:
         """Leave only these strategies of some nodes; False, and nothing is changed, where some node would have none."""
-        narrowed = {v: self.left[v] & mask for v, mask in masks.items()}
-        if not all(mask.any() for mask in narrowed.values()):
+        left = self._arcs.consistent(self.left | {v: self.left[v] & mask for v, mask in masks.items()}, masks)
+        if left is None:
             return False
-        spread = self._spread({**self.left, **narrowed}, list(narrowed))
-        if spread is None:
-            return False
-        self.left = spread
+        self.left = left
         return True
 
     def only(self, v: int, strategy: int) -> bool:
         """Decide a node."""
         return self.keep({v: np.arange(len(self.left[v])) == strategy})
-
-    def narrowed(self) -> ChoiceGraph:
-        """The graph with everything else forbidden."""
-        costs = self.graph.costs.copy()
-        for v, mask in self.left.items():
-            costs[self.graph.offsets[v] : self.graph.offsets[v + 1]][~mask] = FORBIDDEN
-        return dataclasses.replace(self.graph, costs=costs)
-
-    def _spread(self, left: Masks, queue: list[int]) -> Masks | None:
-        """Arc consistency from the nodes of the queue on; None where a node has nothing left."""
-        while queue:
-            u = queue.pop()
-            for v, table in self._arcs[u]:
-                kept = left[v] & table[left[u]].any(axis=0)
-                if not kept.any():
-                    return None
-                if (kept != left[v]).any():
-                    left[v] = kept
-                    queue.append(v)
-        return left
 
 
 def random_point(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None = None) -> tuple[int, ...]:
@@ -93,9 +104,9 @@ def random_point(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None 
         InternalError: the fixed strategies do not fit together, or every attempt ends in a dead end.
     """
     for attempt in range(_ATTEMPTS):
-        found = _draw(graph, random.Random(seed if not attempt else f"{seed}, attempt {attempt}"), fixed or {})
-        if found is not None:
-            return found
+        point = _draw(graph, random.Random(seed if not attempt else f"{seed}, attempt {attempt}"), fixed or {})
+        if point is not None:
+            return point
     raise InternalError(f"{_ATTEMPTS} draws from seed {seed} all end at a node without a strategy that fits; use another seed")
 
 
@@ -111,16 +122,6 @@ def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) ->
     return tuple(int(np.flatnonzero(narrowing.left[v])[0]) for v in range(graph.size))
 
 
-# A choice graph without the strategies that restrictions leave no use for: as small as what is left, however large it was.
-#
-#     small = shrink(graph, masks)
-#     graph.cost(small.restore(x)) == small.graph.cost(x)      # for every x
-#
-# Arc consistency: where strategies of a node go, so do those of its neighbours that then have no allowed partner, and so on. What goes is
-# part of no assignment that the restrictions allow; costs, bytes and lives of what stays are the same. The plans that experts write
-# decide nearly everything, so they are completed in no time, where presolve alone would first look at all that they forbid.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shrunk:
     """What is left of a graph; ``kept`` has the positions of the strategies of every node."""
@@ -133,53 +134,36 @@ class Shrunk:
         return np.array([kept[x] for kept, x in zip(self.kept, assignment, strict=True)], dtype=np.int64)
 
 
-def shrink(graph: ChoiceGraph, masks: Mapping[int, Bools], pairs: Mapping[tuple[int, int], Bools] | None = None) -> Shrunk | None:
-    """The graph of what is left; None where a node has no strategy left.
+def shrink(graph: ChoiceGraph, masks: Masks, pairs: Mapping[tuple[int, int], Bools] | None = None) -> Shrunk | None:
+    """The graph of what masks leave, without the rest: costs, bytes and lives stay the same; None where a node has no strategy left.
 
     Args:
         masks: by node, the strategies that may be chosen; nodes that are not named may choose freely.
         pairs: by two nodes, in the order of their edge, the pairs that may be chosen.
     """
     pairs = pairs or {}
-    edges = graph.edges.tolist()
-    arcs: list[list[tuple[int, int, bool]]] = [[] for _ in range(graph.size)]
-    for e, (u, v) in enumerate(edges):
-        arcs[u].append((v, e, False))
-        arcs[v].append((u, e, True))
-    kept = [np.flatnonzero((graph.node_costs(v) < FORBIDDEN) & masks.get(v, True)) for v in range(graph.size)]
-
-    def table(e: int) -> Ints:
-        """What is left of an edge's table."""
-        (u, v), whole = edges[e], graph.tables[graph.edge_tables[e]]
-        cells = whole[kept[u][:, None], kept[v]]
-        return cells if (u, v) not in pairs else np.where(pairs[u, v][kept[u][:, None], kept[v]], cells, FORBIDDEN)
-
-    waiting = dict.fromkeys(range(graph.size))
-    while waiting:
-        u = next(iter(waiting))
-        del waiting[u]
-        for v, e, flipped in arcs[u]:
-            partners = (table(e) < FORBIDDEN).any(axis=1 if flipped else 0)
-            if not partners.all():
-                kept[v] = kept[v][partners]
-                waiting[v] = None
-        if not len(kept[u]):
-            return None
+    left = {v: (graph.node_costs(v) < FORBIDDEN) & masks.get(v, True) for v in range(graph.size)}
+    if _Arcs(graph, pairs).consistent(left, range(graph.size)) is None:
+        return None
+    kept = [np.flatnonzero(mask) for mask in left.values()]
     tables: list[Ints] = []
     known: dict[tuple[int, int, bytes, bytes], int] = {}
     numbers = []
-    for e, (u, v) in enumerate(edges):
-        key = (int(graph.edge_tables[e]), id(pairs.get((u, v))), kept[u].tobytes(), kept[v].tobytes())
+    for (u, v), number in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True):
+        key = (number, id(pairs.get((u, v))), kept[u].tobytes(), kept[v].tobytes())
         if key not in known:
+            cells = graph.tables[number][kept[u][:, None], kept[v]]
+            if (u, v) in pairs:
+                cells = np.where(pairs[u, v][kept[u][:, None], kept[v]], cells, FORBIDDEN)
             known[key] = len(tables)
-            tables.append(np.ascontiguousarray(table(e)))
+            tables.append(np.ascontiguousarray(cells))
         numbers.append(known[key])
-    left = np.concatenate([graph.offsets[v] + kept[v] for v in range(graph.size)]) if graph.size else np.zeros(0, dtype=np.int64)
+    positions = np.concatenate([graph.offsets[v] + kept[v] for v in range(graph.size)]) if graph.size else np.zeros(0, dtype=np.int64)
     small = replace(
         graph,
         offsets=np.concatenate([[0], np.cumsum([len(x) for x in kept])]).astype(np.int64),
-        costs=graph.costs[left],
-        usages=graph.usages[left],
+        costs=graph.costs[positions],
+        usages=graph.usages[positions],
         edge_tables=np.array(numbers, dtype=np.int64),
         tables=tuple(tables),
     )

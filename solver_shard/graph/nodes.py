@@ -1,99 +1,266 @@
-"""What the nodes of a lowered choice graph mean, and what narrows it: pins and restrictions."""
+"""The nodes of a lowered choice graph, a class per kind; the lowering that says what each one decides.
+
+A node is found by its key: its class, the tensor (or op) that it is of, and, where a tensor has several of a kind, which of its groups of
+readers it serves.
+
+>>> lowering.index[ReshardNode, t, k]               # doctest: +SKIP
+812
+>>> lowering.node(ReshardNode, t, k).aliases        # doctest: +SKIP
+3
+
+:mod:`solver_shard.graph` states the problem that they make up.
+"""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from solver_shard.costs.layouts import free_moves
 from solver_shard.costs.memory import OptimizerState
-from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints
-from solver_shard.graph.liveness import Lives
-from solver_shard.graph.strategies import LayoutColumn, OpStrategies
+from solver_shard.graph.choice_graph import ChoiceGraph, Masks
+from solver_shard.graph.liveness import Group, Lives
+from solver_shard.graph.strategies import OpStrategies
 from solver_shard.layout import Layout
 from solver_shard.program import Program
+
+Layouts = tuple[Layout, ...]
+"""Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
 
 Pins = Mapping[int, Callable[[Layout], bool]]
 """Tensor position to a predicate that tells which layouts the user allows."""
 
 
-class Restriction(Protocol):
-    """Narrows the choice graph to what a template or another plan does; every answer must be the same on every call."""
-
-    def source(self, t: int, layout: Layout) -> bool:
-        """Whether a parameter, buffer or input may be stored so."""
-
-    def state(self, p: int, layout: Layout) -> bool:
-        """Whether a parameter's optimizer state may be stored so."""
-
-    def accumulator(self, t: int, layout: Layout) -> bool:
-        """Whether the accumulator of a gradient may be laid out so."""
-
-    def keeps_copies(self, t: int) -> bool:
-        """Whether a copy that the forward pass made may be kept for the backward pass."""
-
-    def scope(self, t: int, purpose: str) -> Hashable:
-        """A key of tensors and purposes for which ``moves`` answers alike."""
-
-    def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
-        """Which transitions may be used, by source and target; staying as it is is always allowed."""
-
-
-class Kind(enum.Enum):
-    """What a node of the choice graph decides."""
-
-    SOURCE = "source"
-    OP = "op"
-    RESULT = "result"
-    RESHARD = "reshard"
-    TAIL = "tail"
-    HOLD = "hold"
-    KEEP = "keep"
-    STORAGE = "storage"
-    STATE = "state"
-    STEP = "step"
-    ACCUMULATE = "accumulate"
-    ACCUMULATOR = "accumulator"
-    CLIP = "clip"
+PRODUCED = -1
+"""As an origin: what is held is what the producer made, not the copy of a group of readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
-    """One node: ``item`` is the op position for OP, the tensor position otherwise; ``group`` counts the tensor's groups.
+    """What all nodes have.
 
-    ``layouts`` has the layout of every strategy (not for OP and CLIP). The first ``aliases`` strategies of a RESHARD or
-    ACCUMULATE are aliases; of the way from an accumulator to the update, those that stay in the accumulator's bytes. A
-    HOLD's ``origins`` say what each strategy keeps: -1 the producer's bytes, k the copy of the tensor's group k. Strategy
-    0 of a TAIL or KEEP has no bytes; a KEEP's ``group`` is one more than the origin; its last ``aliases`` strategies keep the tensor in
-    the storage of what it views, whose bytes a chain of STORAGE nodes owns (see ``solver_shard.graph.lowering``). Of a TAIL the ``aliases``
-    after strategy 0 are the group's own, of a kept group's after strategy 1 (see ``lowering.add_tails``). A STEP has what the
-    optimizer's step holds of a parameter, by the layout of its STATE. The one CLIP belongs to no tensor, ``item`` is -1; its strategies
-    are the ``axes`` over which the gradient norm is summed.
+    Attributes:
+        label: of the class: how messages and names of nodes call it.
     """
 
-    kind: Kind
-    item: int
-    group: int = 0
-    layouts: Layouts = ()
-    aliases: int = 0
-    origins: tuple[int, ...] = ()
-    axes: tuple[tuple[int, ...], ...] = ()
+    label: ClassVar[str]
+
+    @property
+    def key(self) -> NodeKey:
+        """Where ``Lowering.index`` has it."""
+        raise NotImplementedError
+
+    @property
+    def strategies(self) -> Hashable:
+        """What its strategies mean; nodes of one class that have the same may share a decision."""
+        raise NotImplementedError
+
+
+NodeKey = tuple[type[Node], int, int]
+"""Class; tensor, or op of an ``OpNode``, or -1; group of readers, or origin of a ``KeepNode``, else 0."""
+
+AnyNode = TypeVar("AnyNode", bound=Node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpNode(Node):
+    """Which strategy an op runs: those of ``Lowering.strategies[op]``."""
+
+    label = "op"
+    op: int
+
+    @property
+    def key(self) -> NodeKey:
+        return OpNode, self.op, 0
+
+    @property
+    def strategies(self) -> Hashable:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClipNode(Node):
+    """Over which mesh axes the gradient norm is summed: one set of ``axes`` per strategy. There is one such node, or none."""
+
+    label = "clip"
+    axes: tuple[tuple[int, ...], ...]
+
+    @property
+    def key(self) -> NodeKey:
+        return ClipNode, -1, 0
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorNode(Node):
+    """A node that is about one tensor: strategy s is about it in ``layouts[s]``."""
+
+    tensor: int
+    layouts: Layouts
+
+    @property
+    def key(self) -> NodeKey:
+        return type(self), self.tensor, 0
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.layouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceNode(TensorNode):
+    """How a parameter, buffer or input is stored."""
+
+    label = "source"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ResultNode(TensorNode):
+    """In which layout an op leaves one of its results."""
+
+    label = "result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateNode(TensorNode):
+    """How the optimizer's state of a parameter is stored; ``tensor`` is the parameter."""
+
+    label = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepNode(TensorNode):
+    """What the optimizer's step holds of a parameter, by the layout of its state."""
+
+    label = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AccumulatorNode(TensorNode):
+    """The buffer in which a gradient is summed over microbatches."""
+
+    label = "accumulator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StorageNode(TensorNode):
+    """The bytes of a storage, as long as one member of it is the longest that needs it; ``layouts`` say nothing."""
+
+    label = "storage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AccumulateNode(TensorNode):
+    """The way of a microbatch's gradient to its accumulator; with the first ``aliases`` strategies it is added as it was made."""
+
+    label = "accumulate"
+    aliases: int
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.layouts, self.aliases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HoldNode(TensorNode):
+    """What is held of a tensor for its later readers: by strategy, what its producer made (``PRODUCED``) or the copy of a forward group."""
+
+    label = "hold"
+    origins: tuple[int, ...]
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.layouts, self.origins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeepNode(TensorNode):
+    """The bytes of what is held, where it is of this ``origin``; strategy 0 has none.
+
+    With the last ``stored`` strategies the tensor is kept in the storage of what it views, whose bytes its ``StorageNode`` has.
+    """
+
+    label = "keep"
+    origin: int
+    stored: int = 0
+
+    @property
+    def key(self) -> NodeKey:
+        return KeepNode, self.tensor, self.origin
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.layouts, self.stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupNode(TensorNode):
+    """A node that is about one group of a tensor's readers, by its position in ``Lives.groups``.
+
+    Attributes:
+        aliases: how many strategies read the tensor as it is.
+    """
+
+    group: int
+    aliases: int
+
+    @property
+    def key(self) -> NodeKey:
+        return type(self), self.tensor, self.group
+
+    @property
+    def strategies(self) -> Hashable:
+        return self.layouts, self.aliases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReshardNode(GroupNode):
+    """In which layout a group reads: with the first ``aliases`` strategies the bytes that it starts from, with the others a copy.
+
+    On the way from an accumulator to the update the first ones stay in the accumulator's bytes.
+    """
+
+    label = "reshard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TailNode(GroupNode):
+    """The bytes of what a group reads as it is, from where its owner's own end.
+
+    Strategy 0 has none; the ``aliases`` after it are the group's own (of a group that is final and kept: after strategy 1, which has none
+    either), those after them another group's that reads longer.
+    """
+
+    label = "tail"
+
+
+def group_of(node: TensorNode, lives: Lives) -> Group | None:
+    """The group of readers that a node serves, or whose copy it keeps."""
+    k = node.group if isinstance(node, GroupNode) else node.origin if isinstance(node, KeepNode) else PRODUCED
+    return None if k == PRODUCED else lives.groups[node.tensor][k]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowering:
-    """A choice graph and what its nodes mean."""
+    """A choice graph and what its nodes mean.
+
+    Attributes:
+        nodes: one per node of the graph.
+        index: key of a node to its position.
+        strategies: of every op.
+        buckets: by tensor and purpose, how many tensors share the launches of a transition.
+        reduced: the dtype in which each gradient is reduced.
+        relays: tensors behind which the program has a relay: a place that is no pin's, which a plan leaves out where it brings nothing
+            elsewhere.
+    """
 
     program: Program
     graph: ChoiceGraph
     nodes: tuple[Node, ...]
-    index: Mapping[tuple[Kind, int, int], int]
+    index: Mapping[NodeKey, int]
     strategies: tuple[OpStrategies, ...]
     lives: Lives
     buckets: Mapping[tuple[int, str], int]
@@ -101,99 +268,20 @@ class Lowering:
     microbatches: int = 1
     optimizer_state: OptimizerState
     reduced: Mapping[int, str] = field(default_factory=dict)
-    """The dtype in which each gradient is reduced."""
     relays: frozenset[int] = frozenset()
-    """Tensors behind which the program has a relay: a place that is no pin's, which a plan leaves out where it brings nothing elsewhere."""
 
+    def narrowed(self, masks: Masks) -> Lowering:
+        """The lowering with all other strategies forbidden."""
+        return replace(self, graph=self.graph.narrowed(masks))
 
-# Tables of the choice graph that say what fits together: 0 where two strategies may be chosen, forbidden elsewhere.
-#
-# Rows are the strategies of the edge's first node, columns those of its second.
+    def node(self, kind: type[AnyNode], item: int, group: int = 0) -> AnyNode:
+        """The node of this key; KeyError where there is none."""
+        return cast(AnyNode, self.nodes[self.index[kind, item, group]])
 
-Layouts = tuple[Layout, ...]
-"""Distinct layouts in a fixed order: the strategies of a node, or the columns of a table."""
+    def op_node(self, v: int) -> OpNode:
+        """The node at a position where an op is."""
+        return cast(OpNode, self.nodes[v])
 
-
-def equal_table(rows: Sequence[Layout], columns: Sequence[Layout]) -> Ints:
-    """The same layout on both sides."""
-    position = {layout: k for k, layout in enumerate(columns)}
-    table = np.full((len(rows), len(columns)), FORBIDDEN, dtype=np.int64)
-    for r, layout in enumerate(rows):
-        if layout in position:
-            table[r, position[layout]] = 0
-    return table
-
-
-def result_table(result: LayoutColumn, kept: Layouts) -> Ints:
-    """An op's strategies against the layouts of one of its results."""
-    return equal_table(result.layouts, kept)[result.chosen]
-
-
-def tail_table(alias: int, copies: int, longer: int, stored: bool) -> Ints:
-    """An alias prolongs the bytes it reads, a copy nobody's: those ``longer`` are there for another group.
-
-    Strategy 0 and, where ``stored``, the last one have no bytes.
-    """
-    table = np.full((alias + copies, 1 + alias + longer + stored), FORBIDDEN, dtype=np.int64)
-    table[np.arange(alias), 1 + np.arange(alias)] = 0
-    table[:alias, 1 + alias + longer :] = 0
-    table[alias:, 0] = 0
-    table[alias:, 1 + alias : 1 + alias + longer] = 0
-    return table
-
-
-def stays_table(stays: np.ndarray, aliases: int) -> Ints:
-    """Whether what a final group reads stays anyway, against its tail: strategy 0 where it does, else 1, without bytes, or its own."""
-    table = np.full((len(stays), 2 + aliases), FORBIDDEN, dtype=np.int64)
-    table[stays, 0] = 0
-    table[~stays, 1:] = 0
-    return table
-
-
-def kept_table(aliases: int, copies: int) -> Ints:
-    """A final group's reshard against that tail: an alias has its bytes where they do not stay, a copy none."""
-    table = np.full((aliases + copies, 2 + aliases), FORBIDDEN, dtype=np.int64)
-    table[:, 0] = 0
-    table[np.arange(aliases), 2 + np.arange(aliases)] = 0
-    table[aliases:, 1] = 0
-    return table
-
-
-def stored_table(held: Layouts, origins: tuple[int, ...], kept: Layouts) -> Ints:
-    """Whose bytes an alias of what is held of a stored tensor prolongs: a copy's, in a layout of ``kept``, or (last strategy) nobody's."""
-    table = np.full((len(held), 2 + len(kept)), FORBIDDEN, dtype=np.int64)
-    own = np.array(origins) < 0
-    table[:, 0] = 0
-    table[own, -1] = 0
-    for r in np.flatnonzero(~own).tolist():
-        table[r, [1 + k for k, layout in enumerate(kept) if layout == held[r]]] = 0
-    return table
-
-
-def free_table(rows: Layouts, columns: Layouts) -> Ints:
-    """Moves without communication."""
-    return np.where(free_moves(rows, columns), 0, FORBIDDEN).astype(np.int64)
-
-
-def hold_table(given: Layouts, aliases: int, origin: int, layouts: Layouts, origins: tuple[int, ...]) -> Ints:
-    """What a producer (origin -1) or a forward group allows to be held: only what it has, and a group only its copies."""
-    table = np.zeros((len(given), len(layouts)), dtype=np.int64)
-    own = np.array(origins) == origin
-    table[:, own] = equal_table(given, tuple(layout for layout, mine in zip(layouts, own, strict=True) if mine))
-    table[:aliases, own] = FORBIDDEN
-    return table
-
-
-def keep_table(layouts: Layouts, origins: tuple[int, ...], origin: int, kept: Layouts) -> Ints:
-    """What a hold keeps of one origin; column 0 where it keeps another's."""
-    position = {layout: 1 + k for k, layout in enumerate(kept)}
-    table = np.full((len(layouts), 1 + len(kept)), FORBIDDEN, dtype=np.int64)
-    for r, (layout, where) in enumerate(zip(layouts, origins, strict=True)):
-        table[r, position[layout] if where == origin else 0] = 0
-    return table
-
-
-def read_table(given: Layouts, asked: LayoutColumn, exact: bool = False) -> Ints:
-    """A reshard's layouts against what the reader's strategies ask for; ``exact``: the reader hands on just what it gets."""
-    table = equal_table(given, asked.layouts) if exact else np.where(free_moves(given, asked.layouts), 0, FORBIDDEN)
-    return table[:, asked.chosen].astype(np.int64)
+    def tensor_node(self, v: int) -> TensorNode:
+        """The node at a position where no op and no gradient norm is."""
+        return cast(TensorNode, self.nodes[v])

@@ -9,6 +9,9 @@
 Patterns are globs over tensor names: parameters and buffers as in ``state_dict``, inputs, outputs (``loss``),
 gradients (``grad(NAME)``) and activations. Pins on one tensor add up; two that leave nothing are an error.
 
+A graph is lowered with what all pins leave (``resolve_pins``). Where they conflict, it is lowered without them, and each is masks on its
+nodes that can be dropped (``pin_masks``).
+
 On a mesh with a split axis (``tp=8x2``), a placement of the axis is one of each of its parts: ``tp=S(0)`` cuts dim 0 by all 16.
 ``tp.0=S(0)``, or one placement per part, pins the parts apart.
 
@@ -25,7 +28,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -33,8 +35,8 @@ from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import Bools, Constraint, Ints
 from solver_shard.graph.liveness import OPTIMIZER, OUTPUT, either_order
-from solver_shard.graph.nodes import Kind, Lowering
-from solver_shard.graph.symmetry import Folded, node_classes
+from solver_shard.graph.nodes import Lowering, NodeKey, OpNode, ReshardNode, ResultNode, SourceNode
+from solver_shard.graph.symmetry import node_classes
 from solver_shard.layout import REDUCTIONS, Layout, P, Placement, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.program import Phase, Program, Role, Tensor, module_outputs
@@ -287,29 +289,21 @@ def _fits(layout: Sequence[Placement], sizes: Sequence[int], tensor: Tensor) -> 
     return all(count <= max(size, 1) for count, size in zip(shards, tensor.shape, strict=True))
 
 
-# Pins as masks on the nodes of a graph that was lowered without them, so that each can be dropped.
-#
-# ``lower(pins=...)`` leaves out what pins forbid. To ask which pins conflict, a graph is needed that has them all apart: lowered without
-# pins, each a mask on the nodes that decide how its tensors are stored, made or returned. With all masks it allows what the pinned graph
-# allows, at the same cost and memory.
-
-
-class Allows(Protocol):
-    """What a pin leaves of a tensor's layouts."""
-
-    def allows(self, layout: Layout) -> bool: ...
-
-
 def pin_masks(lowering: Lowering, t: int, allows: Callable[[Layout], bool]) -> dict[int, Bools]:
-    """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller."""
+    """What a pin on a tensor leaves of the nodes of a graph lowered without it: as stored, as made, or as handed to update and caller.
+
+    ``lower(pins=...)`` leaves out what pins forbid. To ask which pins conflict, a graph is needed that has them all apart: lowered without
+    pins, each a mask on the nodes that decide how its tensors are stored, made or returned. With all masks it allows what the pinned graph
+    allows, at the same cost and memory.
+    """
     groups = lowering.lives.groups.get(t, ())
     last = [k for k, group in enumerate(groups) if group.purpose in (OPTIMIZER, OUTPUT)]
-    kinds = [(Kind.SOURCE, 0), *((Kind.RESHARD, k) for k in last), *([] if last else [(Kind.RESULT, 0)])]
-    nodes = [lowering.index[kind, t, k] for kind, k in kinds if (kind, t, k) in lowering.index]
-    return {v: np.array([allows(layout) for layout in lowering.nodes[v].layouts], dtype=bool) for v in nodes}
+    keys: list[NodeKey] = [(SourceNode, t, 0), *((ReshardNode, t, k) for k in last), *([] if last else [(ResultNode, t, 0)])]
+    nodes = [lowering.index[key] for key in keys if key in lowering.index]
+    return {v: np.array([allows(layout) for layout in lowering.tensor_node(v).layouts], dtype=bool) for v in nodes}
 
 
-def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allows]]) -> list[Constraint]:
+def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int, Mapping[str, Allowed]]) -> list[Constraint]:
     """Every pin as masks on the nodes of all the tensors that it matches; ``pins``: tensor to pin text to what it leaves."""
     allowed: dict[str, dict[int, Bools]] = {text: {} for text in dict.fromkeys(texts)}
     for t, own in pins.items():
@@ -320,29 +314,15 @@ def pin_constraints(lowering: Lowering, texts: Sequence[str], pins: Mapping[int,
 
 def pinned_classes(lowering: Lowering, pinned: Lowering, constraints: Sequence[Constraint]) -> Ints:
     """Which nodes are tied, in a graph lowered without pins: those that the pinned graph ties and that no constraint tells apart."""
-    keys = {(node.kind, node.item, node.group): c for node, c in zip(pinned.nodes, node_classes(pinned).tolist(), strict=True)}
+    keys = {node.key: c for node, c in zip(pinned.nodes, node_classes(pinned).tolist(), strict=True)}
     own = node_classes(lowering).tolist()
     marks: list[list[tuple[int, bytes]]] = [[] for _ in lowering.nodes]
     for k, constraint in enumerate(constraints):
         for v, mask in constraint.allowed.items():
             marks[v].append((k, mask.tobytes()))
     known: dict[object, int] = {}
-    found = [
-        known.setdefault((own[v], keys.get((node.kind, node.item, node.group), -1), tuple(marks[v])), len(known))
-        for v, node in enumerate(lowering.nodes)
-    ]
+    found = [known.setdefault((own[v], keys.get(node.key, -1), tuple(marks[v])), len(known)) for v, node in enumerate(lowering.nodes)]
     return np.array(found, dtype=np.int64)
-
-
-def folded_constraint(constraint: Constraint, folded: Folded | None) -> Constraint:
-    """A constraint on the nodes of the free graph as one on those of the tied graph."""
-    if folded is None:
-        return constraint
-    allowed: dict[int, Bools] = {}
-    for v, mask in constraint.allowed.items():
-        c = int(folded.member[v])
-        allowed[c] = allowed[c] & mask if c in allowed else mask
-    return Constraint(name=constraint.name, allowed=allowed)
 
 
 def op_constraints(lowering: Lowering, edges: Ints, member: Ints) -> tuple[list[Constraint], list[int]]:
@@ -355,8 +335,8 @@ def op_constraints(lowering: Lowering, edges: Ints, member: Ints) -> tuple[list[
     """
     ops: dict[int, int] = {}
     for v, node in enumerate(lowering.nodes):
-        if node.kind is Kind.OP:
-            ops.setdefault(int(member[v]), node.item)
+        if isinstance(node, OpNode):
+            ops.setdefault(int(member[v]), node.op)
     owned: Mapping[int, list[int]] = {c: [] for c in ops}
     for e, (u, v) in enumerate(edges.tolist()):
         for c in (u, v):

@@ -1,4 +1,6 @@
-"""All strategies of one op instance on a mesh: the product over mesh axes of its rule's single-axis strategies.
+"""All strategies of one op instance on a mesh, their prices, and which tensors between ops are fused away.
+
+The strategies are the product over mesh axes of the rule's single-axis strategies.
 
 On inner sub-axes a strategy may also cut a minor factor (see ``Rule.minor_strategies``), where the axes to the left have
 single units of what lies above it.
@@ -193,9 +195,6 @@ def _column(tensor: Tensor, codes: Ints, mesh_shape: Sequence[int]) -> LayoutCol
     return LayoutColumn(layouts=layouts, chosen=inverse.reshape(-1).astype(np.int64), nbytes=sizes)
 
 
-# Prices of ops under their strategies, and of copies that break a fused chain.
-
-
 def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel, fused: frozenset[int] = frozenset()) -> Ints:
     """Roofline time of an op and the collectives inside it, under each of its strategies; views take none.
 
@@ -228,29 +227,30 @@ def compute_dtype(program: Program, i: int) -> str:
     return next((d for d in dtypes if d[0] in "fb" and d != "bool"), dtypes[0])
 
 
-# Which intermediate tensors of pointwise chains a fusing compiler never writes to memory.
-#
-# >>> fused_tensors(program, rules)  # 5 = gelu(4) is read by a dropout of the same shape alone
-# frozenset({5})
-#
-# A tensor is fused where a pointwise op or a cast makes it, one pointwise op or cast reads it, once, in the same phase and to
-# a result of the same shape, and nothing else needs it (no backward pass, no output, no gradient). So every link of a chain is
-# decided by the program alone, and the prices of ops stay separate: the maker does not write the tensor, the reader does not
-# read it. The place of a pin or a relay between them (:mod:`solver_shard.program`) makes no difference: it hands on what it
-# got. What torch.compile's Inductor fuses beyond this is not counted: prologues and epilogues of matrix products and
-# reductions, several readers in one kernel, tensors that are written but not read back.
-#
-# **Price.** Each op takes the longer of its operations and of the bytes that it still moves, so a chain costs at least what one
-# fused kernel would. Where a reshard changes the layout between maker and reader there is a collective between the two, no kernel
-# can hold both, and the copy pays for writing the tensor and reading it back (``Reshard.traffic_ns``).
-#
-# **Memory** is not changed: a fused tensor still counts its bytes, so the peak is an upper bound.
-
 FUSED_FAMILIES = frozenset({"pointwise", "cast"})
 
 
 def fused_tensors(program: Program, rules: Sequence[Rule]) -> frozenset[int]:
-    """Positions of the fused tensors; ``rules`` has one rule per op."""
+    """Which intermediate tensors of pointwise chains a fusing compiler never writes to memory; ``rules`` has one rule per op.
+
+    Where 5 = gelu(4) is read by a dropout of the same shape alone:
+
+    >>> fused_tensors(program, rules)  # doctest: +SKIP
+    frozenset({5})
+
+    A tensor is fused where a pointwise op or a cast makes it, one pointwise op or cast reads it, once, in the same phase and to
+    a result of the same shape, and nothing else needs it (no backward pass, no output, no gradient). So every link of a chain is
+    decided by the program alone, and the prices of ops stay separate: the maker does not write the tensor, the reader does not
+    read it. The place of a pin or a relay between them (:mod:`solver_shard.program`) makes no difference: it hands on what it
+    got. What torch.compile's Inductor fuses beyond this is not counted: prologues and epilogues of matrix products and
+    reductions, several readers in one kernel, tensors that are written but not read back.
+
+    **Price.** Each op takes the longer of its operations and of the bytes that it still moves, so a chain costs at least what one
+    fused kernel would. Where a reshard changes the layout between maker and reader there is a collective between the two, no kernel
+    can hold both, and the copy pays for writing the tensor and reading it back (``Reshard.traffic_ns``).
+
+    **Memory** is not changed: a fused tensor still counts its bytes, so the peak is an upper bound.
+    """
     pointwise = [rule.family in FUSED_FAMILIES for rule in rules]
     needed = {*program.outputs, *program.gradients.values()}
     producers, readers, handing = program.producers(), program.readers(), places(program)

@@ -79,15 +79,14 @@ def _plain(rule: Rule) -> list[int]:
     return [s.factor for s in rule.strategies() if s.factor is not None and s.implementation is None]
 
 
-# Into how many parts tensor parallelism may cut the matrices around attention: between heads, and never inside one.
-#
-# Queries may be cut into groups that share a key-value head only where every device has a single one of these, as the rule of
-# attention says (``solver_shard.rules.families.attention``).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
     """What the cut dim of a matrix or bias holds: ``shared`` key-value heads, each with ``group`` heads of its own.
+
+    Into how many parts tensor parallelism may cut the matrices around attention: between heads, and never inside one.
+
+    Queries may be cut into groups that share a key-value head only where every device has a single one of these, as the rule of
+    attention says (``solver_shard.rules.families.attention``).
 
     >>> queries, keys = Heads(shared=8, group=8), Heads(shared=8)
     >>> queries.cut_by((8, 2)), keys.cut_by((8, 2)), queries.cut_by((2, 8))

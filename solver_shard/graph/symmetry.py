@@ -1,4 +1,4 @@
-"""Find what repeats by structure: which ops do the same thing at the same place of a repeated block.
+"""Repeated layers: which ops do the same thing at the same place of a repeated block, and the graph in which copies decide alike.
 
 Forward and backward are each a sequence of op signatures (name, rule, shapes; never module names, nor arguments that no rule asks for,
 such as the place that a step of a scan reads). A stack of equal layers is a run in which the signature at i equals the one at
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks, repeated
+from solver_shard.graph.nodes import Lowering, OpNode, TensorNode, group_of
 from solver_shard.program import Phase, Program, Role, places, without
 from solver_shard.rules.rule import Rule
 
@@ -65,22 +65,15 @@ def node_classes(lowering: Lowering) -> Ints:
     known: dict[object, int] = {}
     classes = []
     for v, node in enumerate(lowering.nodes):
-        key: tuple[object, ...]
-        if node.kind is Kind.OP:
-            key = (node.kind, int(ops[node.item]))
-        elif node.kind is Kind.CLIP:
-            key = (node.kind,)
-        elif node.kind in (Kind.RESHARD, Kind.TAIL):
-            group = lowering.lives.groups[node.item][node.group]
-            key = (node.kind, tensor_key[node.item], group.purpose, group.family)
-        elif node.kind is Kind.KEEP and node.group:
-            group = lowering.lives.groups[node.item][node.group - 1]
-            key = (node.kind, tensor_key[node.item], group.purpose, group.family)
-        else:
-            key = (node.kind, tensor_key[node.item])
+        place: object = None
+        if isinstance(node, OpNode):
+            place = int(ops[node.op])
+        elif isinstance(node, TensorNode):
+            group = group_of(node, lowering.lives)
+            place = tensor_key[node.tensor], group and (group.purpose, group.family)
         graph = lowering.graph
-        content = (node.layouts, node.aliases, node.origins, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
-        classes.append(known.setdefault((key, content), len(known)))
+        content = (node.strategies, graph.node_costs(v).tobytes(), graph.node_usages(v).tobytes())
+        classes.append(known.setdefault((type(node), place, content), len(known)))
     return np.array(classes, dtype=np.int64)
 
 
@@ -169,17 +162,6 @@ def _longest_true(flags: Sequence[bool] | np.ndarray) -> tuple[int, int]:
     return int(starts[k]), int(stops[k] - starts[k])
 
 
-# Fold tied nodes of a choice graph into one: one decision for all copies of a repeated layer.
-#
-# A class of nodes with equal strategies becomes a single node whose cost is the sum over its members, with the intervals
-# of all of them (so its usage counts once for every member that is live). Edges between members of two classes add up;
-# an edge inside a class can only be used on its diagonal and becomes node cost. The folded problem is the free one
-# restricted to assignments that are equal within each class: every folded assignment expands to a free one of exactly the
-# same cost and memory profile. It does drop all others, so a bound of the folded problem is of tied plans only, and a certificate says so.
-#
-# >>> expand(folded, folded_assignment)  # doctest: +SKIP
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Folded:
     """A folded graph and the folded node of every free node."""
@@ -189,7 +171,16 @@ class Folded:
 
 
 def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
-    """Tie all nodes with equal class number; they must have the same number of strategies, in the same order."""
+    """Tie all nodes with equal class number; they must have the same number of strategies, in the same order.
+
+    A class of nodes with equal strategies becomes a single node whose cost is the sum over its members, with the intervals of all of them
+    (so its usage counts once for every member that is live). Edges between members of two classes add up; an edge inside a class can only
+    be used on its diagonal and becomes node cost. The folded problem is the free one restricted to assignments that are equal within each
+    class: every folded assignment expands to a free one of exactly the same cost and memory profile. It does drop all others, so a bound of
+    the folded problem is of tied plans only, and a certificate says so.
+
+    >>> expand(folded, folded_assignment)  # doctest: +SKIP
+    """
     _, first, member = np.unique(classes, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")  # folded nodes keep the order in which their first members appear
     rank = np.empty_like(order)
@@ -237,6 +228,21 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
         limit=graph.limit,
     )
     return Folded(graph=folded, member=member)
+
+
+def folded_masks(masks: Masks, folded: Folded | None, *, lenient: bool = False) -> dict[int, Bools]:
+    """Masks of the free graph's nodes as those of the folded one's: what all copies leave.
+
+    ``lenient``: where that is nothing, what the first of them leave.
+    """
+    if folded is None:
+        return dict(masks)
+    together: dict[int, Bools] = {}
+    for v, mask in masks.items():
+        c = int(folded.member[v])
+        both = together[c] & mask if c in together else mask
+        together[c] = both if both.any() or not lenient or c not in together else together[c]
+    return together
 
 
 def expand(folded: Folded, assignment: Sequence[int] | Ints) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The plans that experts write, axis by axis, as restrictions of the choice graph.
+"""The plans that experts write, axis by axis, as restrictions of the choice graph; and layouts of sources, as hints (``warm_starts``).
 
 A template says what one mesh axis does: how it stores parameters, optimizer states and inputs, in which layout a
 gradient is reduced, and which transitions it uses for what. Whatever that leaves open (where a free slice is taken, which of two
@@ -38,25 +38,22 @@ expert parallelism within data parallelism. Hybrid sharding is ``ddp`` on the ou
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
-from solver_shard.graph.choice_graph import WarmStart
+from solver_shard.graph.choice_graph import Masks, WarmStart
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
-from solver_shard.graph.nodes import Kind, Layouts, Lowering
+from solver_shard.graph.nodes import Layouts, Lowering, SourceNode
 from solver_shard.graph.sub_axes import Heads, heads_of
-from solver_shard.graph.symmetry import Folded
+from solver_shard.graph.symmetry import Folded, folded_masks
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program, Ref, Role
-from solver_shard.text import fold_names
 
 TEMPLATES = (
     *("replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel"),
@@ -140,7 +137,7 @@ def _name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRestriction:
-    """What the templates of all axes allow; see ``solver_shard.graph.nodes.Restriction``."""
+    """What the templates of all axes allow of layouts and transitions; every answer is the same on every call."""
 
     program: Program
     mesh: Mesh
@@ -162,9 +159,11 @@ class TemplateRestriction:
     accumulates: bool = False
 
     def source(self, t: int, layout: Layout) -> bool:
+        """Whether a parameter, buffer or input may be stored so."""
         return all(self._stored(t, name, a, layout) for a, name in enumerate(self.templates))
 
     def state(self, p: int, layout: Layout) -> bool:
+        """Whether a parameter's optimizer state may be stored so."""
         for a, name in enumerate(self.templates):
             if name == _FREE:
                 continue
@@ -176,12 +175,15 @@ class TemplateRestriction:
         return True
 
     def accumulator(self, t: int, layout: Layout) -> bool:
+        """Whether the accumulator of a gradient may be laid out so."""
         return not any(placement.is_partial and _data(name) in _SCATTERED for name, placement in zip(self.templates, layout, strict=True))
 
     def keeps_copies(self, t: int) -> bool:
+        """Whether a copy that the forward pass made may be kept for the backward pass."""
         return self.program.tensors[t].role is not Role.PARAMETER
 
     def scope(self, t: int, purpose: str) -> Hashable:
+        """A key of tensors and purposes for which ``moves`` answers alike."""
         tensor = self.program.tensors[t]
         if purpose in (ACCUMULATE, OPTIMIZER, UPDATE):
             parameter = t if purpose == UPDATE else self.parameters[t]
@@ -193,6 +195,7 @@ class TemplateRestriction:
         return (OUTPUT if purpose == OUTPUT else "activation", len(tensor.shape), bool(tensor.shape) and tensor.shape[-1] > 1)
 
     def moves(self, scope: Hashable, sources: Layouts, targets: Layouts) -> NDArray[np.bool_]:
+        """Which transitions may be used, by source and target; staying as it is is always allowed."""
         allowed = np.ones((len(sources), len(targets)), dtype=bool)
         for a, name in enumerate(self.templates):
             (before, row), (after, column) = (_placements(layouts, a) for layouts in (sources, targets))
@@ -474,16 +477,6 @@ def _activation(name: str, dims: int, wide: bool, source: Placement, target: Pla
     return dims <= 2 and source.is_partial and target == R
 
 
-# Layouts that experts write, as restrictions of the sources of a choice graph: warm starts for the solver.
-#
-# Each template says how parameters, buffers and inputs are laid out; the solver fills in the rest.
-#
-# - ``replicate``: everything whole on every device.
-# - ``data-parallel``: inputs cut by batch on all axes, parameters whole.
-# - ``fully-sharded``: inputs cut by batch on all axes, parameters cut on all axes (Rajbhandari et al., "ZeRO", stage 3).
-# - ``megatron`` and ``megatron-fully-sharded``: on the innermost axis, matrices that feed a residual addition are cut by
-#   rows, the others by columns (Shoeybi et al., "Megatron-LM"); the other axes as above.
-
 _THROUGH = ("aten.view.default", "aten.native_dropout.default", "aten.permute.default", "aten._to_copy.default")
 
 
@@ -492,16 +485,24 @@ def warm_starts(
 ) -> tuple[WarmStart, ...]:
     """Other baselines by name, then the templates, as restrictions of the graph's nodes (of the folded graph's, when there is one).
 
+    Each template says how parameters, buffers and inputs are laid out; the solver fills in the rest.
+
+    - ``replicate``: everything whole on every device.
+    - ``data-parallel``: inputs cut by batch on all axes, parameters whole.
+    - ``fully-sharded``: inputs cut by batch on all axes, parameters cut on all axes (Rajbhandari et al., "ZeRO", stage 3).
+    - ``megatron`` and ``megatron-fully-sharded``: on the innermost axis, matrices that feed a residual addition are cut by
+      rows, the others by columns (Shoeybi et al., "Megatron-LM"); the other axes as above.
+
     Given the mesh, tensor parallelism goes over all parts of an innermost axis that is split.
     """
     found = {**(others or {}), **_templates(lowering, mesh)}
-    return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded)) for name, masks in found.items())
+    return tuple(WarmStart(name=name, allowed=folded_masks(masks, folded, lenient=True)) for name, masks in found.items())
 
 
 def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
     program = lowering.program
     rows = row_cut(program)
-    axes = len(next((n.layouts[0] for n in lowering.nodes if n.kind is Kind.SOURCE), ()))
+    axes = len(next((n.layouts[0] for n in lowering.nodes if isinstance(n, SourceNode)), ()))
     inner = min(mesh.positions(mesh.whole.names[-1])) if mesh is not None else axes - 1
     heads = heads_of(program, rows)
 
@@ -534,12 +535,12 @@ def _templates(lowering: Lowering, mesh: Mesh | None) -> dict[str, Masks]:
     for name, (score, outer_only) in {**wholly, **split}.items():
         masks = {}
         for v, node in enumerate(lowering.nodes):
-            if node.kind is not Kind.SOURCE:
+            if not isinstance(node, SourceNode):
                 continue
-            if program.tensors[node.item].role is Role.INPUT and outer_only is not None and shape_of(node.item):
+            if program.tensors[node.tensor].role is Role.INPUT and outer_only is not None and shape_of(node.tensor):
                 scores = np.array([by_batch(layout, outer_only) for layout in node.layouts])
             else:
-                scores = np.array([score(node.item, layout) for layout in node.layouts])
+                scores = np.array([score(node.tensor, layout) for layout in node.layouts])
             masks[v] = scores == scores.max()
         found[name] = masks
     return found
@@ -620,70 +621,3 @@ def reaches(program: Program, readers: Mapping[int, list[tuple[int, int]]], star
                 seen.add(op.results[0])
                 pending.append(op.results[0])
     return False
-
-
-# What a baseline decides, as the strategies of a choice graph that it leaves: a whole plan when the rest is completed, or a hint.
-
-Masks = Mapping[int, NDArray[np.bool_]]
-"""Node to the strategies that are left; nodes that are not named may choose freely."""
-
-MAX_NAMES = 8
-
-
-def narrowed(lowering: Lowering, masks: Masks) -> Lowering:
-    """The lowering without all other strategies."""
-    graph = lowering.graph
-    costs = graph.costs.copy()
-    for v, keep in masks.items():
-        costs[graph.offsets[v] : graph.offsets[v + 1]][~keep] = FORBIDDEN
-    return dataclasses.replace(lowering, graph=dataclasses.replace(graph, costs=costs))
-
-
-def deciding(
-    lowering: Lowering,
-    stored: Mapping[int, Layout],
-    agreeing: Callable[[int], NDArray[np.bool_]],
-    nodes: Collection[int] | None = None,
-) -> tuple[Masks, tuple[int, ...]]:
-    """Per node of a source or an op, the strategies that do what a walk decides; and the ops of which that cannot be said.
-
-    Args:
-        stored: layouts of the sources, by tensor.
-        agreeing: the strategies of an op, by its position, that do what is decided; none where that cannot be said.
-        nodes: those that are restricted; all by default.
-    """
-    masks: dict[int, NDArray[np.bool_]] = {}
-    missing = []
-    for v, node in enumerate(lowering.nodes):
-        if nodes is not None and v not in nodes:
-            continue
-        if node.kind is Kind.SOURCE:
-            keep = np.array([layout == stored[node.item] for layout in node.layouts])
-        elif node.kind is Kind.OP:
-            keep = agreeing(node.item)
-            if not keep.any():
-                missing.append(node.item)
-        else:
-            continue
-        if keep.any():
-            masks[v] = keep
-    return masks, tuple(missing)
-
-
-def left_over(program: Program, missing: Sequence[int]) -> str:
-    """``; left to the solver: mlp: aten.add.Tensor``: the ops of which a baseline says nothing; empty where there are none."""
-    names = fold_names(f"{program.ops[i].module}: {program.ops[i].name}".removeprefix(": ") for i in missing)
-    shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
-    return f"; left to the solver: {shown}" if names else ""
-
-
-def folded_masks(masks: Masks, folded: Folded | None) -> dict[int, NDArray[np.bool_]]:
-    """Masks of the free graph's nodes as those of the folded one's: what all copies leave, or the first of them where that is nothing."""
-    if folded is None:
-        return dict(masks)
-    found: dict[int, NDArray[np.bool_]] = {}
-    for v, mask in masks.items():
-        c = int(folded.member[v])
-        both = found[c] & mask if c in found else mask
-        found[c] = both if both.any() else found[c]
-    return found

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, OpNode, TensorNode, group_of
 from solver_shard.graph.symmetry import fold
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.text import template
@@ -79,27 +79,22 @@ def alike_nodes(lowering: Lowering) -> Ints:
     names: dict[int, Hashable] = {}
     ops: list[Hashable] = []
     for op in program.ops:
-        place = (op.module, op.name, op.phase, op.recompute)
-        seen[place] = seen.get(place, 0) + 1
-        ops.append((template(op.module), op.name, op.phase, op.recompute, seen[place]))
+        where = (op.module, op.name, op.phase, op.recompute)
+        seen[where] = seen.get(where, 0) + 1
+        ops.append((template(op.module), op.name, op.phase, op.recompute, seen[where]))
         names.update({t: (ops[-1], j) for j, t in enumerate(op.results)})
     names.update({t: template(program.tensors[t].name) for t in program.sources()})
     known: dict[Hashable, int] = {}
     found = []
     for node in lowering.nodes:
-        key: Hashable
-        if node.kind is Kind.OP:
-            column = lowering.strategies[node.item]
-            key = ops[node.item], tuple(way.name for way in column.single), column.axis_choice.tobytes()
-        elif node.kind is Kind.CLIP:
-            key = node.axes
-        else:
-            group: Hashable = None
-            if node.kind in (Kind.RESHARD, Kind.TAIL) or (node.kind is Kind.KEEP and node.group):
-                read = lowering.lives.groups[node.item][node.group - (node.kind is Kind.KEEP)]
-                group = read.purpose, read.family
-            key = names[node.item], group, node.layouts, node.aliases, node.origins
-        found.append(known.setdefault((node.kind, key), len(known)))
+        place: Hashable = None
+        if isinstance(node, OpNode):
+            column = lowering.strategies[node.op]
+            place = ops[node.op], tuple(way.name for way in column.single), column.axis_choice.tobytes()
+        elif isinstance(node, TensorNode):
+            group = group_of(node, lowering.lives)
+            place = names[node.tensor], group and (group.purpose, group.family)
+        found.append(known.setdefault((type(node), place, node.strategies), len(known)))
     return np.array(found, dtype=np.int64)
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,21 @@ from solver_shard.costs.model import CostModel
 from solver_shard.costs.transitions import FORBIDDEN, TransitionTable, intermediates, update_held
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints, WarmStart
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, UPDATE, either_order, read_for
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import (
+    PRODUCED,
+    AccumulateNode,
+    AccumulatorNode,
+    HoldNode,
+    KeepNode,
+    Lowering,
+    NodeKey,
+    ReshardNode,
+    ResultNode,
+    SourceNode,
+    StateNode,
+    StepNode,
+    TailNode,
+)
 from solver_shard.graph.symmetry import Folded, fold
 from solver_shard.layout import Layout
 from solver_shard.program import DTYPE_BYTES
@@ -83,23 +98,24 @@ def moves_of(lowering: Lowering) -> tuple[Move, ...]:
     last = lowering.lives.end - 1
     found = []
     for v, node in enumerate(lowering.nodes):
-        t = node.item
-        if node.kind is Kind.STATE:
-            start, stop, aliases, time, purpose = v, index[Kind.SOURCE, t, 0], 0, last, UPDATE
-        elif node.kind is Kind.ACCUMULATE:
-            start, stop, aliases, time, purpose = index[Kind.RESULT, t, 0], v, node.aliases, lowering.lives.base[t][0], ACCUMULATE
-        elif node.kind is Kind.RESHARD:
-            group = lowering.lives.groups[t][node.group]
-            start = index[Kind.HOLD if group.late else Kind.RESULT if t in made else Kind.SOURCE, t, 0]
-            stop, aliases, time, purpose = v, node.aliases, group.start, group.purpose
-            if purpose == OPTIMIZER and (Kind.ACCUMULATOR, t, 0) in index:  # those that stay in its bytes may take several steps too
-                start, aliases, time = index[Kind.ACCUMULATOR, t, 0], 0, last
+        read = None
+        if isinstance(node, StateNode):
+            t = node.tensor
+            start, stop, aliases, time, purpose = v, index[SourceNode, t, 0], 0, last, UPDATE
+        elif isinstance(node, AccumulateNode):
+            t = node.tensor
+            start, stop, aliases, time, purpose = index[ResultNode, t, 0], v, node.aliases, lowering.lives.base[t][0], ACCUMULATE
+        elif isinstance(node, ReshardNode):
+            t, read = node.tensor, lowering.lives.groups[node.tensor][node.group]
+            start = index[HoldNode if read.late else ResultNode if t in made else SourceNode, t, 0]
+            stop, aliases, time, purpose = v, node.aliases, read.start, read.purpose
+            if purpose == OPTIMIZER and (AccumulatorNode, t, 0) in index:  # those that stay in its bytes may take several steps too
+                start, aliases, time = index[AccumulatorNode, t, 0], 0, last
         else:
             continue
         dtype = lowering.reduced[t] if purpose in (ACCUMULATE, OPTIMIZER) else tensors[t].dtype
-        read = lowering.lives.groups[t][node.group] if node.kind is Kind.RESHARD else None
         readers = read.readers if read is not None else ()
-        leaves = purpose in (ACCUMULATE, OPTIMIZER) and lowering.nodes[start].kind is not Kind.ACCUMULATOR
+        leaves = purpose in (ACCUMULATE, OPTIMIZER) and not isinstance(lowering.nodes[start], AccumulatorNode)
         state = lowering.optimizer_state
         found.append(
             Move(
@@ -130,19 +146,20 @@ def turns_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     """
     turns = np.zeros(len(lowering.nodes), dtype=np.int64)
     for move in moves:
-        if not move.after and lowering.nodes[move.stop].kind is Kind.RESHARD:
+        if not move.after and isinstance(lowering.nodes[move.stop], ReshardNode):
             turns[move.stop] = move.operand + move.final
     with_op = turns.max(initial=0) + 1
     made = {t: i for i, op in enumerate(lowering.program.ops) for t in op.results}
     for v, node in enumerate(lowering.nodes):
-        if node.kind is Kind.STEP or (node.kind is Kind.RESULT and lowering.lives.base[node.item][0] == made[node.item]):
+        if isinstance(node, StepNode) or (isinstance(node, ResultNode) and lowering.lives.base[node.tensor][0] == made[node.tensor]):
             turns[v] = with_op  # a result that takes over is there before
     turns[[move.stop for move in moves if move.after]] = with_op
     for move in (move for move in moves if move.final):  # what takes over from what it starts from
-        node = lowering.nodes[move.stop]
-        late = lowering.nodes[move.start].kind is Kind.HOLD
-        own = [lowering.index.get(key) for key in ((Kind.TAIL, node.item, node.group), *((Kind.KEEP, node.item, 0),) * (not late))]
-        turns[[v for v in own if v is not None]] = turns[move.stop]
+        node = cast(ReshardNode, lowering.nodes[move.stop])
+        own: list[NodeKey] = [(TailNode, node.tensor, node.group)]
+        if not isinstance(lowering.nodes[move.start], HoldNode):
+            own.append((KeepNode, node.tensor, PRODUCED))
+        turns[[lowering.index[key] for key in own if key in lowering.index]] = turns[move.stop]
     return turns
 
 
@@ -156,16 +173,16 @@ def ends_of(lowering: Lowering, moves: Sequence[Move]) -> Ints:
     stops = lowering.graph.intervals[lowering.graph.interval_offsets[1:] - 1, 1].tolist()
     keeping: dict[int, list[int]] = {}
     for v, node in enumerate(lowering.nodes):
-        if node.kind is Kind.KEEP:
-            keeping.setdefault(node.item, []).append(v)
+        if isinstance(node, KeepNode):
+            keeping.setdefault(node.tensor, []).append(v)
     for move in (move for move in moves if move.final):
-        t = lowering.nodes[move.stop].item
-        owners = [index[Kind.RESULT, t, 0]]
-        if lowering.nodes[move.start].kind is Kind.HOLD:
+        t = lowering.tensor_node(move.stop).tensor
+        owners = [index[ResultNode, t, 0]]
+        if isinstance(lowering.nodes[move.start], HoldNode):
             owners = keeping.get(t, [])
         elif makers[t] in lives.views:
             x, k = read_for(lowering.program, lives, makers, t)
-            owners = [index[kind, x, k] for kind in (Kind.RESHARD, Kind.TAIL) if (kind, x, k) in index]
+            owners = [index[key] for key in ((ReshardNode, x, k), (TailNode, x, k)) if key in index]
         ends[[v for v in owners if stops[v] == move.time]] = move.operand + 1
     return ends
 
@@ -316,7 +333,7 @@ class Transients:
         return self.costs.transitions(move.shape, move.dtype, reductions, move.bucket, move.orders)
 
     def _layout(self, v: int, plain: Ints) -> Layout:
-        return self.lowering.nodes[v].layouts[int(plain[v])]
+        return self.lowering.tensor_node(v).layouts[int(plain[v])]
 
     def _key(self, m: int) -> Hashable:
         """What copies of a transition in repeated layers share."""
@@ -326,7 +343,7 @@ class Transients:
     def _table(self, m: int) -> Ints:
         """What ``_held`` says, for every strategy of the one and the other node."""
         move = self.moves[m]
-        held, taken = self.lowering.nodes[move.start].layouts, self.lowering.nodes[move.stop].layouts
+        held, taken = (self.lowering.tensor_node(v).layouts for v in (move.start, move.stop))
         key = (move.prices, held, taken, move.aliases)
         if key not in self._numbers:
             table = self._transitions(move, (*held, *taken))
@@ -414,21 +431,21 @@ def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: I
     )
 
 
-# Nodes that know what two other nodes decide together: the pairs of their strategies that mean the same, as few as simple rows allow.
-#
-# A cost or usage of a choice graph belongs to one node, but what a transition needs depends on where it starts and where it ends. So a
-# node is added whose strategies are **cells**: a set of strategies of the first node times a set of the second one's, on all pairs of
-# which some number is the same. Its tables to the two nodes forbid all that is outside of the sets. The cells cover every pair once, so
-# whatever the two nodes choose leaves the new one exactly one strategy, and the graph stays as it was but for that number.
-#
-# >>> cells = cells_of(np.array([[0, 0, 5], [0, 0, 5], [7, 0, 5]]))
-# >>> [(value, rows.tolist(), columns.tolist()) for value, rows, columns in cells.listed()]
-# [(0, [0, 1], [0, 1]), (5, [0, 1, 2], [2]), (0, [2], [1]), (7, [2], [0])]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """K cells: ``values`` int64[K]; ``rows`` int64[n, K] and ``columns`` int64[m, K] are the tables, 0 or FORBIDDEN."""
+    """K cells: ``values`` int64[K]; ``rows`` int64[n, K] and ``columns`` int64[m, K] are the tables, 0 or FORBIDDEN.
+
+    Nodes that know what two other nodes decide together: the pairs of their strategies that mean the same, as few as simple rows allow.
+
+    A cost or usage of a choice graph belongs to one node, but what a transition needs depends on where it starts and where it ends. So a
+    node is added whose strategies are **cells**: a set of strategies of the first node times a set of the second one's, on all pairs of
+    which some number is the same. Its tables to the two nodes forbid all that is outside of the sets. The cells cover every pair once, so
+    whatever the two nodes choose leaves the new one exactly one strategy, and the graph stays as it was but for that number.
+
+    >>> cells = cells_of(np.array([[0, 0, 5], [0, 0, 5], [7, 0, 5]]))
+    >>> [(value, rows.tolist(), columns.tolist()) for value, rows, columns in cells.listed()]
+    [(0, [0, 1], [0, 1]), (5, [0, 1, 2], [2]), (0, [2], [1]), (7, [2], [0])]
+    """
 
     values: Ints
     rows: Ints

@@ -6,12 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.graph.narrowing import Narrowing
-from solver_shard.graph.nodes import Kind, Lowering, Node
+from solver_shard.graph.nodes import (
+    AccumulateNode,
+    ClipNode,
+    HoldNode,
+    Lowering,
+    Node,
+    OpNode,
+    ReshardNode,
+    SourceNode,
+    StateNode,
+    TensorNode,
+)
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan, PlannedOp
 from solver_shard.program import IDENTITY, Op, places
 
-ORDER = (Kind.SOURCE, Kind.OP, Kind.STATE, Kind.RESHARD, Kind.ACCUMULATE, Kind.HOLD, Kind.CLIP)
+ORDER = (SourceNode, OpNode, StateNode, ReshardNode, AccumulateNode, HoldNode, ClipNode)
 """Kinds of nodes of which a plan says something, and what is decided first where decisions contradict each other."""
 
 
@@ -50,7 +61,7 @@ class Decisions:
         left = []
         for kind in ORDER:
             for v, node in enumerate(self.lowering.nodes):
-                if node.kind is not kind:
+                if not isinstance(node, kind):
                     continue
                 mask = self.mask(node)
                 if mask is None or not mask.any():
@@ -69,28 +80,30 @@ class Decisions:
 
     def mask(self, node: Node) -> NDArray[np.bool_] | None:
         """The strategies of a node that do what the plan does; None where the plan says nothing of it."""
-        if node.kind is Kind.OP:
-            return self._op(node.item)
-        if node.kind is Kind.CLIP:
+        if isinstance(node, OpNode):
+            return self._op(node.op)
+        if isinstance(node, ClipNode):
             axes = () if self.plan.clip is None else self.plan.clip.axes
             return np.array([tuple(self.plan.mesh.names[a] for a in found) == axes for found in node.axes])
-        if node.item not in self.tensor_of:
+        if not isinstance(node, TensorNode) or node.tensor not in self.tensor_of:
             return None
-        t = self.tensor_of[node.item]
-        if node.kind is Kind.RESHARD and node.item in self.unused:
+        t = self.tensor_of[node.tensor]
+        if isinstance(node, ReshardNode) and node.tensor in self.unused:
             return self._aliases(node)
-        if node.kind is Kind.SOURCE:
+        if isinstance(node, SourceNode):
             return _equal(node, self.plan.tensors[t].layout)
-        if node.kind is Kind.STATE:
+        if isinstance(node, StateNode):
             state = self.plan.tensors[t].state
             return None if state is None else _equal(node, state)
-        if node.kind is Kind.HOLD:
+        if isinstance(node, HoldNode):
             return self._hold(node, t)
-        if node.kind is Kind.ACCUMULATE:
+        if isinstance(node, AccumulateNode):
             key = (t, "accumulate", "accumulate")
-        else:
-            group = self.lowering.lives.groups[node.item][node.group]
+        elif isinstance(node, ReshardNode):
+            group = self.lowering.lives.groups[node.tensor][node.group]
             key = (t, group.purpose, group.family)
+        else:
+            return None
         if key not in self.reshards:
             return None
         reshard = self.plan.reshards[self.reshards[key]]
@@ -100,18 +113,18 @@ class Decisions:
         found: NDArray[np.bool_] = _equal(node, reshard.layout) & (copies if copied else self._aliases(node))
         return found
 
-    def _aliases(self, node: Node) -> NDArray[np.bool_]:
+    def _aliases(self, node: ReshardNode | AccumulateNode) -> NDArray[np.bool_]:
         """The strategies that copy nothing; a gradient's way to the update has none that says so."""
         aliases: NDArray[np.bool_] = np.arange(len(node.layouts)) < node.aliases
         return aliases if node.aliases else ~aliases
 
-    def _hold(self, node: Node, t: int) -> NDArray[np.bool_] | None:
+    def _hold(self, node: HoldNode, t: int) -> NDArray[np.bool_] | None:
         if t not in self.holds:
             return None
         hold, origin = self.holds[t], -1
         if hold.reshard is not None:
             kept = self.plan.reshards[hold.reshard]
-            groups = self.lowering.lives.groups[node.item]
+            groups = self.lowering.lives.groups[node.tensor]
             origin = next((k for k, g in enumerate(groups) if (g.purpose, g.family) == (kept.purpose, kept.family)), -2)
         alike: NDArray[np.bool_] = np.array([kept == origin for kept in node.origins], dtype=np.bool_)
         return _equal(node, hold.layout) & alike
@@ -131,19 +144,20 @@ class Decisions:
         return alike
 
     def _about(self, node: Node) -> str:
-        if node.kind is Kind.CLIP:
+        if isinstance(node, ClipNode):
             return "the gradient norm"
-        if node.kind is Kind.OP:
-            op = self.program.ops[node.item]
+        if isinstance(node, OpNode):
+            op = self.program.ops[node.op]
             return f"{op.module or 'the model'}: {op.name} ({op.phase.value})"
-        name, what = self.program.tensors[node.item].name, str(node.kind.value)
-        if node.kind is Kind.RESHARD:
-            group = self.lowering.lives.groups[node.item][node.group]
+        assert isinstance(node, TensorNode)
+        name, what = self.program.tensors[node.tensor].name, node.label
+        if isinstance(node, ReshardNode):
+            group = self.lowering.lives.groups[node.tensor][node.group]
             what = f"for {group.purpose} {group.family}"
         return f"{name}, {what}"
 
 
-def _equal(node: Node, layout: Layout) -> NDArray[np.bool_]:
+def _equal(node: TensorNode, layout: Layout) -> NDArray[np.bool_]:
     return np.array([x == layout for x in node.layouts], dtype=np.bool_)
 
 

@@ -21,7 +21,25 @@ from solver_shard.costs.transitions import TransitionStep, beyond, intermediates
 from solver_shard.errors import InternalError
 from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, read_for
 from solver_shard.graph.lowering import NORM_BYTES, addition_ns, conversion_ns, longest_first
-from solver_shard.graph.nodes import Kind, Lowering, Node
+from solver_shard.graph.nodes import (
+    PRODUCED,
+    AccumulateNode,
+    AccumulatorNode,
+    AnyNode,
+    ClipNode,
+    HoldNode,
+    KeepNode,
+    Lowering,
+    Node,
+    OpNode,
+    ReshardNode,
+    ResultNode,
+    SourceNode,
+    StateNode,
+    StepNode,
+    TailNode,
+    TensorNode,
+)
 from solver_shard.graph.strategies import spill_nanoseconds
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
@@ -100,11 +118,13 @@ def decode(
     reader = _Reader(lowering, assignment, costs, optimizer_state)
     program, kept = lowering.program, reader.kept
     ops = tuple(reader.op(i) for i in range(len(program.ops)))
-    moved = [node for node in lowering.nodes if node.kind in (Kind.RESHARD, Kind.STATE, Kind.ACCUMULATE) and node.item not in reader.unused]
+    moved = [
+        node for node in lowering.nodes if isinstance(node, (ReshardNode, StateNode, AccumulateNode)) and node.tensor not in reader.unused
+    ]
     whole = tuple(map(reader.reshard, moved))
     intermediates = reader.intermediates(whole)
     position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(whole)}
-    holds = tuple(reader.hold(node, position) for node in lowering.nodes if node.kind is Kind.HOLD)
+    holds = tuple(reader.hold(node, position) for node in lowering.nodes if isinstance(node, HoldNode))
     gone = {i for t, i in places(program).items() if t in reader.unused}
     ops = tuple(
         replace(op, operands=tuple(kept.tensors[t] for t in op.operands), results=tuple(kept.tensors[t] for t in op.results))
@@ -127,7 +147,7 @@ def decode(
     count = lowering.microbatches
     runs = [runs_of(r.purpose, count) for r in reshards]
     compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
-    update = sum(reader.cost(node) for node in lowering.nodes if node.kind is Kind.STATE)
+    update = sum(reader.cost(node) for node in lowering.nodes if isinstance(node, StateNode))
     collectives = tuple(collectives_of(ops, reshards, clip, count))
     communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True))
     communication += sum(c.runs * c.nanoseconds for c in collectives if c.reshard is None)
@@ -170,27 +190,27 @@ class _Reader:
 
     def _brings(self, t: int) -> bool:
         """Whether the relay behind a tensor brings it to another layout."""
-        node, choice = self.chosen(Kind.RESHARD, t)
+        node, choice = self.chosen(ReshardNode, t)
         return choice >= node.aliases
 
-    def chosen(self, kind: Kind, item: int, group: int = 0) -> tuple[Node, int]:
+    def chosen(self, kind: type[AnyNode], item: int, group: int = 0) -> tuple[AnyNode, int]:
         v = self.lowering.index[kind, item, group]
-        return self.lowering.nodes[v], self.assignment[v]
+        return self.lowering.node(kind, item, group), self.assignment[v]
 
     def cost(self, node: Node) -> int:
-        v = self.lowering.index[node.kind, node.item, node.group]
+        v = self.lowering.index[node.key]
         return int(self.graph.node_costs(v)[self.assignment[v]])
 
     def produced(self, t: int) -> Layout:
         """The layout in which the producer leaves a tensor."""
-        node, choice = self.chosen(Kind.RESULT if t in self.made else Kind.SOURCE, t)
+        node, choice = self.chosen(ResultNode if t in self.made else SourceNode, t)
         return node.layouts[choice]
 
     def tensor(self, t: int) -> PlannedTensor:
         tensor, layout = self.program.tensors[t], self.produced(t)
         for k, group in enumerate(self.lowering.lives.groups.get(t, ())):
             if t in self.made and group.purpose in (OPTIMIZER, OUTPUT):  # a source that is returned stays as it is stored
-                node, choice = self.chosen(Kind.RESHARD, t, k)
+                node, choice = self.chosen(ReshardNode, t, k)
                 layout = node.layouts[choice]
         return PlannedTensor(
             name=tensor.name,
@@ -204,14 +224,14 @@ class _Reader:
 
     def state_layout(self, t: int) -> Layout | None:
         """Where the optimizer's state of a parameter is, if it has any."""
-        if (Kind.STATE, t, 0) not in self.lowering.index:
+        if (StateNode, t, 0) not in self.lowering.index:
             return None
-        node, choice = self.chosen(Kind.STATE, t)
+        node, choice = self.chosen(StateNode, t)
         return node.layouts[choice]
 
     def op(self, i: int) -> PlannedOp:
         op, column = self.program.ops[i], self.lowering.strategies[i]
-        _, k = self.chosen(Kind.OP, i)
+        _, k = self.chosen(OpNode, i)
         collectives = tuple(
             Inside(
                 kind=kind,
@@ -221,7 +241,7 @@ class _Reader:
             )
             for kind, axes, nbytes in column.collectives(k)
         )
-        whole = int(self.graph.node_costs(self.lowering.index[Kind.OP, i, 0])[k]) // self.lowering.microbatches
+        whole = int(self.graph.node_costs(self.lowering.index[OpNode, i, 0])[k]) // self.lowering.microbatches
         return PlannedOp(
             name=op.name,
             module=op.module,
@@ -238,9 +258,9 @@ class _Reader:
             recompute=op.recompute,
         )
 
-    def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:
+    def hold(self, node: HoldNode, position: dict[tuple[int, str, str], int]) -> Hold:
         """What is kept of a tensor, and when it owns bytes."""
-        t, (_, choice) = node.item, self.chosen(Kind.HOLD, node.item)
+        t, (_, choice) = node.tensor, self.chosen(HoldNode, node.tensor)
         origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.until(t)
         if origin >= 0:
             group = self.lowering.lives.groups[t][origin]
@@ -269,8 +289,8 @@ class _Reader:
         for storage in self.lowering.lives.storages:
             longest = True
             for member in storage.members:
-                keep, choice = self.chosen(Kind.KEEP, member.tensor)
-                inside = choice >= len(keep.layouts) - keep.aliases
+                keep, choice = self.chosen(KeepNode, member.tensor, PRODUCED)
+                inside = choice >= len(keep.layouts) - keep.stored
                 if member.tensor == t:
                     owned = inside and longest and storage.made
                     whole = _local_bytes(self.program.tensors[storage.owner], self.produced(storage.owner), self.mesh.shape)
@@ -287,46 +307,46 @@ class _Reader:
         other = self.lowering.lives.groups[t][k]
         if other.late != group.late or longest_first(other) <= longest_first(group):
             return False
-        node, choice = self.chosen(Kind.RESHARD, t, k)
+        node, choice = self.chosen(ReshardNode, t, k)
         return choice < node.aliases
 
     def start_of(self, t: int, late: bool) -> Layout:
         """The layout from which a group of readers starts."""
         if not late:
             return self.produced(t)
-        node, choice = self.chosen(Kind.HOLD, t)
+        node, choice = self.chosen(HoldNode, t)
         return node.layouts[choice]
 
     def copied(self, t: int) -> bool:
         """Whether what is held of a tensor is a copy of a forward group."""
-        node, choice = self.chosen(Kind.HOLD, t)
+        node, choice = self.chosen(HoldNode, t)
         return node.origins[choice] >= 0
 
     def clip(self) -> Inside | None:
         """The all-reduce of the gradient norm."""
-        if (Kind.CLIP, -1, 0) not in self.lowering.index:
+        if (ClipNode, -1, 0) not in self.lowering.index:
             return None
-        node, choice = self.chosen(Kind.CLIP, -1)
+        node, choice = self.chosen(ClipNode, -1)
         axes, names = node.axes[choice], tuple(self.mesh.names[a] for a in node.axes[choice])
         return Inside(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=self.cost(node)) if axes else None
 
-    def reshard(self, node: Node) -> Reshard:
-        t = node.item
-        if node.kind is Kind.STATE:
+    def reshard(self, node: ReshardNode | StateNode | AccumulateNode) -> Reshard:
+        t = node.tensor
+        if isinstance(node, StateNode):
             end = self.lowering.lives.end
             source, layout = self.state_layout(t), self.produced(t)
             assert source is not None
             return self._reshard(t, UPDATE, UPDATE, (), source, layout, source != layout, end - 1, end - 1)
-        choice = self.assignment[self.lowering.index[node.kind, t, node.group]]
+        choice = self.assignment[self.lowering.index[node.key]]
         copy = choice >= node.aliases
-        if node.kind is Kind.ACCUMULATE:
+        if isinstance(node, AccumulateNode):
             made = self.lowering.lives.base[t][0]
             life = (made if copy else made + 1, made + 1)
             return self._reshard(t, ACCUMULATE, ACCUMULATE, (), self.produced(t), node.layouts[choice], copy, *life)
         group = self.lowering.lives.groups[t][node.group]
         if group.purpose == OPTIMIZER and self.accumulates:
             end, layout = self.lowering.lives.end, node.layouts[choice]
-            accumulator, held = self.chosen(Kind.ACCUMULATOR, t)
+            accumulator, held = self.chosen(AccumulatorNode, t)
             source = accumulator.layouts[held]
             return self._reshard(t, OPTIMIZER, group.family, (), source, layout, layout != source, end - 1 if copy else end, end)
         base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
@@ -449,8 +469,8 @@ class _Reader:
         found: dict[int, tuple[int, int]] = {}
         results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
         for v, node in enumerate(self.lowering.nodes):
-            taken_over = node.kind is Kind.RESULT and self.graph.node_intervals(v)[0, 0] != self.made[node.item]
-            if node.kind in (Kind.RESULT, Kind.STEP) and not taken_over:
+            taken_over = isinstance(node, ResultNode) and self.graph.node_intervals(v)[0, 0] != self.made[node.tensor]
+            if isinstance(node, (ResultNode, StepNode)) and not taken_over:
                 results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
         for reshard in (reshard for reshard in reshards if reshard.copy or reshard.purpose == UPDATE):
             t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
@@ -479,7 +499,7 @@ class _Reader:
             return 0
         if self.made[t] in self.lowering.lives.views and not final.late:
             t, k = read_for(self.program, self.lowering.lives, self.made, t)
-            node, choice = self.chosen(Kind.RESHARD, t, k)
+            node, choice = self.chosen(ReshardNode, t, k)
             layout = node.layouts[choice]
         return _local_bytes(self.program.tensors[t], layout, self.mesh.shape)
 
@@ -495,11 +515,11 @@ class _Reader:
         end = times[self.lowering.lives.end]
         change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
         held: list[tuple[int, int, int, str, str]] = []
-        for v, node in enumerate(self.lowering.nodes):
+        for v in range(self.graph.size):
             nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
             for start, stop in self.graph.node_intervals(v).tolist() if nbytes else ():
-                name = tensors[self.kept.tensors[node.item]].name
-                held.append((times[start], times[stop], nbytes, name, self._category(node)))
+                name = tensors[self.kept.tensors[self.lowering.tensor_node(v).tensor]].name
+                held.append((times[start], times[stop], nbytes, name, self._category(self.lowering.tensor_node(v))))
         for start, (nbytes, minus_t) in intermediates.items():
             held.append((times[start], times[start] + 1, nbytes, tensors[self.kept.tensors[-minus_t]].name, "intermediates"))
         held = [life for life in held if life[0] < life[1]]
@@ -513,21 +533,21 @@ class _Reader:
         named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 
-    def _category(self, node: Node) -> str:
-        t, tensor = node.item, self.program.tensors[node.item]
-        if node.kind is Kind.SOURCE:
+    def _category(self, node: TensorNode) -> str:
+        t, tensor = node.tensor, self.program.tensors[node.tensor]
+        if isinstance(node, SourceNode):
             return _STORED[tensor.role]
-        if node.kind in (Kind.STATE, Kind.STEP):
+        if isinstance(node, (StateNode, StepNode)):
             return "optimizer"
-        if node.kind in (Kind.ACCUMULATE, Kind.ACCUMULATOR):
+        if isinstance(node, (AccumulateNode, AccumulatorNode)):
             return "gradients"
-        if node.kind is Kind.KEEP and node.group:
+        if isinstance(node, KeepNode) and node.origin != PRODUCED:
             return "copies"
-        if node.kind in (Kind.TAIL, Kind.RESHARD) and self.lowering.lives.groups[t][node.group].late and self.copied(t):
+        if isinstance(node, (TailNode, ReshardNode)) and self.lowering.lives.groups[t][node.group].late and self.copied(t):
             return "copies"
-        if node.kind is Kind.RESHARD and self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER:
+        if isinstance(node, ReshardNode) and self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER:
             return "gradients"
-        if node.kind is Kind.RESHARD and self.chosen(node.kind, t, node.group)[1] >= node.aliases:
+        if isinstance(node, ReshardNode) and self.chosen(ReshardNode, t, node.group)[1] >= node.aliases:
             return "copies"
         return "gradients" if tensor.role is Role.GRADIENT else "activations"
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from solver_shard.errors import InputError
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.narrowing import Narrowing
-from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.pins import parse_pin, resolve_pins
 from solver_shard.mesh import Axis, Mesh
 from solver_shard.options import Options
@@ -37,8 +38,7 @@ from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point
 from solver_shard.verification.subject import Subject, of_program, subject_of, widened
 
 if TYPE_CHECKING:
-    from solver_shard.costs.model import CostModel
-    from solver_shard.rules.rulebook import Rulebook
+    pass
 
 
 MAX_PROCESSES = 64
@@ -552,12 +552,12 @@ def transfer(plan: Plan, program: Program, mesh: Mesh, options: Options | None =
     said: list[str] = []
     counts: list[int] = []
 
-    def narrow(lowering: Lowering, costs: CostModel, rulebook: Rulebook) -> tuple[Lowering, str]:
-        narrowing = Narrowing(lowering.graph)
-        carried, left = Decisions(plan, lowering).apply(narrowing)
+    def decided(lowered: Lowered) -> tuple[Masks, str]:
+        narrowing = Narrowing(lowered.lowering.graph)
+        carried, left = Decisions(plan, lowered.lowering).apply(narrowing)
         counts.append(carried)
         said.extend(left)
-        return dataclasses.replace(lowering, graph=narrowing.narrowed()), f"carried from a plan on {plan.mesh}"
+        return narrowing.left, f"carried from a plan on {plan.mesh}"
 
     asked = dataclasses.replace(
         options or plan.options,
@@ -578,7 +578,7 @@ def transfer(plan: Plan, program: Program, mesh: Mesh, options: Options | None =
         mesh=mesh,
         cluster=plan.cluster,
         options=asked,
-        narrow=narrow,
+        baseline=decided,
         relays=bool(plan.relays),
         source=plan.provenance.source,
     )

@@ -17,12 +17,13 @@ from solver_shard.analysis.difference import changes
 from solver_shard.analysis.explain import Explanation, Price, Value, explain
 from solver_shard.analysis.explanation import Explainer, explanation
 from solver_shard.errors import InfeasibleError, InputError
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.build import Lowered
+from solver_shard.graph.choice_graph import Masks
+from solver_shard.graph.nodes import OpNode, StateNode
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.plan import Plan, PlannedTensor
-from solver_shard.solve.iis import narrowed
 from solver_shard.solve.limits import Clock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,22 +88,23 @@ def test_free_layers_are_priced_one_by_one() -> None:
     agree(found.instead.best.value, value_of(planned(pins=("layers.1.up.weight=R,R",), tied=False)))
 
 
-def forced(plan: Plan, kind: Kind, wanted: dict[str, Any]) -> Plan:
+def forced(plan: Plan, kind: type, wanted: dict[str, Any]) -> Plan:
     """A fresh solve in which nodes of these ops or tensors are narrowed."""
 
-    def narrow(lowering: Lowering, costs: object, rulebook: object) -> tuple[Lowering, str]:
-        masks = {}
+    def decided(lowered: Lowered) -> tuple[Masks, str]:
+        masks, lowering = {}, lowered.lowering
         for v, node in enumerate(lowering.nodes):
-            if node.kind is kind is Kind.STATE and lowering.program.tensors[node.item].name in wanted:
-                masks[v] = np.array([x == wanted[lowering.program.tensors[node.item].name] for x in node.layouts])
-            if node.kind is kind is Kind.OP and lowering.program.tensors[lowering.program.ops[node.item].results[0]].name in wanted:
-                column = lowering.strategies[node.item]
-                name = wanted[lowering.program.tensors[lowering.program.ops[node.item].results[0]].name]
+            if isinstance(node, StateNode) and kind is StateNode and lowering.program.tensors[node.tensor].name in wanted:
+                masks[v] = np.array([x == wanted[lowering.program.tensors[node.tensor].name] for x in node.layouts])
+            made = lowering.program.ops[node.op].results[0] if isinstance(node, OpNode) and kind is OpNode else None
+            if made is not None and lowering.program.tensors[made].name in wanted:
+                column = lowering.strategies[node.op]
+                name = wanted[lowering.program.tensors[made].name]
                 masks[v] = np.array([column.names(k) == name for k in range(len(column.axis_choice))])
         assert len(masks) == len(wanted)
-        return dataclasses.replace(lowering, graph=narrowed(lowering.graph, masks)), "forced"
+        return masks, "forced"
 
-    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, narrow=narrow, relays=True)
+    return plan_program(traced()[0], mesh=Mesh.parse(MESH), cluster=plan.cluster, options=plan.options, baseline=decided, relays=True)
 
 
 def test_the_price_of_an_optimizer_state() -> None:
@@ -111,7 +113,7 @@ def test_the_price_of_an_optimizer_state() -> None:
     assert found is not None
     assert found.best is not None
     whole = {f"layers.{i}.down.weight": Layout.parse("RR") for i in range(3)}
-    agree(found.best.value, value_of(forced(plan, Kind.STATE, whole)))
+    agree(found.best.value, value_of(forced(plan, StateNode, whole)))
 
 
 def test_the_price_of_a_strategy() -> None:
@@ -120,7 +122,7 @@ def test_the_price_of_a_strategy() -> None:
     assert found.instead is not None
     assert found.instead.best is not None
     wanted = {f"layers.{i}.up.einsum": ("a", "a") for i in range(3)}
-    agree(found.instead.best.value, value_of(forced(plan, Kind.OP, wanted)))
+    agree(found.instead.best.value, value_of(forced(plan, OpNode, wanted)))
 
 
 @pytest.mark.parametrize("of", ["layout", "strategy"])

@@ -10,13 +10,13 @@ import torch
 from dtensor_models import MODELS, inputs_of, random_pins
 
 from solver_shard.analysis.greedy_plans import dtensor_greedy_plan
+from solver_shard.baselines import left_over
 from solver_shard.baselines.dtensor_greedy import NAME, Carried, Walk, carry, dtensor_masks, walk
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import left_over
 from solver_shard.layout import Layout, strided
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options

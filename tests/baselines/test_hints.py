@@ -17,7 +17,7 @@ from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import WarmStart
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.symmetry import fold
 from solver_shard.graph.templates import warm_starts
 from solver_shard.graph.transient_memory import Transients
@@ -59,7 +59,7 @@ def test_every_greedy_baseline_is_a_hint_that_can_be_completed(name: str) -> Non
     found = hints(lowering, costs, Rulebook(), {}, traced(name))
     assert {word for names in found for word in names.split(", ")} == {dtensor_greedy.NAME, dijkstra_greedy.NAME, *PASSES}
     source = next(
-        v for v, node in enumerate(lowering.nodes) if node.kind is Kind.SOURCE and traced(name).program.tensors[node.item].name == "x"
+        v for v, node in enumerate(lowering.nodes) if isinstance(node, SourceNode) and traced(name).program.tensors[node.tensor].name == "x"
     )
     starts = warm_starts(lowering, None, MESH, found)
     assert [start.name for start in starts[: len(found)]] == list(found)

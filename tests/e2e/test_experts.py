@@ -12,7 +12,7 @@ from lowered import Lowered, agrees, lowered, random_assignment, with_relays
 
 from solver_shard.api import optimize
 from solver_shard.costs.model import CostModel
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode, ReshardNode
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.program import Phase, Program
 from solver_shard.rules.rulebook import Rulebook
@@ -44,7 +44,7 @@ def forced(made: Lowered, seed: int) -> tuple[int, ...]:
     for i in products(made.program):
         column = made.lowering.strategies[i]
         options = [k for k in range(len(column.axis_choice)) if column.implementation(k)]
-        fixed[made.lowering.index[Kind.OP, i, 0]] = draw.choice(options)
+        fixed[made.lowering.index[OpNode, i, 0]] = draw.choice(options)
     return random_assignment(made.graph, seed, fixed)
 
 
@@ -77,7 +77,7 @@ def test_dispatch_gathers_tokens_and_combine_scatters_partial_sums_over_the_expe
         """The op reads its first operand and leaves its result so; returns its result."""
         column = made.lowering.strategies[i]
         first, made_ = column.operands[0], column.results[0]
-        fixed[made.lowering.index[Kind.OP, i, 0]] = next(
+        fixed[made.lowering.index[OpNode, i, 0]] = next(
             k
             for k in range(len(column.axis_choice))
             if (str(first.layouts[first.chosen[k]]), str(made_.layouts[made_.chosen[k]])) == (operand, result)
@@ -87,7 +87,7 @@ def test_dispatch_gathers_tokens_and_combine_scatters_partial_sums_over_the_expe
 
     tokens = ops[dispatch].operands[0]
     column = made.lowering.strategies[maker[tokens]]
-    fixed[made.lowering.index[Kind.OP, maker[tokens], 0]] = next(k for k in range(len(column.axis_choice)) if column.names(k) == ("a", "a"))
+    fixed[made.lowering.index[OpNode, maker[tokens], 0]] = next(k for k in range(len(column.axis_choice)) if column.names(k) == ("a", "a"))
     fix(dispatch, "S(0)R", "S(0)S(1)")
     for i in products(case.program)[:2]:
         fix(i, "S(0)S(1)", "S(0)S(1)", "own-experts")
@@ -96,7 +96,7 @@ def test_dispatch_gathers_tokens_and_combine_scatters_partial_sums_over_the_expe
     fix(reader[summed], "S(0)S(0)", "S(0)S(0)")
     for t, i, layout in ((tokens, dispatch, "S(0)R"), (summed, reader[summed], "S(0)S(0)")):
         group = next(k for k, group in enumerate(made.lowering.lives.groups[t]) if i in {r for r, _ in group.readers})
-        node = made.lowering.index[Kind.RESHARD, t, group]
+        node = made.lowering.index[ReshardNode, t, group]
         aliases, layouts = made.lowering.nodes[node].aliases, made.lowering.nodes[node].layouts
         fixed[node] = next(k for k, found in enumerate(layouts) if k >= aliases and str(found) == layout)
     plan = made.plan(random_assignment(made.graph, 0, fixed))

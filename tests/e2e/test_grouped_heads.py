@@ -16,7 +16,7 @@ from traced_models import squares, values_of
 
 from solver_shard.api import optimize
 from solver_shard.costs.model import CostModel
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.mesh import Mesh
 from solver_shard.ops.run import run
 from solver_shard.plan.evaluate import evaluate
@@ -92,7 +92,7 @@ def test_random_plans_that_cut_groups_give_the_unsharded_step(seed: int) -> None
             options = [k for k in range(len(column.axis_choice)) if "group" in column.names(k)]
             assert options
             assert all("heads" in column.names(k)[:2] and column.names(k)[2] == "group" for k in options)
-            fixed[made.lowering.index[Kind.OP, i, 0]] = options[seed % len(options)]
+            fixed[made.lowering.index[OpNode, i, 0]] = options[seed % len(options)]
     assignment = random_assignment(made.graph, seed, fixed)
     plan = made.plan(assignment)
     found = made.evaluate(plan)

@@ -11,7 +11,7 @@ from e2e.test_simulate import case_of, check
 from lowered import Lowered, lowered, random_assignment
 
 from solver_shard.errors import InternalError
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.verification.simulate import simulate
 
 
@@ -21,7 +21,7 @@ def implemented(made: Lowered, seed: int) -> tuple[int, ...]:
     for i, column in enumerate(made.lowering.strategies):
         options = [k for k in range(len(column.axis_choice)) if column.implementation(k)]
         if options:
-            fixed[made.lowering.index[Kind.OP, i, 0]] = draw.choice(options)
+            fixed[made.lowering.index[OpNode, i, 0]] = draw.choice(options)
     return random_assignment(made.graph, seed, fixed)
 
 
@@ -55,7 +55,7 @@ def test_a_loss_over_a_cut_vocabulary_all_reduces_statistics_alone() -> None:
     fixed = {}
     for i in rows:
         column = made.lowering.strategies[i]
-        fixed[made.lowering.index[Kind.OP, i, 0]] = next(k for k in range(len(column.axis_choice)) if column.implementation(k))
+        fixed[made.lowering.index[OpNode, i, 0]] = next(k for k in range(len(column.axis_choice)) if column.implementation(k))
     plan = made.plan(random_assignment(made.graph, 0, fixed))
     inside = [(plan.ops[i].name, c.kind, c.axes, c.nbytes) for i in rows for c in plan.ops[i].collectives]
     size = batch * seq * 8  # one f64 per row; the step is widened

@@ -10,7 +10,7 @@ from storages import Held
 from torch import nn
 
 from solver_shard.costs.memory import OPTIMIZERS, WAYS, optimizer_state
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode, SourceNode, StateNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import Evaluation
@@ -60,8 +60,8 @@ def test_a_step_of_master_copies_converts_gradients_that_come_in_another_dtype()
 def whole(program: Program, name: str) -> Evaluation:
     """Everything on every device."""
     made, layout = lowered(program, "2", optimizer=name), Layout.parse("R")
-    stored = {v: node.layouts.index(layout) for v, node in enumerate(made.lowering.nodes) if node.kind in (Kind.SOURCE, Kind.STATE)}
-    ops = {v: 0 for v, node in enumerate(made.lowering.nodes) if node.kind is Kind.OP}
+    stored = {v: node.layouts.index(layout) for v, node in enumerate(made.lowering.nodes) if isinstance(node, (SourceNode, StateNode))}
+    ops = {v: 0 for v, node in enumerate(made.lowering.nodes) if isinstance(node, OpNode)}
     return made.evaluate(made.plan(random_assignment(made.graph, 0, {**ops, **stored})))
 
 

@@ -14,7 +14,7 @@ from small_models import MODELS, make
 
 from solver_shard.graph.build import Lowered, lower_program
 from solver_shard.graph.narrowing import random_point
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
@@ -44,7 +44,7 @@ def traced(name: str) -> tuple[Program, Mapping[int, torch.Tensor]]:
 def drawn(made: Lowered, seed: int, *, whole: bool = False) -> tuple[Plan, Program]:
     """A random plan and its program, as far as it has relays; ``whole``: with every op replicated. The graph says what the plan does."""
     graph, relays = made.lowering.graph, made.lowering.relays
-    fixed = {v: 0 for v, node in enumerate(made.lowering.nodes) if node.kind is Kind.OP} if whole else {}
+    fixed = {v: 0 for v, node in enumerate(made.lowering.nodes) if isinstance(node, OpNode)} if whole else {}
     point = random_point(graph, seed, fixed)
     plan = plan_of(made.lowering, point, made.costs, made.options)
     assert Transients(made.lowering, made.costs).peak(point) == plan.memory.peak

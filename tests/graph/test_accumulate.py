@@ -13,7 +13,7 @@ from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph
 from solver_shard.graph.lowering import accumulator_layouts, in_place_table, norm_axes, norm_table
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import AccumulateNode, AccumulatorNode, ClipNode
 from solver_shard.graph.symmetry import expand, fold, node_classes
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -24,7 +24,7 @@ from solver_shard.program import DTYPE_BYTES
 from solver_shard.solve.engine import solve
 from solver_shard.solve.solution import Status
 
-GRADIENTS = (Kind.ACCUMULATE, Kind.ACCUMULATOR, Kind.CLIP)
+GRADIENTS = (AccumulateNode, AccumulatorNode, ClipNode)
 
 
 def laid(*texts: str) -> tuple[Layout, ...]:
@@ -41,7 +41,7 @@ def test_one_microbatch_in_the_gradients_own_dtype_is_the_graph_without_options(
     program = trained_mlp(12, 8, 20, 2)
     plain, asked = lowered(program, "2,2"), lowered(program, "2,2", microbatches=1, reduce_dtype="f32")
     assert same(plain.graph, asked.graph)
-    assert not [node for node in plain.lowering.nodes if node.kind in GRADIENTS]
+    assert not [node for node in plain.lowering.nodes if isinstance(node, GRADIENTS)]
 
 
 def test_accumulators_may_wait_for_sums_that_the_gradient_leaves_open() -> None:
@@ -94,7 +94,7 @@ def test_forward_and_backward_are_paid_for_every_microbatch_and_the_update_once(
 def test_an_accumulator_stays_for_the_whole_step_in_the_reduce_dtype() -> None:
     case = lowered(trained_mlp(12, 8, 20, 1), "2,2", microbatches=2, reduce_dtype="bf16")
     for p, g in case.program.gradients.items():
-        v = case.lowering.index[Kind.ACCUMULATOR, g, 0]
+        v = case.lowering.index[AccumulatorNode, g, 0]
         node = case.lowering.nodes[v]
         assert case.graph.node_intervals(v).tolist() == [[0, case.lowering.lives.end]]
         shape = case.program.tensors[p].shape

@@ -17,7 +17,7 @@ from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import MIB
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.nodes import Kind, Lowering
+from solver_shard.graph.nodes import Lowering, StateNode, TensorNode
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.program import Phase, Program, Ref, Role
@@ -75,7 +75,7 @@ def in_other_order(lowering: Lowering, rows: Ints) -> NDArray[np.bool_]:
     """Which assignments have a strided layout somewhere."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for v, node in enumerate(lowering.nodes):
-        if node.layouts:
+        if isinstance(node, TensorNode):
             found |= np.array([any(p.is_strided for p in layout) for layout in node.layouts])[rows[:, v]]
     return found
 
@@ -134,5 +134,5 @@ def test_the_other_order_is_chosen_where_it_is_strictly_better() -> None:
     solution = solve(lowering.graph, gap=0.0, time_limit=60)
     assert solution.objective == cost[other].min()
     assert solution.assignment is not None
-    state = lowering.index[Kind.STATE, 1, 0]
+    state = lowering.index[StateNode, 1, 0]
     assert str(lowering.nodes[state].layouts[solution.assignment[state]]) == "_S(0)S(0)"

@@ -6,7 +6,7 @@ import numpy as np
 from lowered import lowered, random_assignment
 from programs import Builder, trained_mlp
 
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.graph.strategies import fused_tensors
 from solver_shard.program import Phase, Program, Ref, Role, constrain
 from solver_shard.rules.rulebook import Rulebook
@@ -58,7 +58,7 @@ def test_fused_ops_cost_less_and_copies_inside_a_chain_pay_for_memory() -> None:
     assert fused.lowering.fused
     cheaper = 0
     for v, node in enumerate(plain.lowering.nodes):
-        if node.kind is Kind.OP:
+        if isinstance(node, OpNode):
             before, after = plain.graph.node_costs(v), fused.graph.node_costs(v)
             assert (after <= before).all()
             cheaper += bool((after < before).any())

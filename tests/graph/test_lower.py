@@ -10,7 +10,7 @@ from programs import Builder, mlp, trained_mlp
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import HoldNode, ReshardNode, ResultNode, SourceNode, StateNode, StepNode, TensorNode
 from solver_shard.graph.symmetry import expand, fold, node_classes, op_classes
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -53,10 +53,10 @@ def test_an_alias_costs_nothing_and_has_the_bytes_where_no_other_group_needs_the
     low = lowered(mlp(16, 32, 64), "dp=2,tp=4")
     final = 0
     for v, node in enumerate(low.lowering.nodes):
-        if node.kind is Kind.RESHARD:
-            group, held = low.lowering.lives.groups[node.item][node.group], low.graph.node_usages(v)[: node.aliases]
+        if isinstance(node, ReshardNode):
+            group, held = low.lowering.lives.groups[node.tensor][node.group], low.graph.node_usages(v)[: node.aliases]
             assert (held > 0).all() if group.final else not held.any()
-            assert not group.final or low.lowering.lives.base[node.item][1] == group.start
+            assert not group.final or low.lowering.lives.base[node.tensor][1] == group.start
             final += group.final
             assert (low.graph.node_usages(v)[node.aliases :] > 0).all()
     assert final == 2  # of what the first product and the relu make
@@ -66,12 +66,12 @@ def test_an_alias_costs_nothing_and_has_the_bytes_where_no_other_group_needs_the
 def test_only_what_is_stored_or_reduced_is_cut_in_another_order(mesh: str) -> None:
     low = lowered(trained_mlp(16, 32, 64, 1), mesh).lowering
     gradients = set(low.program.gradients.values())
-    for node in low.nodes:
+    for node in (node for node in low.nodes if isinstance(node, TensorNode)):
         strided = any(p.is_strided for layout in node.layouts for p in layout)
-        parameter = node.kind is Kind.SOURCE and low.program.tensors[node.item].role is Role.PARAMETER
-        stored = node.kind in (Kind.STATE, Kind.STEP) or parameter
-        reduced = node.kind is Kind.RESHARD and node.item in gradients
-        held = node.kind is Kind.HOLD and low.program.tensors[node.item].role is Role.PARAMETER
+        parameter = isinstance(node, SourceNode) and low.program.tensors[node.tensor].role is Role.PARAMETER
+        stored = isinstance(node, (StateNode, StepNode)) or parameter
+        reduced = isinstance(node, ReshardNode) and node.tensor in gradients
+        held = isinstance(node, HoldNode) and low.program.tensors[node.tensor].role is Role.PARAMETER
         assert strided == (stored or reduced or held), node
     assert not any(p.is_strided for s in low.strategies for c in (*s.operands, *s.results) for layout in c.layouts for p in layout)
 
@@ -85,7 +85,7 @@ def test_a_view_has_no_bytes_and_prolongs_what_it_views() -> None:
     v = b.relu(z)
     out = b.add(b.call("aten.view.default", (v,), {"self": b.ref(0), "size": (8, 16)}, (8, 16)), w, role=Role.OUTPUT, result="output")
     low = lowered(b.program(out), "2,2")
-    view = low.lowering.index[Kind.RESULT, z, 0]
+    view = low.lowering.index[ResultNode, z, 0]
     assert not low.graph.node_usages(view).any()
     (group,) = low.lowering.lives.groups[y]
     (reader,) = low.lowering.lives.groups[z]

@@ -10,13 +10,13 @@ from lowered import lowered
 from programs import mlp, trained_mlp
 
 from solver_shard.graph.choice_graph import ChoiceGraph
-from solver_shard.graph.nodes import Kind
-from solver_shard.graph.pins import folded_constraint, op_constraints, parse_pin, pin_constraints, pinned_classes, pins_apart, resolve_pins
-from solver_shard.graph.symmetry import fold, node_classes
+from solver_shard.graph.nodes import OpNode
+from solver_shard.graph.pins import op_constraints, parse_pin, pin_constraints, pinned_classes, pins_apart, resolve_pins
+from solver_shard.graph.symmetry import fold, folded_masks, node_classes
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program, constrain
 from solver_shard.solve.engine import solve
-from solver_shard.solve.iis import masks, narrowed
+from solver_shard.solve.iis import masks
 
 PINS = [
     (mlp(8, 4, 8, 1), ["0.up=S(1)", "x=S(0)", "output=R"]),
@@ -52,9 +52,9 @@ def test_all_masks_together_are_the_pins(program: Program, texts: list[str], tie
     if tied:
         expected = fold(expected, node_classes(pinned)).graph
         folded = fold(graph, pinned_classes(free, pinned, constraints))
-        graph, constraints = folded.graph, [folded_constraint(constraint, folded) for constraint in constraints]
+        graph, constraints = folded.graph, [dataclasses.replace(one, allowed=folded_masks(one.allowed, folded)) for one in constraints]
     memory = not program.gradients
-    found = optima(narrowed(graph, masks(constraints)), memory=memory)
+    found = optima(graph.narrowed(masks(constraints)), memory=memory)
     assert found == optima(expected, memory=memory)
     assert found != optima(graph, memory=memory), "the pins do nothing, so nothing was tested"
 
@@ -62,8 +62,8 @@ def test_all_masks_together_are_the_pins(program: Program, texts: list[str], tie
 def test_ops_own_the_edges_around_them() -> None:
     lowering = lowered(trained_mlp(8, 4, 8, 1), "2").lowering
     owners, positions = op_constraints(lowering, lowering.graph.edges, np.arange(lowering.graph.size))
-    assert positions == [node.item for node in lowering.nodes if node.kind is Kind.OP]
+    assert positions == [node.op for node in lowering.nodes if isinstance(node, OpNode)]
     owned = [e for owner in owners for e in owner.edges]
     assert len(owned) == len(set(owned))
-    ops = {v for v, node in enumerate(lowering.nodes) if node.kind is Kind.OP}
+    ops = {v for v, node in enumerate(lowering.nodes) if isinstance(node, OpNode)}
     assert sorted(owned) == [e for e, pair in enumerate(lowering.graph.edges.tolist()) if ops & set(pair)]

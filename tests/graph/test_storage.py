@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from lowered import allowed_beside, lowered, random_assignment
 from programs import gated
 
-from solver_shard.graph.lowering import _whole
-from solver_shard.graph.nodes import Kind
-from solver_shard.program import Tensor
+from solver_shard.graph.lowering import whole_bytes
+from solver_shard.graph.nodes import KeepNode, StorageNode, TailNode
 
-FOLLOWS = (Kind.KEEP, Kind.STORAGE, Kind.TAIL)
+FOLLOWS = (KeepNode, StorageNode, TailNode)
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_keep_and_storage_nodes_have_one_choice_once_all_decisions_are_made(whole: bool) -> None:
     made = lowered(gated(whole), "2,2")
-    assert any(node.kind is Kind.STORAGE for node in made.lowering.nodes)
+    assert any(isinstance(node, StorageNode) for node in made.lowering.nodes)
     for seed in range(8):
         assignment = random_assignment(made.graph, seed)
-        decided = {v: assignment[v] for v, node in enumerate(made.lowering.nodes) if node.kind not in FOLLOWS}
+        decided = {v: assignment[v] for v, node in enumerate(made.lowering.nodes) if not isinstance(node, FOLLOWS)}
         left = allowed_beside(made.graph, decided)
         assert all(len(choices) == 1 for choices in left.values())
 
@@ -38,9 +35,6 @@ def test_the_members_of_a_storage_are_what_is_held_of_the_product(whole: bool) -
 
 
 def test_parts_of_tensors_too_large_for_products_in_64_bits_are_found() -> None:
-    owner, part = Tensor(name="owner", shape=(3, 2**36), dtype="bf16"), Tensor(name="part", shape=(2**36,), dtype="bf16")
-    graph = SimpleNamespace(program=SimpleNamespace(tensors=(owner, part)), _bytes=lambda t, held: np.array([2**37, 2**35 + 1]))
-    whole = _whole(graph, SimpleNamespace(owner=0), SimpleNamespace(tensor=1), ())  # type: ignore[arg-type]
-    assert whole.tolist() == [3 * 2**37, 3 * (2**35 + 1)]
-    view = _whole(graph, SimpleNamespace(owner=1), SimpleNamespace(tensor=1), ())  # type: ignore[arg-type]
-    assert view.tolist() == [2**37, 2**35 + 1]
+    owner, part, nbytes = 3 * 2**36, 2**36, np.array([2**37, 2**35 + 1])
+    assert whole_bytes(nbytes, part, owner).tolist() == [3 * 2**37, 3 * (2**35 + 1)]
+    assert whole_bytes(nbytes, part, part).tolist() == [2**37, 2**35 + 1]

@@ -11,7 +11,7 @@ from random_graphs import random_graph
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import ChoiceGraph
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import SourceNode
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.tidy import alike_nodes, tidied, tidy
 from solver_shard.graph.transient_memory import Transients
@@ -96,8 +96,8 @@ def test_copies_are_nodes_of_one_name_but_for_its_numbers() -> None:
     alike = alike_nodes(lowering)
     together: dict[int, list[str]] = {}
     for v, node in enumerate(lowering.nodes):
-        if node.kind is Kind.SOURCE:
-            together.setdefault(int(alike[v]), []).append(lowering.program.tensors[node.item].name)
+        if isinstance(node, SourceNode):
+            together.setdefault(int(alike[v]), []).append(lowering.program.tensors[node.tensor].name)
     stored = [names for names in together.values() if len(names) > 1]
     assert sorted(map(len, stored)) == [3, 3]
     assert all(len({template(name) for name in names}) == 1 for names in stored)

@@ -10,7 +10,7 @@ from lowered import agrees, lowered, random_assignment
 from programs import Builder
 
 from solver_shard.errors import InternalError
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import ReshardNode
 from solver_shard.graph.strategies import fused_tensors
 from solver_shard.ops.run import run
 from solver_shard.program import Phase, Program, Ref, Role
@@ -38,7 +38,7 @@ def test_an_operand_that_gives_only_its_shape_is_in_no_group_and_dies_with_its_l
     assert [program.ops[i].name for i, _ in group.readers] == ["aten.neg.default"]
     assert made.lowering.lives.base[shape] == (0, 1)  # then the group has its bytes
     assert shape not in made.lowering.lives.held
-    assert [node.group for node in made.lowering.nodes if node.item == shape and node.kind is Kind.RESHARD] == [0]
+    assert [node.group for node in made.lowering.nodes if isinstance(node, ReshardNode) and node.tensor == shape] == [0]
 
 
 @pytest.mark.parametrize("seed", range(6))

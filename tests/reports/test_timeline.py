@@ -14,7 +14,7 @@ from plan_examples import example, stepped
 from programs import Builder, mlp, trained_mlp
 
 from solver_shard.errors import InputError
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
 from solver_shard.reports.timeline import COLLECTIVES, MODULES, OPS, PHASES, Gaps, Slice, Timeline, merged, timeline
@@ -124,7 +124,7 @@ def with_implementations(case: Lowered, seed: int) -> Plan:
     for i, column in enumerate(case.lowering.strategies):
         ways = [k for k in range(len(column.axis_choice)) if column.implementation(k)]
         if ways:
-            fixed[case.lowering.index[Kind.OP, i, 0]] = random.Random(seed).choice(ways)
+            fixed[case.lowering.index[OpNode, i, 0]] = random.Random(seed).choice(ways)
     return case.plan(random_assignment(case.graph, seed, fixed))
 
 

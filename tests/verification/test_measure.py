@@ -11,7 +11,7 @@ from lowered import agrees, lowered, random_assignment
 from programs import gated
 from storages import Held
 
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import HoldNode, KeepNode, OpNode, ReshardNode, SourceNode, StateNode
 from solver_shard.layout import Layout
 from solver_shard.ops.implementations import Part, perform
 from solver_shard.ops.run import overload_of, run
@@ -66,11 +66,11 @@ def replicated(whole: bool) -> tuple[Plan, Program]:
     program = gated(whole)
     made = lowered(program, "2")
     whole_everywhere = Layout.parse("R")
-    first = {v: 0 for v, node in enumerate(made.lowering.nodes) if node.kind is Kind.OP}
+    first = {v: 0 for v, node in enumerate(made.lowering.nodes) if isinstance(node, OpNode)}
     for v, node in enumerate(made.lowering.nodes):
-        if node.kind in (Kind.SOURCE, Kind.STATE, Kind.HOLD):
+        if isinstance(node, (SourceNode, StateNode, HoldNode)):
             first[v] = node.layouts.index(whole_everywhere)
-        elif node.kind is Kind.RESHARD:
+        elif isinstance(node, ReshardNode):
             first[v] = node.layouts[: node.aliases].index(whole_everywhere)
     return agrees(made, random_assignment(made.graph, 0, first)), program
 
@@ -103,8 +103,8 @@ def test_random_plans_with_shared_storages_agree_with_the_choice_graph_and_run(w
         plan = agrees(made, assignment)
         simulate(plan, program, values, reference=reference, tolerance=1e-4, absolute=1e-4)
         for v, node in enumerate(made.lowering.nodes):
-            if node.kind is Kind.KEEP and node.aliases and assignment[v]:
-                inside = assignment[v] >= len(node.layouts) - node.aliases
+            if isinstance(node, KeepNode) and node.stored and assignment[v]:
+                inside = assignment[v] >= len(node.layouts) - node.stored
                 shared, alone = shared + inside, alone + (not inside)
     assert shared
     assert alone

@@ -17,7 +17,7 @@ from traced_models import MLP, squares
 
 from solver_shard.errors import InputError, SolverShardError
 from solver_shard.graph.narrowing import random_point
-from solver_shard.graph.nodes import Kind
+from solver_shard.graph.nodes import OpNode
 from solver_shard.plan.plan import Plan
 from solver_shard.tracing.huggingface import load
 from solver_shard.verification import check, processes
@@ -68,7 +68,7 @@ def test_experts_that_a_plan_cuts_compute_the_same_in_real_processes() -> None:
     for i, op in enumerate(subject.program.ops):
         if op.name.startswith("shard.grouped_mm"):
             column = made.lowering.strategies[i]
-            fixed[made.lowering.index[Kind.OP, i, 0]] = next(
+            fixed[made.lowering.index[OpNode, i, 0]] = next(
                 k for k in range(len(column.axis_choice)) if column.implementation(k) == "own-experts"
             )
     plan = made.plan(random_point(made.graph, 0, fixed))
