@@ -33,17 +33,17 @@ from solver_shard.plan.plan import (
     MOST_HOLDERS,
     Certificate,
     Costs,
-    Hold,
-    Holder,
-    Inside,
+    MemoryEntry,
     MemoryTimeline,
-    Moment,
+    OpCollective,
     Plan,
     PlannedOp,
     PlannedTensor,
     Provenance,
     Reshard,
-    Step,
+    ReshardStep,
+    SavedTensor,
+    SearchEvent,
     collectives_of,
     runs_of,
 )
@@ -81,8 +81,8 @@ class Decoded:
     tensors: tuple[PlannedTensor, ...]
     ops: tuple[PlannedOp, ...]
     reshards: tuple[Reshard, ...]
-    holds: tuple[Hold, ...]
-    clip: Inside | None
+    holds: tuple[SavedTensor, ...]
+    clip: OpCollective | None
     memory: MemoryTimeline
     costs: Costs
 
@@ -214,7 +214,7 @@ class _Reader:
         op, column = self.program.ops[i], self.lowering.strategies[i]
         _, k = self.chosen(Kind.OP, i)
         collectives = tuple(
-            Inside(
+            OpCollective(
                 kind=kind,
                 axes=tuple(self.mesh.names[a] for a in axes),
                 nbytes=nbytes,
@@ -239,7 +239,7 @@ class _Reader:
             recompute=op.recompute,
         )
 
-    def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> Hold:
+    def hold(self, node: Node, position: dict[tuple[int, str, str], int]) -> SavedTensor:
         """What is kept of a tensor, and when it owns bytes."""
         t, (_, choice) = node.item, self.chosen(Kind.HOLD, node.item)
         origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.until(t)
@@ -256,7 +256,7 @@ class _Reader:
         if (shared := self.in_storage(t)) is not None:
             (start, nbytes), until = shared, self.lowering.lives.held[t]
             owns = start < until and nbytes > 0
-        return Hold(
+        return SavedTensor(
             tensor=t,
             reshard=reshard,
             layout=layout,
@@ -303,13 +303,13 @@ class _Reader:
         node, choice = self.chosen(Kind.HOLD, t)
         return node.origins[choice] >= 0
 
-    def clip(self) -> Inside | None:
+    def clip(self) -> OpCollective | None:
         """The all-reduce of the gradient norm."""
         if (Kind.CLIP, -1, 0) not in self.lowering.index:
             return None
         node, choice = self.chosen(Kind.CLIP, -1)
         axes, names = node.axes[choice], tuple(self.mesh.names[a] for a in node.axes[choice])
-        return Inside(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=self.cost(node)) if axes else None
+        return OpCollective(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=self.cost(node)) if axes else None
 
     def reshard(self, node: Node) -> Reshard:
         t = node.item
@@ -357,10 +357,10 @@ class _Reader:
         tensor = self.program.tensors[t]
         dtype = self.dtype(t, purpose)
         bucket = self.lowering.buckets.get((t, purpose), 1)
-        steps: tuple[Step, ...] = ()
+        steps: tuple[ReshardStep, ...] = ()
         if copy:
             steps = tuple(
-                Step(
+                ReshardStep(
                     kind=s.kind,
                     axes=tuple(self.mesh.names[a] for a in s.axes),
                     nbytes=s.nbytes,
@@ -511,7 +511,7 @@ class _Reader:
         total = np.sum([series[c] for c in CATEGORIES], axis=0)
         peak = int(np.argmax(total))
         holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:MOST_HOLDERS]
-        named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
+        named = [MemoryEntry(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
         return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
 
     def _category(self, node: Node) -> str:
@@ -646,13 +646,13 @@ def certificate(solution: Solution, problem: Transients, clock: StageClock, base
     )
 
 
-def history(solution: Solution, seconds: float, baseline: str | None = None) -> tuple[Moment, ...]:
+def history(solution: Solution, seconds: float, baseline: str | None = None) -> tuple[SearchEvent, ...]:
     """The course of a solve that took so many seconds: only moments at which something became better, thinned evenly by their number.
 
     Which moments are kept depends on what was found, never on when, so that runs that find the same keep the same. Prices below that of
     the solution are left out: they were of assignments that turned out not to keep the limit.
     """
-    moments: list[Moment] = []
+    moments: list[SearchEvent] = []
     best, bound = None, None
     for event in solution.history:
         value, proven = event.objective, event.bound
@@ -661,11 +661,11 @@ def history(solution: Solution, seconds: float, baseline: str | None = None) -> 
         if proven is not None and solution.bound is not None:
             bound = max(bound or 0, min(proven, solution.bound))
         if (best, bound) != ((moments[-1].objective, moments[-1].bound) if moments else (None, None)):
-            moments.append(Moment(seconds=round(event.seconds, 3), objective=best, bound=bound, source=event.source))
+            moments.append(SearchEvent(seconds=round(event.seconds, 3), objective=best, bound=bound, source=event.source))
     if not moments or (best, bound) != (solution.objective, solution.bound):
         end = max([seconds, *(moment.seconds for moment in moments)])
         source = f"baseline {baseline}" if baseline else "the end of the search"
-        moments.append(Moment(seconds=round(end, 3), objective=solution.objective, bound=solution.bound, source=source))
+        moments.append(SearchEvent(seconds=round(end, 3), objective=solution.objective, bound=solution.bound, source=source))
     last = len(moments) - 1
     kept = range(last + 1) if last < MAX_MOMENTS else [k * last // (MAX_MOMENTS - 1) for k in range(MAX_MOMENTS)]
     return tuple(moments[k] for k in kept)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from solver_shard.layout import Layout
+from solver_shard.plan.index import PlanIndex
 from solver_shard.plan.plan import Plan, PlannedOp, Reshard
 from solver_shard.plan.summary import local_nbytes
 from solver_shard.reports.tensors import chips, short_op, summary, title
@@ -119,8 +120,8 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
     groups = _groups(plan, positions, moved)
     group_of = {i: g for g, group in enumerate(groups) for i in group.ops}
     producer = {t: group_of[i] for i in positions for t in plan.ops[i].results}
-    made = {t: layout for op in plan.ops for t, layout in zip(op.results, op.result_layouts, strict=True)}
-    way_in = _ways_in(plan, positions, producer)
+    index = PlanIndex(plan)
+    way_in = _ways_in(index, positions, producer)
     sketch = _Sketch()
     ops = [sketch.box(**_op_box(plan, group, name, entry_of, {*producer, *way_in})) for group in groups]
     tensors: dict[int, tuple[int, int | None]] = {}
@@ -128,7 +129,7 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
 
     def tensor_at(t: int) -> tuple[int, int | None]:
         if t not in tensors:
-            told = _tensor_box(plan, t, made.get(t, plan.tensors[t].layout), name, entry_of, outside=t not in producer)
+            told = _tensor_box(plan, t, index.layout(t), name, entry_of, outside=t not in producer)
             if t in producer:
                 outs = sketch.boxes[ops[producer[t]]]["outs"]
                 outs.append(told)
@@ -165,15 +166,15 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
     return sketch
 
 
-def _ways_in(plan: Plan, positions: Sequence[int], producer: dict[int, int]) -> set[int]:
+def _ways_in(index: PlanIndex, positions: Sequence[int], producer: dict[int, int]) -> set[int]:
     """The largest of the tensors that the ops read, the same phase makes elsewhere, and no parameter or input is."""
+    plan, makers = index.plan, index.makers
     phase = plan.ops[positions[0]].phase
-    makers = {t: op for op in plan.ops for t in op.results}
     found = dict.fromkeys(t for i in positions for t in plan.ops[i].operands if t not in producer and t in makers)
     sizes = {
         t: local_nbytes(plan, plan.tensors[t].shape, plan.tensors[t].dtype, plan.tensors[t].layout)
         for t in found
-        if makers[t].phase == phase
+        if plan.ops[makers[t]].phase == phase
     }
     largest = max(sizes.values(), default=0)
     return {t for t, size in sizes.items() if size == largest}

@@ -35,9 +35,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from solver_shard.files import write_whole
+from solver_shard.plan.index import PlanIndex
 from solver_shard.plan.io import check_times
-from solver_shard.plan.plan import Inside, Plan, PlannedOp, Reshard
-from solver_shard.plan.summary import CLIPPED, places_of, purpose_of
+from solver_shard.plan.plan import OpCollective, Plan, PlannedOp, Reshard
+from solver_shard.plan.summary import CLIPPED, purpose_of
 from solver_shard.text import format_ns
 
 Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
@@ -135,7 +136,7 @@ class _Block:
 class _Walk:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.count = plan, plan.options.microbatches
-        self.place = places_of(plan)
+        self.index = PlanIndex(plan)
         self.now = 0
         self.chains = itertools.count()
         self.slices: list[Slice] = []
@@ -162,9 +163,8 @@ class _Walk:
 
     def _order(self) -> None:
         """Which op each reshard runs before or after."""
-        maker = {t: i for i, op in enumerate(self.plan.ops) for t in op.results}
         for reshard in self.plan.reshards:
-            made = maker.get(reshard.tensor)
+            made = self.index.makers.get(reshard.tensor)
             if not reshard.steps and not reshard.traffic_ns:
                 continue
             if reshard.purpose == "update":
@@ -292,12 +292,12 @@ class _Walk:
         for inside in op.collectives:
             self._collective(inside, op.module or short, {"purpose": f"inside {short}", "implementation": op.implementation})
 
-    def _collective(self, inside: Inside, place: str, args: Mapping[str, str | int]) -> None:
+    def _collective(self, inside: OpCollective, place: str, args: Mapping[str, str | int]) -> None:
         axes = ",".join(self.plan.mesh.joined(inside.axes))
         self._expose(axes, f"{inside.kind} {axes}: {place}", inside.nanoseconds, {**args, "bytes": inside.nbytes})
 
     def _reshard(self, reshard: Reshard, late: bool = False) -> None:
-        place = self.place(reshard)
+        place = self.index.place(reshard)
         if reshard.purpose == "accumulate":
             self._steps(reshard, place)
             self._spend(reshard.traffic_ns, f"add gradient: {place}", {})
