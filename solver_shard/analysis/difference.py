@@ -7,7 +7,7 @@ CollectiveChange(kind='all_gather', axes=('tp',), nbytes=67108864, count=32, nan
 Both read every collective of a step once (:meth:`solver_shard.plan.plan.Plan.collectives`), and all of a tensor in a
 :class:`solver_shard.plan.index.PlanIndex`.
 
-:func:`difference` is what ``compare --diff`` shows of two rows of a comparison: collectives by what they are for, and the layouts of tensors
+:func:`difference` is what ``compare --diff`` shows of two rows of a comparison: collectives by what they are for, and layouts of tensors
 with the effect of each. That is the difference in what its transitions cost, for parameters the gradient's way to the update and the new
 values' way home too, and, where these are equal, in bytes per device. Activations are those that modules hand on, and those whose
 transitions cost something else. Layouts of an axis that one of the plans has split are said of the whole axis where all parts are alike.

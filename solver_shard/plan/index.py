@@ -81,7 +81,7 @@ class PlanIndex:
         return self.plan.tensors[self.parameters.get(t, t)].name
 
     def place(self, reshard: Reshard) -> str:
-        """Where a reshard is, for people: a parameter (of its gradient, too), a source or an output by name, else the module that makes it."""
+        """Where a reshard is, for people: the parameter (of a gradient, too), a source or output by name, else the module that makes it."""
         t, tensor = reshard.tensor, self.plan.tensors[reshard.tensor]
         stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
         if t in self.parameters or stored or t not in self.makers:
