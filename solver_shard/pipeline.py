@@ -74,7 +74,7 @@ def plan_program(
     from solver_shard.baselines.hints import or_baseline
     from solver_shard.graph.build import lower_program
     from solver_shard.infeasible import Unsolved, infeasible
-    from solver_shard.plan.decode import Writer, certificate, provenance
+    from solver_shard.plan.decode import PlanWriter, certificate, provenance
 
     clock = clock or StageClock()
     spaces: tuple[Relays, ...] = ("shared", "everywhere")
@@ -83,7 +83,7 @@ def plan_program(
     elif options.prices_memory:
         spaces = ("everywhere",)
     given, left = program, options.work_limit
-    before: tuple[Solution, Lowered, Lowering, Writer, Transients] | None = None
+    before: tuple[Solution, Lowered, Lowering, PlanWriter, Transients] | None = None
     for space in spaces:
         made = lower_program(given, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
         program, rulebook, costs, pinned, lowering = made.program, made.rulebook, made.costs, made.pinned, made.lowering
@@ -99,8 +99,7 @@ def plan_program(
             with clock.stage("decide", f"deciding {len(program.ops)} ops one by one"):
                 lowering, said = narrow(lowering, costs, rulebook)
                 options = dataclasses.replace(options, propagation=said)
-        writer = Writer(
-            program=program,
+        writer = PlanWriter(
             lowering=lowering,
             costs=costs,
             cluster=cluster,
@@ -148,14 +147,13 @@ def plan_program(
                 lowering=lowering,
                 problem=problem,
                 solution=solution,
-                memory=None if solution.assignment is None else writer.parts(solution.assignment).memory,
+                memory=None if solution.assignment is None else writer.build_plan(solution.assignment).memory,
                 clock=clock,
                 stop=stop,
             )
         )
     with clock.stage("plan", "writing down the plan"):
         plan = writer.plan(solution, problem, clock)
-        writer.check(plan, rulebook)
     return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, baseline))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -29,10 +29,22 @@ from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_n
 from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
-from solver_shard.costs.transitions import beyond, intermediates, update_held
+from solver_shard.costs.transitions import Step, beyond, intermediates, update_held
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, R
-from solver_shard.plan.plan import CATEGORIES, Plan, Reshard, runs_of
+from solver_shard.plan.plan import (
+    CATEGORIES,
+    MOST_HOLDERS,
+    Costs,
+    MemoryEntry,
+    MemoryTimeline,
+    OpCollective,
+    Plan,
+    Reshard,
+    ReshardStep,
+    collectives_of,
+    runs_of,
+)
 from solver_shard.program import DTYPE_BYTES, IDENTITY, Phase, Program, Role, places
 from solver_shard.rules.rule import AxisStrategy, Rule
 from solver_shard.rules.rulebook import Rulebook
@@ -55,12 +67,14 @@ class Evaluation:
         peak: bytes per device at the fullest time, the intermediates of transitions included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
-        inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
-        reshard_ns: nanoseconds of each run of each reshard, in the plan's order.
+        inside: the collectives inside each op.
+        steps: the steps of each reshard, in the plan's order.
+        reshard_ns: nanoseconds of each run of each reshard, after the overlap discount.
         traffic_ns: nanoseconds of each run of each reshard for device memory: breaking a fused chain, converting, adding up.
         clip_ns: nanoseconds of the collective of the gradient norm.
         reshard_lives: start, stop and bytes of each reshard, in the plan's order.
         hold_lives: the same of each hold.
+        at_peak: what fills the memory at the first of the fullest times, the largest first.
     """
 
     compute_ns: int
@@ -72,12 +86,19 @@ class Evaluation:
     peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
-    inside_ns: tuple[int, ...]
+    inside: tuple[tuple[OpCollective, ...], ...]
+    steps: tuple[tuple[ReshardStep, ...], ...]
     reshard_ns: tuple[int, ...]
     traffic_ns: tuple[int, ...]
     clip_ns: int
     reshard_lives: tuple[Life, ...]
     hold_lives: tuple[Life, ...]
+    at_peak: tuple[MemoryEntry, ...]
+
+    @property
+    def inside_ns(self) -> tuple[int, ...]:
+        """Nanoseconds of the collectives inside each op; of one microbatch."""
+        return tuple(sum(c.nanoseconds for c in collectives) for collectives in self.inside)
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -97,25 +118,79 @@ def evaluate(plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel)
         InternalError: the plan decides something that is not legal; the message names the op, tensor or reshard.
     """
     check_question(plan, program, costs)
-    return _Walk(plan, program, rulebook, costs, plan.options.optimizer_state()).run()
+    rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
+    check_rules(plan, rules)
+    return _Evaluator(plan, program, rules, costs).run()
 
 
-class _Walk:
-    def __init__(self, plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel, state: OptimizerState) -> None:
-        self.plan, self.program, self.costs, self.state = plan, program, costs, state
+def priced(plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> Plan:
+    """A plan of which only the decisions are known, with the figures that follow from them; the certificate stays as it is.
+
+    Args:
+        plan: as for :func:`evaluate`; its prices, steps, lives, memory and costs are not read.
+        program, costs: those that it was made for.
+        rules: of every op of the program.
+
+    Raises:
+        InternalError: the plan decides something that is not legal.
+    """
+    found = _Evaluator(plan, program, rules, costs).run()
+    ops = tuple(
+        replace(op, nanoseconds=nanoseconds, collectives=collectives)
+        for op, nanoseconds, collectives in zip(plan.ops, found.op_ns, found.inside, strict=True)
+    )
+    reshards = tuple(
+        replace(reshard, steps=steps, nanoseconds=nanoseconds, traffic_ns=traffic_ns, start=start, stop=stop, nbytes=nbytes)
+        for reshard, steps, nanoseconds, traffic_ns, (start, stop, nbytes) in zip(
+            plan.reshards, found.steps, found.reshard_ns, found.traffic_ns, found.reshard_lives, strict=True
+        )
+    )
+    holds = tuple(
+        replace(hold, start=start, stop=stop, nbytes=nbytes)
+        for hold, (start, stop, nbytes) in zip(plan.holds, found.hold_lives, strict=True)
+    )
+    by_kind: dict[str, int] = {}
+    for c in collectives_of(ops, reshards, plan.clip, plan.options.microbatches):
+        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
+    return replace(
+        plan,
+        ops=ops,
+        reshards=reshards,
+        holds=holds,
+        memory=MemoryTimeline.build(found.profile, limit=plan.options.usable_memory, ops=ops, holders=found.at_peak[:MOST_HOLDERS]),
+        costs=Costs(
+            compute_ns=found.compute_ns,
+            update_ns=found.update_ns,
+            communication_ns=found.communication_ns,
+            hidden_ns=sum(by_kind.values()) - found.communication_ns,
+            total_ns=found.total_ns,
+            unshared_ns=found.unshared_ns,
+            objective=found.objective,
+            by_kind_ns=dict(sorted(by_kind.items())),
+        ),
+    )
+
+
+class _Evaluator:
+    """One evaluation; ``rules`` has one rule per op of the program."""
+
+    def __init__(self, plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> None:
+        self.plan, self.program, self.rules, self.costs, self.state = plan, program, rules, costs, plan.options.optimizer_state()
         self.mesh_shape = costs.mesh.shape
-        self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
-        check_rules(plan, self.rules)
-        self.ops = OpCheck(plan, program, self.rules, costs)
+        self.ops = OpCheck(plan, program, rules, costs)
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
             self.parameter_of.setdefault(gradient, []).append(parameter)
-        self.gradients = GradientCheck(plan, program, costs, state, self.ops)
+        self.gradients = GradientCheck(plan, program, costs, self.state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
         self.profile = Profile(self.lives.end)
+        self.keys_of: dict[int, list[Key]] = {}
+        for key in self.lives.readers:
+            self.keys_of.setdefault(key[0], []).append(key)
         self.before: dict[int, list[tuple[int, int, int, int]]] = {}
-        self.after: dict[int, int] = {}
+        self.moved_before: dict[int, list[int]] = {}
+        self.after: dict[int, list[tuple[int, int]]] = {}
         self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
 
@@ -134,29 +209,34 @@ class _Walk:
         for t, i in self.made.items():
             if i not in self.lives.views:
                 start, stop = self.lives.base_start[t], self.lives.base_stop[t]
-                life = self.profile.add(self._category(t), start, stop, self.ops.local_bytes(t, self.produced[t]))
+                life = self.profile.add(t, self._category(t), start, stop, self.ops.local_bytes(t, self.produced[t]))
                 if start == i:  # what takes over is there before the next op's transitions
                     self._made_at(life)
         self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
-            self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
-        hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
+            self.profile.add(t, "gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
         keys = {position: key for key, position in reshards.items()}
-        reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
+        steps = [self._reshard(position, keys[position]) for position in sorted(keys)]
+        reshard_ns = [self._exposed(keys[position], path) for position, path in zip(sorted(keys), steps, strict=True)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
-        for start in sorted({*self.before, *self.after}):
+        hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
+        for start in sorted({*self.before, *self.after}):  # they run one after the other; of those that hold as much the first tensor's
             ahead = beyond(self.before.get(start, []), self.results.get(start, 0))
-            self.profile.add("intermediates", start, start + 1, max([self.after.get(start, 0), *ahead]))
+            held = zip(ahead, self.moved_before.get(start, ()), strict=True)
+            nbytes, t = max([*self.after.get(start, ()), *held], key=lambda most: (most[0], -most[1]))
+            self.profile.add(t, "intermediates", start, start + 1, nbytes)
         profile = self.profile.series()
-        peak = max(map(sum, zip(*profile.values(), strict=True)))
-        inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
+        totals = [sum(row) for row in zip(*profile.values(), strict=True)]
+        peak = max(totals)
+        inside = [self.ops.inside(i) for i in range(len(self.program.ops))]
         traffic_ns = [self._traffic(position, keys[position]) for position in sorted(keys)]
         clip_ns = self.gradients.norm_nanoseconds(self.states)
         options = self.plan.options
         count = options.microbatches
         runs = [runs_of(keys[position][1], count) for position in sorted(keys)]
         compute_ns = count * sum(op_ns) + sum(n * ns for n, ns in zip(runs, traffic_ns, strict=True))
-        communication_ns = sum(n * ns for n, ns in zip(runs, reshard_ns, strict=True)) + count * sum(inside_ns) + clip_ns
+        communication_ns = sum(n * ns for n, ns in zip(runs, reshard_ns, strict=True)) + clip_ns
+        communication_ns += count * sum(c.nanoseconds for collectives in inside for c in collectives)
         total = compute_ns + update_ns + communication_ns
         return Evaluation(
             compute_ns=compute_ns,
@@ -168,13 +248,38 @@ class _Walk:
             peak=peak,
             profile=profile,
             op_ns=tuple(op_ns),
-            inside_ns=tuple(inside_ns),
+            inside=tuple(inside),
+            steps=tuple(map(self._planned, steps)),
             reshard_ns=tuple(reshard_ns),
             traffic_ns=tuple(traffic_ns),
             clip_ns=clip_ns,
             reshard_lives=tuple(reshard_lives),
             hold_lives=tuple(hold_lives),
+            at_peak=self._entries(totals.index(peak)),
         )
+
+    def _planned(self, path: Sequence[Step]) -> tuple[ReshardStep, ...]:
+        """The steps of a transition as a plan lists them."""
+        return tuple(
+            ReshardStep(
+                kind=step.kind,
+                axes=tuple(self.plan.mesh.names[a] for a in step.axes),
+                nbytes=step.nbytes,
+                nanoseconds=step.nanoseconds,
+                before=step.before,
+                after=step.after,
+            )
+            for step in path
+        )
+
+    def _entries(self, time: int) -> tuple[MemoryEntry, ...]:
+        """What fills the memory at a time, the largest first."""
+        entries = [
+            MemoryEntry(name=self.program.tensors[t].name, category=category, nbytes=nbytes)
+            for t, category, start, stop, nbytes in self.profile.lives
+            if start <= time < stop and nbytes
+        ]
+        return tuple(sorted(entries, key=lambda entry: (-entry.nbytes, entry.name)))
 
     def _stored(self, t: int) -> Layout:
         layout = self.plan.tensors[t].layout
@@ -218,8 +323,8 @@ class _Walk:
                         f"as {reshard.layout}, and a device cannot make the one from the other alone"
                     )
 
-    def _reshard(self, position: int, key: Key) -> int:
-        """Check one reshard; its nanoseconds."""
+    def _reshard(self, position: int, key: Key) -> tuple[Step, ...]:
+        """Check one reshard; its collectives."""
         (t, purpose, _), reshard = key, self.plan.reshards[position]
         tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
@@ -241,7 +346,7 @@ class _Walk:
         if reshard.bucket != bucket:
             illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
         if not reshard.copy and purpose != _UPDATE:
-            return 0
+            return ()
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
         path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
@@ -252,11 +357,12 @@ class _Walk:
             cast = self.ops.local_bytes(t, source) if mine.master_bytes(tensor.dtype) else 0
             held = update_held(path, cast, elements * mine.turn_bytes(tensor.dtype))
         if self._leaves(key):
-            self.after[time] = max(self.after.get(time, 0), held)
+            self.after.setdefault(time, []).append((held, t))
         else:
             turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
             goes = self._goes(key, source) if key in self.lives.taking and not self._stays(key) else 0
             self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype), goes))
+            self.moved_before.setdefault(time, []).append(t)
         parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
@@ -270,8 +376,12 @@ class _Walk:
                     runs=self.plan.runs(reshard),
                 )
                 self.shared.append(paid)
+        return path
+
+    def _exposed(self, key: Key, path: Sequence[Step]) -> int:
+        """Nanoseconds that a reshard's collectives take, but for what an overlap hides of them."""
         nanoseconds = sum(step.nanoseconds for step in path)
-        hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
+        hidden = self.program.tensors[key[0]].role is Role.PARAMETER or key[1] in (ACCUMULATE, "optimizer")
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
 
     def _goes(self, key: Key, source: Layout) -> int:
@@ -282,7 +392,7 @@ class _Walk:
         i, x = self.made[t], self.program.ops[self.made[t]].operands[0]
         while self.program.ops[i].name == IDENTITY and x in self.made and self.made[x] in self.lives.views:
             i, x = self.made[x], self.program.ops[self.made[x]].operands[0]  # a place behind a view hands it on
-        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and (i, 0) in uses)
+        read = next(key for key in self.keys_of[x] if (i, 0) in self.lives.readers[key])
         return self.ops.local_bytes(x, self.plan.reshards[self.reshards[read]].layout)
 
     def _leaves(self, key: Key) -> bool:
@@ -387,13 +497,13 @@ class _Walk:
     def _source(self, t: int) -> int:
         """Own a source for the whole step, with its optimizer state; nanoseconds of its update."""
         tensor = self.program.tensors[t]
-        self.profile.add(self._category(t), 0, self.lives.end, self.ops.local_bytes(t, self.produced[t]))
+        self.profile.add(t, self._category(t), 0, self.lives.end, self.ops.local_bytes(t, self.produced[t]))
         if t not in self.states:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
-        self.profile.add("optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
+        self.profile.add(t, "optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
         step = elements * self.state.step_bytes(tensor.dtype)
-        self._made_at(self.profile.add("optimizer", self.lives.end - 1, self.lives.end, step))
+        self._made_at(self.profile.add(t, "optimizer", self.lives.end - 1, self.lives.end, step))
         norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         return int(norm) + int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
 
@@ -403,18 +513,23 @@ class _Walk:
         t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
         if t in self.lent:
             owner, start, nbytes = self.lent[t]
-            return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
+            since = start
+            for until, member in sorted((self.lives.held_stop[m], -m) for m in self.lives.storages[owner]) if nbytes else ():
+                until = min(until, stop)
+                self.profile.add(-member, self._category(owner), since, until, nbytes)  # as the member that is done next
+                since = max(since, until)
+            return (start, stop, nbytes) if nbytes and start < stop else (stop, stop, 0)
         stop = self._kept_until(t)
         if hold.reshard is None:
             elements = math.prod(hold.layout.local_shape(distinct_shape(self.program, self.made, t), self.mesh_shape))
             nbytes = elements * DTYPE_BYTES[self.program.tensors[t].dtype]
-            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, nbytes)
+            return self.profile.add(t, self._category(t), self.lives.base_stop[t], stop, nbytes)
         kept = self.plan.reshards[hold.reshard]
-        return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
+        return self.profile.add(t, "copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
 
     def _kept_until(self, t: int) -> int:
         """When what is held alone is no longer needed for any reshard."""
-        taken = [self.lives.first[key] for key in self.lives.taking if key[0] == t and self.lives.later(key)]
+        taken = [self.lives.first[key] for key in self.keys_of[t] if key in self.lives.taking and self.lives.later(key)]
         return taken[0] if taken else self.lives.held_stop[t]
 
     def _stays(self, key: Key) -> bool:
@@ -430,12 +545,12 @@ class _Walk:
         nbytes = self.ops.local_bytes(t, reshard.layout, self.gradients.dtype(t, purpose))
         if purpose == "optimizer" and t in self.accumulators:
             start = lives.end if self.gradients.in_place(reshard) else lives.first[key]
-            return self.profile.add("gradients", start, lives.end, nbytes)
+            return self.profile.add(t, "gradients", start, lives.end, nbytes)
         if purpose == _UPDATE:  # the new values are written where the old ones are
             return lives.end - 1, lives.end - 1, 0
         if reshard.copy:
             gradient = purpose in (ACCUMULATE, "optimizer")
-            life = self.profile.add("gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
+            life = self.profile.add(t, "gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
             return self._made_at(life) if self._leaves(key) else life
         category, start = self._category(t), lives.base_stop[t]
         if lives.later(key):
@@ -444,7 +559,7 @@ class _Walk:
             start = lives.held_stop[t] if copied or t in self.made else lives.end
         if key in lives.taking:
             start = lives.end if self._stays(key) else lives.first[key]
-        return self.profile.add(category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
+        return self.profile.add(t, category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
 
     def _read_before(self, key: Key) -> list[int]:
         """When other groups are done that read the same bytes as they are, and are done before."""
@@ -455,11 +570,10 @@ class _Walk:
 
         return [
             lives.stop[other]
-            for other, position in self.reshards.items()
-            if other[0] == key[0]
-            and lives.later(other) == lives.later(key)
-            and not self.plan.reshards[position].copy
-            and other[1] not in (_UPDATE, ACCUMULATE)
+            for other in self.keys_of[key[0]]
+            if lives.later(other) == lives.later(key)
+            and not self.plan.reshards[self.reshards[other]].copy
+            and other[1] != ACCUMULATE
             and not (other[1] == "optimizer" and other[0] in self.accumulators)
             and order(other) > order(key)
         ]
@@ -475,7 +589,7 @@ class _Walk:
 class OpCheck:
     """The ops of a plan: each is checked against its rule and priced anew; ``rules`` has one rule per op."""
 
-    def __init__(self, plan: Plan, program: Program, rules: list[Rule], costs: CostModel) -> None:
+    def __init__(self, plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> None:
         self.plan, self.program, self.rules, self.costs = plan, program, rules, costs
         self.mesh_shape = costs.mesh.shape
         self.fused = self._fused() if plan.options.fusion else set()
@@ -502,8 +616,8 @@ class OpCheck:
         moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel))
 
-    def inside_nanoseconds(self, i: int) -> int:
-        """Nanoseconds of the collectives inside an op: those of the implementation that its axes share."""
+    def inside(self, i: int) -> tuple[OpCollective, ...]:
+        """The collectives inside an op: those of the implementation that its axes share."""
         planned, rule = self.plan.ops[i], self.rules[i]
         where = f"op {i} ({self.program.ops[i].name})"
         axes = self._strategies(where, rule, planned.strategy)
@@ -512,14 +626,16 @@ class OpCheck:
             illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
         if planned.implementation != "".join(ways):
             illegal(f"{where} says it runs implementation {planned.implementation!r}, its strategies are {', '.join(planned.strategy)}")
-        total = 0
-        for way in ways.values():
+        collectives = []
+        for implementation in ways.values():
             group = tuple(a for a, axis in enumerate(axes) if axis.implementation is not None)
-            for collective in way.collectives:
+            names = tuple(self.plan.mesh.names[a] for a in group)
+            for collective in implementation.collectives:
                 rows = math.prod(math.ceil(rule.factors[f].size / self._shards(axes, f)) for f in collective.rows)
                 nbytes = rows * collective.width * DTYPE_BYTES[collective.dtype]
-                total += self.costs.collective_ns(collective.kind, group, nbytes)
-        return total
+                nanoseconds = self.costs.collective_ns(collective.kind, group, nbytes)
+                collectives.append(OpCollective(kind=collective.kind, axes=names, nbytes=nbytes, nanoseconds=nanoseconds))
+        return tuple(collectives)
 
     def executable(self, t: int, layout: Layout, where: str, *, orders: bool = False) -> None:
         """Check that a tensor can have a layout; ``orders``: whether it may be a strided one."""
@@ -618,7 +734,7 @@ def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
         raise InputError(f"{other}its outputs or gradients are others")
 
 
-def check_rules(plan: Plan, rules: list[Rule]) -> None:
+def check_rules(plan: Plan, rules: Sequence[Rule]) -> None:
     """Check that every op's rule comes from where it came from when the plan was made."""
     files = ", ".join(file.name for file in plan.options.rules)
     for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
@@ -877,13 +993,15 @@ class Profile:
     def __init__(self, end: int) -> None:
         self.end = end
         self.change = {category: np.zeros(end + 1, dtype=np.int64) for category in CATEGORIES}
+        self.lives: list[tuple[int, str, int, int, int]] = []
 
-    def add(self, category: str, start: int, stop: int, nbytes: int) -> Life:
-        """Own bytes from start to stop; nothing if that is not later. The life as plans state it."""
+    def add(self, t: int, category: str, start: int, stop: int, nbytes: int) -> Life:
+        """Own bytes of a tensor from start to stop; nothing if that is not later. The life as plans state it."""
         if start >= stop:
             return stop, stop, 0
         self.change[category][start] += nbytes
         self.change[category][stop] -= nbytes
+        self.lives.append((t, category, start, stop, nbytes))
         return start, stop, nbytes
 
     def series(self) -> dict[str, tuple[int, ...]]:
