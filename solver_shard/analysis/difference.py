@@ -34,7 +34,7 @@ from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, shorten, table, template, text_of
 
 if TYPE_CHECKING:
-    from solver_shard.analysis.compare import Row
+    from solver_shard.analysis.compare import ComparisonRow
 
 
 MAX_ROWS = 24
@@ -109,7 +109,7 @@ class PlanDifference:
         return text_of(_lines(self))
 
 
-def difference(one: Row, two: Row) -> PlanDifference:
+def difference(one: ComparisonRow, two: ComparisonRow) -> PlanDifference:
     """What differs between two plans for the same step."""
     hidden = [sum(c.runs * c.nanoseconds for c in row.plan.collectives()) - row.communication_ns for row in (one, two)]
     figures = {

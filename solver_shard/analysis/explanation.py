@@ -41,7 +41,7 @@ Subject = TypeVar("Subject", "TensorExplanation", "OpExplanation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveExplanation:
     """One collective of one tensor or op.
 
     Attributes:
@@ -63,7 +63,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class GroupReading:
     """How one group of readers gets a tensor: ``layout`` is a copy of their own, or what is there (``copy`` False)."""
 
     when: str
@@ -97,9 +97,9 @@ class TensorExplanation:
     gradient: Layout | None
     maker: str
     axes: tuple[tuple[str, str, str], ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[GroupReading, ...]
     kept: str
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveExplanation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +124,11 @@ class OpExplanation:
     nanoseconds: int
     operands: tuple[tuple[str, Layout], ...]
     results: tuple[tuple[str, Layout], ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveExplanation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Static:
+class StaticExplanation:
     """Explanations of all that a pattern matches, copies of a layer as one."""
 
     plan: str
@@ -155,7 +155,7 @@ class Static:
         return found
 
 
-def explanation(plan: Plan, pattern: str) -> Static:
+def explanation(plan: Plan, pattern: str) -> StaticExplanation:
     """Explain the tensors or ops that a pattern matches.
 
     Args:
@@ -166,7 +166,7 @@ def explanation(plan: Plan, pattern: str) -> Static:
     """
     tensors, ops = subjects(plan, pattern)
     explainer = Explainer(plan)
-    return Static(
+    return StaticExplanation(
         plan=plan.name,
         mesh=str(plan.mesh.whole),
         legend=sub_axes(plan) if plan.mesh.splits else "",
@@ -256,7 +256,7 @@ class Explainer:
         """One op."""
         plan, op = self.plan, self.plan.ops[i]
         inside = tuple(
-            Collective(
+            CollectiveExplanation(
                 when=op.phase,
                 kind=c.kind,
                 axes=tuple(plan.mesh.joined(c.axes)),
@@ -309,8 +309,8 @@ class Explainer:
         read = f"cuts {', '.join(dict.fromkeys(cut))}" if cut else f"reads partial {partial[0]}s"
         return f"{read} -> {' or '.join(results) or 'nothing'}"
 
-    def _reading(self, reshard: Reshard, show: Show) -> Reading:
-        return Reading(
+    def _reading(self, reshard: Reshard, show: Show) -> GroupReading:
+        return GroupReading(
             when=reshard.purpose,
             layout=reshard.layout,
             copy=reshard.copy and reshard.layout != reshard.source,
@@ -327,11 +327,11 @@ class Explainer:
                 return f"{saved.layout}, {copied}, {format_bytes(saved.nbytes)} until the backward pass or the end"
         return ""
 
-    def _steps(self, reshard: Reshard, show: Show) -> list[Collective]:
+    def _steps(self, reshard: Reshard, show: Show) -> list[CollectiveExplanation]:
         plan = self.plan
         earlier = {(s.kind, s.axes) for r in self.index.reshards[reshard.tensor] if r.purpose == "forward" for s in r.steps}
         return [
-            Collective(
+            CollectiveExplanation(
                 when=reshard.purpose,
                 kind=step.kind,
                 axes=tuple(plan.mesh.joined(step.axes)),
@@ -380,7 +380,7 @@ def op_text(found: OpExplanation) -> str:
     return text_of([*lines, *_collective_lines(found.collectives, found.count)])
 
 
-def _collective_lines(collectives: Sequence[Collective], copies: int) -> list[str]:
+def _collective_lines(collectives: Sequence[CollectiveExplanation], copies: int) -> list[str]:
     moving = [c for c in collectives if c.kind not in LOCAL]
     if not moving:
         return ["  no collectives" + (", only local cuts" if collectives else "")]

@@ -45,6 +45,7 @@ from solver_shard.plan.plan import (
     MemoryTimeline,
     OpCollective,
     Plan,
+    PlannedOp,
     Reshard,
     ReshardStep,
     collectives_of,
@@ -289,7 +290,8 @@ class _Evaluator:
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
-        op_ns = [self.ops.nanoseconds(i) for i in range(len(self.program.ops))]
+        prices = [self.ops.price(i) for i in range(len(self.program.ops))]
+        op_ns, inside = tuple(nanoseconds for nanoseconds, _ in prices), tuple(collectives for _, collectives in prices)
         self.produced |= {t: x for op in self.plan.ops for t, x in zip(op.results, op.result_layouts, strict=True)}
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
@@ -321,7 +323,6 @@ class _Evaluator:
         profile = self.profile.series()
         totals = [sum(row) for row in zip(*profile.values(), strict=True)]
         peak = max(totals)
-        inside = [self.ops.inside(i) for i in range(len(self.program.ops))]
         traffic_ns = [self._traffic(position, keys[position]) for position in sorted(keys)]
         clip_ns = self.gradients.norm_nanoseconds(self.states)
         options = self.plan.options
@@ -340,8 +341,8 @@ class _Evaluator:
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
             profile=profile,
-            op_ns=tuple(op_ns),
-            inside=tuple(inside),
+            op_ns=op_ns,
+            inside=inside,
             steps=tuple(map(self._planned, steps)),
             reshard_ns=tuple(reshard_ns),
             traffic_ns=tuple(traffic_ns),
@@ -685,8 +686,8 @@ class OpCheck:
         self.fused = self._fused() if plan.options.fusion else set()
         self._named: dict[int, tuple[dict[str, AxisStrategy], dict[str, AxisStrategy]]] = {}
 
-    def nanoseconds(self, i: int) -> int:
-        """Check the layouts of an op against its strategies; its nanoseconds."""
+    def price(self, i: int) -> tuple[int, tuple[OpCollective, ...]]:
+        """Check the layouts of an op against its strategies; its nanoseconds and the collectives inside it, which are not among these."""
         op, planned, rule = self.program.ops[i], self.plan.ops[i], self.rules[i]
         where = f"op {i} ({op.name})"
         axes = self._strategies(where, rule, planned.strategy)
@@ -698,19 +699,16 @@ class OpCheck:
             if layout != found:
                 illegal(f"{what} has layout {found}, but its strategies {', '.join(planned.strategy)} give {layout}")
             self.executable(t, layout, what)
-        share = self._share(where, rule, axes)
+        share, inside = self._share(where, rule, axes), self._inside(where, planned, rule, axes)
         if rule.view:
-            return 0
+            return 0, inside
         read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
         written = list(zip(op.results, planned.result_layouts, strict=True))
         moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
-        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel))
+        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel)), inside
 
-    def inside(self, i: int) -> tuple[OpCollective, ...]:
+    def _inside(self, where: str, planned: PlannedOp, rule: Rule, axes: list[AxisStrategy]) -> tuple[OpCollective, ...]:
         """The collectives inside an op: those of the implementation that its axes share."""
-        planned, rule = self.plan.ops[i], self.rules[i]
-        where = f"op {i} ({self.program.ops[i].name})"
-        axes = self._strategies(where, rule, planned.strategy)
         ways = {axis.implementation.name: axis.implementation for axis in axes if axis.implementation is not None}
         if len(ways) > 1:
             illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
@@ -993,7 +991,7 @@ def _lifetimes(program: Program, rules: Sequence[Rule], accumulates: bool, takin
             base_stop[t] = max(begun.values(), default=base_start[t] + 1)
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
-        owner, way = _viewed(program, views, made, readers, t)
+        owner, way = _viewed(program, views, made, readers, of_tensor, t)
         if owner != t or t in made:
             together.setdefault(owner, {})[t] = way
     storages = {
@@ -1038,7 +1036,7 @@ def _taking(program: Program, lives: Lifetimes, shared: frozenset[int]) -> froze
         x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
         if program.ops[made[t]].name == IDENTITY and x in made and made[x] in lives.views:
             return owned(x, time)  # a place behind a view hands it on
-        return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
+        return lives.base_stop[x] < time or any(key in found and lives.readers[key] == mine for key in keys[x])
 
     found: set[Key] = set()
     for t in made:
@@ -1063,7 +1061,12 @@ def _taking(program: Program, lives: Lifetimes, shared: frozenset[int]) -> froze
 
 
 def _viewed(
-    program: Program, views: Collection[int], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
+    program: Program,
+    views: Collection[int],
+    made: Mapping[int, int],
+    readers: Mapping[Key, tuple[tuple[int, int], ...]],
+    of_tensor: Mapping[int, Sequence[Key]],
+    t: int,
 ) -> tuple[int, tuple[Key, ...]]:
     """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
     way: list[Key] = []
@@ -1073,7 +1076,7 @@ def _viewed(
         merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
         if merged or (grows and not _expanded(program, made, t)):
             break
-        way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
+        way.append(next(key for key in of_tensor[x] if (made[t], 0) in readers[key]))
         t = x
     return t, tuple(way)
 

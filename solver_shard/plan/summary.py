@@ -271,7 +271,7 @@ def _activations(plan: Plan) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectiveTotals:
     """The collectives of one purpose, kind and group of mesh axes, over one step.
 
     Attributes:
@@ -292,7 +292,7 @@ class Collected:
     where: tuple[str, ...]
 
 
-def collected(plan: Plan) -> list[Collected]:
+def collected(plan: Plan) -> list[CollectiveTotals]:
     """All collectives of a step, by purpose in the order of ``PURPOSES`` and then by time, the longest first."""
     index = PlanIndex(plan)
     found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int, int, str]]] = {}
@@ -314,7 +314,7 @@ def collected(plan: Plan) -> list[Collected]:
         launched = launches.get((purpose, kind, axes))
         count = sum(n for n, _, _, _ in steps)
         rows.append(
-            Collected(
+            CollectiveTotals(
                 purpose=purpose,
                 kind=kind,
                 axes=axes,

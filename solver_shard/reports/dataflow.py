@@ -304,7 +304,7 @@ def _drawn(sketch: _Sketch) -> dict[str, Any]:
     for box in sketch.boxes:
         _arrange(box)
     edges = list(sketch.edges)
-    drawing = draw([Box(box["width"], box["height"]) for box in sketch.boxes], [(start, end) for start, end, _ in edges])
+    drawing = draw([DrawnBox(box["width"], box["height"]) for box in sketch.boxes], [(start, end) for start, end, _ in edges])
     nodes = [
         {**box, "id": k, "x": round(x - box["width"] / 2, 1), "y": round(y - box["height"] / 2, 1)}
         for k, (box, (x, y)) in enumerate(zip(sketch.boxes, drawing.places, strict=True))
@@ -372,7 +372,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 # barycentres in alternating sweeps; then every layer is placed by least squares under its order (isotonic regression by pooling adjacent
 # violators), which keeps lines straight where there is room. Deterministic: ties keep the order given.
 #
-# >>> drawn = draw([Box(40, 20), Box(40, 20)], [(0, 1)])
+# >>> drawn = draw([DrawnBox(40, 20), DrawnBox(40, 20)], [(0, 1)])
 # >>> drawn.places
 # ((20.0, 10.0), (20.0, 52.0))
 
@@ -381,7 +381,7 @@ SWEEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class DrawnBox:
     """Size of a node, in the drawing's units."""
 
     width: float
@@ -404,7 +404,7 @@ class Drawing:
     lines: tuple[tuple[tuple[float, float], ...], ...]
 
 
-def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float = 14, rise: float = 18) -> Drawing:
+def draw(boxes: Sequence[DrawnBox], edges: Sequence[tuple[int, int]], *, gap: float = 14, rise: float = 18) -> Drawing:
     """Lay the graph out.
 
     Args:
@@ -421,7 +421,7 @@ def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float =
         chain = [start]
         for level in range(layers[start] + 1, layers[end]):
             chain.append(len(sizes))
-            sizes.append(Box(6, 0))
+            sizes.append(DrawnBox(6, 0))
             levels.append(level)
         chains.append([*chain, end])
     above: list[list[int]] = [[] for _ in sizes]
@@ -512,7 +512,7 @@ def _placed(
     rows: Sequence[Sequence[int]],
     above: Sequence[Sequence[int]],
     below: Sequence[Sequence[int]],
-    sizes: Sequence[Box],
+    sizes: Sequence[DrawnBox],
     gap: float,
     passing: Sequence[Sequence[int]],
 ) -> list[float]:
@@ -545,7 +545,7 @@ def _placed(
     return [round(value - left, 1) for value in x]
 
 
-def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[Box], gap: float) -> None:
+def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[DrawnBox], gap: float) -> None:
     """Put a row's nodes as near to the wanted (centre, weight) pairs as their order and the gaps allow."""
     offsets = [0.0]
     for a, b in itertools.pairwise(row):

@@ -101,7 +101,7 @@ def timeline(plan: Plan) -> Timeline:
         InputError: the parts of the plan do not add up to its costs, see ``plan.figures``.
     """
     check_times(plan)
-    return _Walk(plan).run()
+    return _TimelineBuilder(plan).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class _Hidden:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _OpSpan:
     """What an op takes with the reshards around it."""
 
     op: PlannedOp
@@ -133,7 +133,7 @@ class _Block:
     stop: int
 
 
-class _Walk:
+class _TimelineBuilder:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.count = plan, plan.options.microbatches
         self.index = PlanIndex(plan)
@@ -202,7 +202,7 @@ class _Walk:
     # One microbatch, those between the first and the last, the update
 
     def _microbatch(self, number: int) -> None:
-        start, blocks = self.now, list[_Block]()
+        start, blocks = self.now, list[_OpSpan]()
         for i, op in enumerate(self.plan.ops):
             begin = self.now
             self._remember(i)
@@ -215,7 +215,7 @@ class _Walk:
             for reshard in self.after.get(i, ()):
                 self._reshard(reshard)
             if self.now > begin:
-                blocks.append(_Block(op=op, start=begin, stop=self.now))
+                blocks.append(_OpSpan(op=op, start=begin, stop=self.now))
         for reshard in self.ending:
             self._reshard(reshard)
         if self.count > 1:
@@ -254,13 +254,13 @@ class _Walk:
             self._reshard(reshard)
         self._add(PHASES, "phase", "update", start)
 
-    def _phases(self, blocks: Sequence[_Block]) -> None:
+    def _phases(self, blocks: Sequence[_OpSpan]) -> None:
         runs = [list(run) for _, run in itertools.groupby(blocks, key=lambda block: block.op.phase)]
         for run in runs:
             stop = self.now if run is runs[-1] else run[-1].stop
             self._add(PHASES, "phase", run[0].op.phase, run[0].start, stop)
 
-    def _modules(self, blocks: Sequence[_Block]) -> None:
+    def _modules(self, blocks: Sequence[_OpSpan]) -> None:
         """Modules from where their ops begin until those of others do, inner ones inside outer ones."""
         opened: list[tuple[str, int]] = []
         for block in (*blocks, None):
