@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from solver_shard.analysis.counterfactual import Limits
-from solver_shard.analysis.explain import Asking, Explanation, Value
+from solver_shard.analysis.explain import AlternativePricer, Explanation, ObjectiveBounds
 from solver_shard.analysis.explanation import explanation
 from solver_shard.analysis.reopen import Reopened, Retraced, reopen, retrace
 from solver_shard.api import optimize
@@ -67,9 +67,9 @@ def main() -> int:
     return 0 if agree else 1
 
 
-def asking(reopened: Reopened, pattern: str) -> Asking:
+def asking(reopened: Reopened, pattern: str) -> AlternativePricer:
     """Questions about a pattern, with the time limit of this study."""
-    return Asking(
+    return AlternativePricer(
         reopened,
         explanation(reopened.plan, pattern),
         pattern=pattern,
@@ -94,7 +94,7 @@ def question(plan: Plan, retraced: Retraced, reopened: Reopened, pattern: str, l
     assert found.instead is not None
     best = found.instead.best
     assert best is not None, f"{pattern}={layout}: {found.instead.outcome}"
-    other = Value(bound=fresh.certificate.bound, objective=fresh.certificate.objective)
+    other = ObjectiveBounds(bound=fresh.certificate.bound, objective=fresh.certificate.objective)
     both = best.value.proven and other.proven
     agrees = best.value == other if both else best.value.bound <= other.objective and other.bound <= best.value.objective
     price = best.value.objective - found.now.objective
@@ -112,7 +112,7 @@ def question(plan: Plan, retraced: Retraced, reopened: Reopened, pattern: str, l
     return f"| {' | '.join(cells)} |", agrees
 
 
-def interval(value: Value) -> str:
+def interval(value: ObjectiveBounds) -> str:
     return f"{value.objective:,}" if value.proven else f"{value.bound:,} to {value.objective:,}"
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from solver_shard.baselines import Baseline
     from solver_shard.costs.cluster import Cluster
     from solver_shard.graph.build import Lowered
-    from solver_shard.plan.decode import Writer
+    from solver_shard.plan.decode import PlanWriter
     from solver_shard.plan.plan import Plan
     from solver_shard.tracing.clean import TracedProgram
 
@@ -108,7 +108,7 @@ def plan_program(
     from solver_shard.baselines.hints import fall_back_to_baseline
     from solver_shard.graph.build import lower_program, relay_spaces
     from solver_shard.infeasible import Unsolved, infeasible
-    from solver_shard.plan.decode import Writer, certificate, provenance
+    from solver_shard.plan.decode import PlanWriter, certificate, provenance
 
     clock = clock or StageClock()
     search = _Search(options.work_limit, clock, workers, stop)
@@ -119,8 +119,7 @@ def plan_program(
         if baseline is not None:
             with clock.stage("decide", f"deciding {len(lowered.program.ops)} ops as a baseline does"):
                 lowered = lowered.narrowed(*baseline(lowered))
-        writer = Writer(
-            program=lowered.program,
+        writer = PlanWriter(
             lowering=lowered.lowering,
             costs=lowered.costs,
             cluster=cluster,
@@ -143,11 +142,10 @@ def plan_program(
     if baseline is None and not options.template and not solution.interrupted:
         solution, name = fall_back_to_baseline(lowered, solution, problem, traced, clock)
     if not solution.feasible:
-        memory = None if solution.assignment is None else writer.parts(solution.assignment).memory
+        memory = None if solution.assignment is None else writer.build_plan(solution.assignment).memory
         raise infeasible(Unsolved(lowered=lowered, problem=problem, solution=solution, memory=memory, clock=clock, stop=stop))
     with clock.stage("plan", "writing down the plan"):
         plan = writer.plan(solution, problem, clock)
-        writer.check(plan, lowered.rulebook)
     return dataclasses.replace(plan, certificate=certificate(solution, problem, clock, name))
 
 
@@ -156,7 +154,7 @@ class _Attempt:
     """What the search of one graph gave."""
 
     lowered: Lowered
-    writer: Writer
+    writer: PlanWriter
     problem: Transients
     solution: Solution
 

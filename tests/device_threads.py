@@ -11,7 +11,7 @@ import torch
 from solver_shard.mesh import Mesh
 from solver_shard.ops.implementations import FREE, free
 from solver_shard.ops.shards import group_of, groups, reduce
-from solver_shard.plan.plan import Inside, Plan
+from solver_shard.plan.plan import OpCollective, Plan
 from solver_shard.program import Program
 from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.step import Compiled, compile_step
@@ -56,7 +56,7 @@ class Device:
         total = reduce(members, exchange.reduction)
         return total if exchange.kind == "all_reduce" else total.chunk(size)[place].clone()
 
-    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
         team = group_of(tuple(axes), self.meeting.mesh, self.device) if axes else (self.device,)
 
         def start() -> Callable[[str, torch.Tensor], torch.Tensor]:

@@ -34,7 +34,7 @@ from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import solve_lowered
-from solver_shard.plan.decode import Writer, plan_of, provenance
+from solver_shard.plan.decode import PlanWriter, plan_of, provenance
 from solver_shard.plan.plan import Plan
 from solver_shard.program import AS_MADE, BEFORE, IDENTITY, Program
 from solver_shard.tracing.load import traced_of
@@ -292,17 +292,14 @@ def solved(made: Lowered) -> Plan:
         solution, problem = solve_lowered(made.lowering, made.costs, options, clock, workers=1)
     if not solution.feasible:
         raise InfeasibleError("no plan")
-    writer = Writer(
-        program=made.program,
+    writer = PlanWriter(
         lowering=made.lowering,
         costs=made.costs,
         cluster=made.costs.cluster,
         options=options,
         origin=provenance("", ""),
     )
-    plan = writer.plan(solution, problem, clock)
-    writer.check(plan, made.rulebook)
-    return plan
+    return writer.plan(solution, problem, clock)
 
 
 @functools.lru_cache(maxsize=64)

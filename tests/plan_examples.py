@@ -11,16 +11,16 @@ from solver_shard.options import Options
 from solver_shard.plan.plan import (
     Certificate,
     Costs,
-    Hold,
-    Holder,
+    MemoryEntry,
     MemoryTimeline,
-    Moment,
     Plan,
     PlannedOp,
     PlannedTensor,
     Provenance,
     Reshard,
-    Step,
+    ReshardStep,
+    SavedTensor,
+    SearchEvent,
 )
 
 MESH = Mesh.parse("dp=4,tp=2")
@@ -75,7 +75,7 @@ def example(layers: int = 3, source: str = "table") -> Plan:
                 )
             )
             stored = tensors[weight].layout
-            step = Step(kind="all_gather", axes=("dp",), nbytes=4096, nanoseconds=7000, before=stored, after=layout(read))
+            step = ReshardStep(kind="all_gather", axes=("dp",), nbytes=4096, nanoseconds=7000, before=stored, after=layout(read))
             reshards.append(
                 Reshard(
                     tensor=weight,
@@ -94,7 +94,7 @@ def example(layers: int = 3, source: str = "table") -> Plan:
                 )
             )
         source_layout, target = layout("S(0)P(sum)"), layout("S(0)R")
-        reduce = Step(kind="all_reduce", axes=("tp",), nbytes=1024, nanoseconds=9000, before=source_layout, after=target)
+        reduce = ReshardStep(kind="all_reduce", axes=("tp",), nbytes=1024, nanoseconds=9000, before=source_layout, after=target)
         reshards.append(
             Reshard(
                 tensor=out,
@@ -124,12 +124,12 @@ def example(layers: int = 3, source: str = "table") -> Plan:
         ops=ops,
         holders=[
             *(
-                Holder(name=f"layers.{i}.{kind}.weight", category="parameters", nbytes=1024)
+                MemoryEntry(name=f"layers.{i}.{kind}.weight", category="parameters", nbytes=1024)
                 for i in range(layers)
                 for kind in ("up", "down")
             ),
-            Holder(name="x", category="inputs", nbytes=1024),
-            Holder(name="mid_0", category="activations", nbytes=2112 if times > 3 else 2048),
+            MemoryEntry(name="x", category="inputs", nbytes=1024),
+            MemoryEntry(name="mid_0", category="activations", nbytes=2112 if times > 3 else 2048),
         ],
     )
     communication = sum(reshard.nanoseconds for reshard in reshards)
@@ -168,8 +168,8 @@ def example(layers: int = 3, source: str = "table") -> Plan:
             stages={"trace": 0.1, "solve": 0.3, "solve: presolve": 0.2},
             versions={"ortools": "9.15"},
             history=(
-                Moment(seconds=0.1, objective=None, bound=0, source="presolve"),
-                Moment(seconds=0.2, objective=compute + communication, bound=compute + communication, source="kernel"),
+                SearchEvent(seconds=0.1, objective=None, bound=0, source="presolve"),
+                SearchEvent(seconds=0.2, objective=compute + communication, bound=compute + communication, source="kernel"),
             ),
         ),
         provenance=Provenance(
@@ -189,7 +189,7 @@ def stepped(plan: Plan) -> Plan:
         if tensor.role == "parameter":
             state = layout("S(0)S(0)")
             tensors[t] = dataclasses.replace(tensor, state=state)
-            step = Step(kind="all_to_all", axes=("dp",), nbytes=512, nanoseconds=2000, before=state, after=tensor.layout)
+            step = ReshardStep(kind="all_to_all", axes=("dp",), nbytes=512, nanoseconds=2000, before=state, after=tensor.layout)
             reshards.append(
                 Reshard(
                     tensor=t,
@@ -207,9 +207,9 @@ def stepped(plan: Plan) -> Plan:
             )
             k = next(k for k, reshard in enumerate(reshards) if reshard.tensor == t)
             kept = reshards[k]
-            holds.append(Hold(tensor=t, reshard=k, layout=kept.layout, start=kept.stop, stop=len(plan.ops) + 1, nbytes=kept.nbytes))
+            holds.append(SavedTensor(tensor=t, reshard=k, layout=kept.layout, start=kept.stop, stop=len(plan.ops) + 1, nbytes=kept.nbytes))
         elif tensor.name.startswith("mid"):
-            holds.append(Hold(tensor=t, reshard=None, layout=tensor.layout, start=2, stop=len(plan.ops) + 1, nbytes=2048))
+            holds.append(SavedTensor(tensor=t, reshard=None, layout=tensor.layout, start=2, stop=len(plan.ops) + 1, nbytes=2048))
     updates = [reshard for reshard in reshards if reshard.purpose == "update"]
     paid, full = sum(reshard.nanoseconds for reshard in updates), sum(step.nanoseconds for r in updates for step in r.steps)
     costs, certificate = plan.costs, plan.certificate

@@ -10,7 +10,7 @@ import torch
 
 import solver_shard
 from solver_shard.plan.decode import MAX_MOMENTS, history
-from solver_shard.plan.plan import Certificate, Moment, Plan
+from solver_shard.plan.plan import Certificate, Plan, SearchEvent
 from solver_shard.solve.solution import Event, Solution, Status
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ def solution(events: tuple[Event, ...], objective: int, bound: int) -> Solution:
     return Solution(status=Status.FEASIBLE, objective=objective, bound=bound, history=events)
 
 
-def pairs(moments: tuple[Moment, ...]) -> list[tuple[int | None, int | None]]:
+def pairs(moments: tuple[SearchEvent, ...]) -> list[tuple[int | None, int | None]]:
     return [(moment.objective, moment.bound) for moment in moments]
 
 

@@ -39,7 +39,7 @@ from solver_shard.text import format_bytes, format_ns, table, text_of
 if TYPE_CHECKING:
     import torch
 
-    from solver_shard.analysis.other_tools import Given
+    from solver_shard.analysis.other_tools import ToolPlan
 
 
 SCHEMA_VERSION = 1
@@ -56,7 +56,7 @@ TIME_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Figures):
+class ComparisonRow(Figures):
     """One plan and its price, with the plan and its program as priced; these are not in JSON."""
 
     plan: Plan = field(repr=False)
@@ -90,10 +90,10 @@ class Comparison:
     bound_text: str
     start: tuple[str, ...]
     start_text: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     left_out: tuple[tuple[str, str], ...] = ()
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> ComparisonRow:
         """The row of that name; InputError with the names there are, or why there is none of that name."""
         for row in self.rows:
             if row.name == name:
@@ -144,7 +144,7 @@ def compare(
     others: Mapping[str, Plan] | None = None,
     *,
     recipes: Sequence[str] | None = None,
-    given: Sequence[Given] = (),
+    given: Sequence[ToolPlan] = (),
     pins: Mapping[str, Sequence[str]] | None = None,
     name: str = "ours",
     model: str | torch.nn.Module | Program | None = None,
@@ -236,7 +236,7 @@ def check_same(plan: Plan, other: Plan, title: str) -> None:
             )
 
 
-def row_of(first: Plan, made: Made) -> Row:
+def row_of(first: Plan, made: Made) -> ComparisonRow:
     """The row of a plan, with the figures of the evaluator."""
     plan, options = made.plan, made.plan.options
     if made.kind == "plan":
@@ -251,7 +251,7 @@ def row_of(first: Plan, made: Made) -> Row:
             f"the file says {format_ns(plan.costs.total_ns)} and {format_bytes(plan.memory.peak)}: its figures are not those of this "
             "version's prices, which stand here"
         )
-    return Row(
+    return ComparisonRow(
         name=made.name,
         kind=made.kind,
         step_ns=found.total_ns,
@@ -390,7 +390,7 @@ def csv_text(found: Comparison) -> str:
     return file.getvalue()
 
 
-def regret(row: Row) -> str:
+def regret(row: ComparisonRow) -> str:
     """``+12.3%``, ``0``, or a dash where there is no bound."""
     if row.regret is None:
         return "-"
@@ -400,16 +400,16 @@ def regret(row: Row) -> str:
     return f"{share:+.0f}%" if abs(share) >= 99.5 else f"{share:+.1f}%" if abs(share) >= 0.095 else f"{share:+.2g}%"
 
 
-def _together(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+def _together(rows: Sequence[ComparisonRow]) -> list[tuple[str, ComparisonRow]]:
     """Passes that come to plans of the same figures as one row under all their names."""
-    found: dict[object, list[Row]] = {}
+    found: dict[object, list[ComparisonRow]] = {}
     for k, row in enumerate(rows):
         figures = (row.step_ns, row.compute_ns, tuple(row.by_kind_ns.values()), row.peak, row.least_peak, row.notes)
         found.setdefault(figures if row.kind == "propagation" else k, []).append(row)
     return [(", ".join(row.name for row in alike), alike[0]) for alike in found.values()]
 
 
-def _fits(row: Row) -> str:
+def _fits(row: ComparisonRow) -> str:
     if row.fits or row.least_peak is None:
         return "yes" if row.fits else "no"
     return f"no, {'least' if row.least_proven else 'least found'} {format_bytes(row.least_peak)}"

@@ -71,7 +71,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
+class CounterfactualAnswer:
     """What is known of the problem with the forced decision.
 
     Attributes:
@@ -100,7 +100,7 @@ def solve_instead(
     workers: int = 2,
     start: Sequence[int] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Answer | None:
+) -> CounterfactualAnswer | None:
     """The best plan with some nodes of the question's graph narrowed to ``masks``.
 
     None where the graph has relays only where they save time, and the best plan without the memory limit does not keep it: then bytes
@@ -143,9 +143,11 @@ def solve_instead(
         assert found.objective is not None, "a feasible solution has an objective"
         bound = min(bound, found.objective)
         writer = dataclasses.replace(writer_of(reopened.plan, lowered), lowering=lowering)
-        return Answer(solution=found, bound=bound, plan=writer.plan(found, problem, StageClock()), impossible=False, lowered=lowered)
+        return CounterfactualAnswer(
+            solution=found, bound=bound, plan=writer.plan(found, problem, StageClock()), impossible=False, lowered=lowered
+        )
     impossible = found.status is Status.INFEASIBLE and found.assignment is None and found.peak_bound <= options.usable_memory
-    return Answer(solution=found, bound=bound, plan=None, impossible=impossible, lowered=lowered)
+    return CounterfactualAnswer(solution=found, bound=bound, plan=None, impossible=impossible, lowered=lowered)
 
 
 def _near(

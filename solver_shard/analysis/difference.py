@@ -1,40 +1,48 @@
 """What differs between two plans of one step: collectives and layouts, copies of a layer together, the largest effect first.
 
->>> print(difference(found.row("ours"), found.row("dp=zero3,tp=megatron")))
+>>> print(difference(comparison.row("ours"), comparison.row("dp=zero3,tp=megatron")))
+>>> changes(before, after).collectives[0]
+CollectiveChange(kind='all_gather', axes=('tp',), nbytes=67108864, count=32, nanoseconds=12100000)
 
-The effect of a tensor is the difference in what its transitions cost, for parameters the gradient's way to the update and the new
+Both read every collective of a step once (:meth:`solver_shard.plan.plan.Plan.collectives`), and all of a tensor in a
+:class:`solver_shard.plan.index.PlanIndex`.
+
+:func:`difference` is what ``compare --diff`` shows of two rows of a comparison: collectives by what they are for, and layouts of tensors
+with the effect of each. That is the difference in what its transitions cost, for parameters the gradient's way to the update and the new
 values' way home too, and, where these are equal, in bytes per device. Activations are those that modules hand on, and those whose
 transitions cost something else. Layouts of an axis that one of the plans has split are said of the whole axis where all parts are alike.
+
+:func:`changes` is what ``explain`` shows of the plan that another layout of one tensor leads to: the calls that are more or fewer, and the
+layouts that change with it; those that readers get where the tensor itself stays.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from solver_shard.codec import encode
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Plan
-from solver_shard.plan.summary import CLIPPED, PURPOSES, local_nbytes, output_names, purpose_of_collective
-from solver_shard.program import DTYPE_BYTES, module_outputs
+from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.plan import Collective, Plan
+from solver_shard.plan.summary import CLIPPED, PURPOSES, local_nbytes, purpose_of_collective
+from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, shorten, table, template, text_of
 
 if TYPE_CHECKING:
-    from solver_shard.analysis.compare import Row
+    from solver_shard.analysis.compare import ComparisonRow
 
 
 MAX_ROWS = 24
 WIDTH = 60
 
-_Move = tuple[int, int, int, str]
-"""How often a collective runs in a step, its bytes and nanoseconds all times together, and of which tensor it is."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class CollectiveDifference:
     """Collectives of one kind, over the same axes and for one purpose, of the tensors for which the plans differ in them.
 
     Attributes:
@@ -57,7 +65,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
+class TensorDifference:
     """Alike tensors that lie otherwise.
 
     Attributes:
@@ -75,7 +83,7 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PlanDifference:
     """Two rows of a comparison.
 
     Attributes:
@@ -88,8 +96,8 @@ class Difference:
 
     names: tuple[str, str]
     figures: Mapping[str, tuple[int, int]]
-    collectives: tuple[Moved, ...]
-    tensors: tuple[Laid, ...]
+    collectives: tuple[CollectiveDifference, ...]
+    tensors: tuple[TensorDifference, ...]
     alike: int
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +109,7 @@ class Difference:
         return text_of(_lines(self))
 
 
-def difference(one: Row, two: Row) -> Difference:
+def difference(one: ComparisonRow, two: ComparisonRow) -> PlanDifference:
     """What differs between two plans for the same step."""
     hidden = [sum(c.runs * c.nanoseconds for c in row.plan.collectives()) - row.communication_ns for row in (one, two)]
     figures = {
@@ -113,120 +121,126 @@ def difference(one: Row, two: Row) -> Difference:
         "peak": (one.peak, two.peak),
     }
     tensors, alike = _tensors(one.plan, two.plan)
-    return Difference(
+    return PlanDifference(
         names=(one.name, two.name), figures=figures, collectives=_collectives(one.plan, two.plan), tensors=tensors, alike=alike
     )
 
 
-def _collectives(one: Plan, two: Plan) -> tuple[Moved, ...]:
+@dataclass(slots=True)
+class _Tally:
+    """Collectives of one plan, per step: how many, bytes and nanoseconds of all; and of which tensors, modules or else they are."""
+
+    count: int = 0
+    nbytes: int = 0
+    nanoseconds: int = 0
+    names: dict[str, None] = field(default_factory=dict, compare=False)
+
+    def add(self, count: int, nbytes: int, nanoseconds: int, names: Iterable[str]) -> None:
+        self.count, self.nbytes, self.nanoseconds = self.count + count, self.nbytes + nbytes, self.nanoseconds + nanoseconds
+        self.names |= dict.fromkeys(names)
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _tallies(one: Plan, two: Plan, key: Callable[[Plan, Collective, str], Key]) -> dict[Key, tuple[_Tally, _Tally]]:
+    """The collectives of both plans by a key of each and of what it is of, where they differ in number, bytes or time."""
+    tallies: dict[Key, tuple[_Tally, _Tally]] = {}
+    for k, plan in enumerate((one, two)):
+        index = PlanIndex(plan)
+        for c in plan.collectives():
+            name = CLIPPED if c.op is None else plan.ops[c.op].module or plan.ops[c.op].name
+            if c.reshard is not None:
+                name = index.owner(plan.reshards[c.reshard].tensor)
+            pair = tallies.setdefault(key(plan, c, name), (_Tally(), _Tally()))
+            pair[k].add(c.runs, c.runs * c.nbytes, c.runs * c.nanoseconds, (name,))
+    return {key: (a, b) for key, (a, b) in tallies.items() if a != b}
+
+
+def _collectives(one: Plan, two: Plan) -> tuple[CollectiveDifference, ...]:
     """Collectives of tensors for which they differ in number, bytes or time; their times add up to what all collectives differ by."""
-    sides = [_moves(plan) for plan in (one, two)]
-    groups: dict[tuple[str, str, str], list[tuple[list[_Move], list[_Move]]]] = {}
-    for key in dict.fromkeys((*sides[0], *sides[1])):
-        a, b = (side.get(key, []) for side in sides)
-        if _sums(a) != _sums(b):
-            groups.setdefault(key[:3], []).append((a, b))
-    found = []
+
+    def of_tensors(plan: Plan, c: Collective, name: str) -> tuple[str, str, str, str]:
+        return purpose_of_collective(plan, c), c.kind, ",".join(plan.mesh.joined(c.axes)), template(name)
+
+    groups: dict[tuple[str, str, str], list[tuple[_Tally, _Tally]]] = {}
+    for (purpose, kind, axes, _), pair in _tallies(one, two, of_tensors).items():
+        groups.setdefault((purpose, kind, axes), []).append(pair)
+    rows = []
     for (purpose, kind, axes), pairs in groups.items():
-        pairs.sort(key=lambda pair: -abs(_sums(pair[1])[2] - _sums(pair[0])[2]))
-        names = fold_names(dict.fromkeys(name for pair in pairs for items in pair for *_, name in items))
-        sums = [_sums([item for pair in pairs for item in pair[k]]) for k in (0, 1)]
-        count, nbytes, nanoseconds = zip(*sums, strict=True)
-        found.append(Moved(purpose=purpose, kind=kind, axes=axes, names=tuple(names), count=count, nbytes=nbytes, nanoseconds=nanoseconds))
+        pairs.sort(key=lambda pair: -abs(pair[1].nanoseconds - pair[0].nanoseconds))
+        rows.append(
+            CollectiveDifference(
+                purpose=purpose,
+                kind=kind,
+                axes=axes,
+                names=tuple(fold_names(dict.fromkeys(name for pair in pairs for tally in pair for name in tally.names))),
+                count=(sum(a.count for a, _ in pairs), sum(b.count for _, b in pairs)),
+                nbytes=(sum(a.nbytes for a, _ in pairs), sum(b.nbytes for _, b in pairs)),
+                nanoseconds=(sum(a.nanoseconds for a, _ in pairs), sum(b.nanoseconds for _, b in pairs)),
+            )
+        )
     order = {purpose: k for k, purpose in enumerate(PURPOSES)}
-    return tuple(sorted(found, key=lambda m: (-abs(m.delta_ns), order.get(m.purpose, 0), m.kind, m.axes)))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.delta_ns), order.get(row.purpose, 0), row.kind, row.axes)))
 
 
-def _sums(items: Sequence[_Move]) -> tuple[int, int, int]:
-    return sum(item[0] for item in items), sum(item[1] for item in items), sum(item[2] for item in items)
-
-
-def _moves(plan: Plan) -> dict[tuple[str, str, str, str], list[_Move]]:
-    """Collectives by purpose, kind, axes and form of the tensor's name: how often, bytes, nanoseconds, name."""
-    owners = {gradient: name for name, gradient in plan.gradients.items()}
-    found: dict[tuple[str, str, str, str], list[_Move]] = {}
-    for c in plan.collectives():
-        name = CLIPPED if c.op is None else plan.ops[c.op].module or plan.ops[c.op].name
-        if c.reshard is not None:
-            t = plan.reshards[c.reshard].tensor
-            name = owners.get(t, plan.tensors[t].name)
-        key = (purpose_of_collective(plan, c), c.kind, ",".join(plan.mesh.joined(c.axes)), template(name))
-        found.setdefault(key, []).append((c.runs, c.runs * c.nbytes, c.runs * c.nanoseconds, name))
-    return found
-
-
-def _tensors(one: Plan, two: Plan) -> tuple[tuple[Laid, ...], int]:
+def _tensors(one: Plan, two: Plan) -> tuple[tuple[TensorDifference, ...], int]:
     """Tensors that both plans have and that lie otherwise, and how many lie alike."""
-    sides = [_Side(plan) for plan in (one, two)]
+    first, second = _Side(one), _Side(two)
     groups: dict[tuple[str, str, str, str], list[tuple[str, int, int]]] = {}
     alike = 0
-    for name, t in sides[0].positions.items():
-        if name not in sides[1].positions:
+    for name, t in first.index.positions.items():
+        u, role = second.index.positions.get(name), one.tensors[t].role
+        if u is None or "gradient" in (role, two.tensors[u].role):
             continue
-        u = sides[1].positions[name]
-        texts = (sides[0].text(t), sides[1].text(u))
+        texts = (first.text(t), second.text(u))
         if texts[0] == texts[1]:
             alike += 1
             continue
-        role = one.tensors[t].role
-        cost = sides[1].nanoseconds.get(name, 0) - sides[0].nanoseconds.get(name, 0)
-        if role == "activation" and not cost and t not in sides[0].handed_on:
+        cost = second.nanoseconds[name] - first.nanoseconds[name]
+        if role == "activation" and not cost and t not in first.index.output_names:
             continue
-        held = sides[1].nbytes(u) - sides[0].nbytes(t)
-        groups.setdefault((role, template(name), *texts), []).append((sides[0].handed_on.get(t, name), cost, held))
-    found = [
-        Laid(
+        more_bytes = second.nbytes(u) - first.nbytes(t)
+        groups.setdefault((role, template(name), *texts), []).append((first.index.output_names.get(t, name), cost, more_bytes))
+    rows = [
+        TensorDifference(
             role=role,
             names=tuple(fold_names(name for name, _, _ in items)),
             count=len(items),
             layouts=(a, b),
             delta_ns=sum(cost for _, cost, _ in items),
-            delta_bytes=sum(held for _, _, held in items),
+            delta_bytes=sum(more_bytes for _, _, more_bytes in items),
         )
         for (role, _, a, b), items in groups.items()
     ]
-    return tuple(sorted(found, key=lambda x: (-abs(x.delta_ns), -abs(x.delta_bytes), x.names))), alike
+    return tuple(sorted(rows, key=lambda x: (-abs(x.delta_ns), -abs(x.delta_bytes), x.names))), alike
 
 
 class _Side:
-    """One plan, by tensor name."""
+    """One plan, by tensor name: what is said of a tensor, and what its transitions cost."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.mesh = plan, plan.mesh
-        self.positions = {tensor.name: t for t, tensor in enumerate(plan.tensors) if tensor.role != "gradient"}
-        self.made = {t: layout for op in plan.ops for t, layout in zip(op.results, op.result_layouts, strict=True)}
-        self.read: dict[int, dict[str, list[Layout]]] = {}
-        self.nanoseconds: dict[str, int] = {}
-        owners: dict[int, list[str]] = {}
-        for name, gradient in plan.gradients.items():
-            owners.setdefault(gradient, []).append(name)
+        self.plan, self.index = plan, PlanIndex(plan)
+        self.nanoseconds: Counter[str] = Counter()
         for c in plan.collectives():
             if c.reshard is not None:
-                t = plan.reshards[c.reshard].tensor
-                name = owners.get(t, [plan.tensors[t].name])[0]
-                self.nanoseconds[name] = self.nanoseconds.get(name, 0) + c.runs * c.nanoseconds
-        for reshard in plan.reshards:
-            if reshard.purpose in ("forward", "backward", "output") and reshard.layout != reshard.source:
-                layouts = self.read.setdefault(reshard.tensor, {}).setdefault(reshard.purpose, [])
-                layouts += [] if reshard.layout in layouts else [reshard.layout]
-        forward = [op for op in plan.ops if op.phase == "forward"]
-        self.handed_on = output_names(module_outputs(forward, plan.outputs))
+                self.nanoseconds[self.index.owner(plan.reshards[c.reshard].tensor)] += c.runs * c.nanoseconds
 
     def text(self, t: int) -> str:
         """``S(0)R, state S(0)S(0), forward RR``: how it lies, its optimizer state where that is another, and copies for readers."""
-        tensor = self.plan.tensors[t]
-        layout = self.made.get(t, tensor.layout)
-        said = [_whole(layout, self.mesh)]
-        if tensor.state is not None and tensor.state != layout:
-            said.append(f"state {_whole(tensor.state, self.mesh)}")
-        for purpose, layouts in sorted(self.read.get(t, {}).items(), reverse=True):
-            said += [f"{purpose} {' and '.join(_whole(x, self.mesh) for x in layouts)}"]
+        state, layout, mesh = self.plan.tensors[t].state, self.index.layout(t), self.plan.mesh
+        said = [_whole(layout, mesh)]
+        if state is not None and state != layout:
+            said.append(f"state {_whole(state, mesh)}")
+        for purpose in ("output", "forward", "backward"):
+            read = [r.layout for r in self.index.reshards.get(t, ()) if r.purpose == purpose and r.layout != r.source]
+            said += [f"{purpose} {' and '.join(_whole(x, mesh) for x in dict.fromkeys(read))}"] if read else []
         return ", ".join(said)
 
     def nbytes(self, t: int) -> int:
         """Bytes per device as it is stored or made."""
         tensor = self.plan.tensors[t]
-        return local_nbytes(self.plan, tensor.shape, tensor.dtype, self.made.get(t, tensor.layout))
+        return local_nbytes(self.plan, tensor.shape, tensor.dtype, self.index.layout(t))
 
 
 def _whole(layout: Layout, mesh: Mesh) -> str:
@@ -235,7 +249,7 @@ def _whole(layout: Layout, mesh: Mesh) -> str:
     return "".join(str(found[0]) for found in parts) if all(len(set(found)) == 1 for found in parts) else str(layout)
 
 
-def _lines(found: Difference) -> list[str]:
+def _lines(found: PlanDifference) -> list[str]:
     a, b = found.names
     figures = [("", "A", "B", "B - A")]
     for what, (x, y) in found.figures.items():
@@ -267,7 +281,7 @@ def _lines(found: Difference) -> list[str]:
     return lines
 
 
-def _pairs(m: Moved) -> list[tuple[int, int, int]]:
+def _pairs(m: CollectiveDifference) -> list[tuple[int, int, int]]:
     return [(m.count[k], m.nbytes[k], m.nanoseconds[k]) for k in (0, 1)]
 
 
@@ -277,13 +291,6 @@ def _signed(value: int, is_bytes: bool = False) -> str:
 
 def _more(items: tuple[object, ...]) -> list[str]:
     return [f"  ... {len(items) - MAX_ROWS} more of less effect (--json has all)"] if len(items) > MAX_ROWS else []
-
-
-# What differs between two plans for the same step: collectives, time, memory, and the layouts of tensors, folded by repeated layer.
-#
-# >>> found = changes(before, after)
-# >>> found.collectives[0]
-# CollectiveChange(kind='all_gather', axes=('tp',), nbytes=67108864, count=32, nanoseconds=12100000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,30 +370,26 @@ def changes(before: Plan, after: Plan) -> Changes:
 
 
 def _collective_changes(before: Plan, after: Plan) -> tuple[CollectiveChange, ...]:
-    counts: Counter[tuple[str, tuple[str, ...], int]] = Counter()
-    times: Counter[tuple[str, tuple[str, ...], int]] = Counter()
-    for plan, sign in ((before, -1), (after, 1)):
-        for c in plan.collectives():
-            key = (c.kind, tuple(plan.mesh.joined(c.axes)), c.nbytes)
-            counts[key] += sign * c.runs
-            times[key] += sign * c.runs * c.nanoseconds
-    found = [
-        CollectiveChange(kind=kind, axes=axes, nbytes=nbytes, count=count, nanoseconds=times[kind, axes, nbytes])
-        for (kind, axes, nbytes), count in counts.items()
-        if count or times[kind, axes, nbytes]
+    def of_calls(plan: Plan, c: Collective, _: str) -> tuple[str, tuple[str, ...], int]:
+        return c.kind, tuple(plan.mesh.joined(c.axes)), c.nbytes
+
+    rows = [
+        CollectiveChange(kind=kind, axes=axes, nbytes=nbytes, count=b.count - a.count, nanoseconds=b.nanoseconds - a.nanoseconds)
+        for (kind, axes, nbytes), (a, b) in _tallies(before, after, of_calls).items()
     ]
-    return tuple(sorted(found, key=lambda c: (-abs(c.nanoseconds), c.kind, c.axes, c.nbytes)))
+    return tuple(sorted(rows, key=lambda c: (-abs(c.nanoseconds), c.kind, c.axes, c.nbytes)))
 
 
 def _layout_changes(before: Plan, after: Plan) -> tuple[LayoutChange, ...]:
-    ours, theirs = _said(before), _said(after)
+    first, second = PlanIndex(before), PlanIndex(after)
     items = []
-    for name, (first, size, dtype_bytes) in ours.items():
-        if name not in theirs:
+    for name, t in first.positions.items():
+        if name not in second.positions:
             continue
-        second = theirs[name][0]
-        if first != second:
-            items.append((name, (*_differing(first, second), size * dtype_bytes)))
+        one, two = _said(first, t), _said(second, second.positions[name])
+        if one != two:
+            tensor = before.tensors[t]
+            items.append((name, (*_differing(one, two), math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype])))
     folded = [
         LayoutChange(name=name, count=count, before=one, after=two, nbytes=count * nbytes)
         for name, (one, two, nbytes), count in fold_items(items)
@@ -394,36 +397,26 @@ def _layout_changes(before: Plan, after: Plan) -> tuple[LayoutChange, ...]:
     return tuple(sorted(folded, key=lambda c: (-c.nbytes, c.name)))
 
 
-Said = tuple[tuple[str, Layout], ...]
+Said = dict[str, Layout]
+"""Layouts of a tensor: as it is handed over (no name), of its state, and by phase and family as its readers get it."""
 
 
-def _said(plan: Plan) -> dict[str, tuple[Said, int, int]]:
-    """By tensor: what is said of its layouts, its elements, and the bytes of one."""
-    reads: dict[int, list[tuple[str, Layout]]] = {}
-    for reshard in plan.reshards:
-        if reshard.purpose in ("forward", "backward"):
-            reads.setdefault(reshard.tensor, []).append((f"{reshard.purpose} {reshard.family}", reshard.layout))
-    found = {}
-    for t, tensor in enumerate(plan.tensors):
-        state = [] if tensor.state is None else [("state", tensor.state)]
-        said = (("", tensor.layout), *state, *reads.get(t, ()))
-        elements = 1
-        for size in tensor.shape:
-            elements *= size
-        found[tensor.name] = (tuple(said), elements, DTYPE_BYTES[tensor.dtype])
-    return found
+def _said(index: PlanIndex, t: int) -> Said:
+    tensor = index.plan.tensors[t]
+    state = {} if tensor.state is None else {"state": tensor.state}
+    reads = {f"{r.purpose} {r.family}": r.layout for r in index.reshards.get(t, ()) if r.purpose in ("forward", "backward")}
+    return {"": tensor.layout, **state, **reads}
 
 
 def _differing(first: Said, second: Said) -> tuple[str, str]:
     """The parts that differ, as text: ``RR``, ``state S(0)S(0)``, ``S(0)R in forward``."""
-    one, two = dict(first), dict(second)
-    keys = [key for key in dict.fromkeys((*one, *two)) if one.get(key) != two.get(key)]
+    keys = [key for key in dict.fromkeys((*first, *second)) if first.get(key) != second.get(key)]
     if "" in keys or "state" in keys:  # readers follow
         keys = [key for key in keys if key in ("", "state")]
-    return _parts(one, keys), _parts(two, keys)
+    return _parts(first, keys), _parts(second, keys)
 
 
-def _parts(said: dict[str, Layout], keys: list[str]) -> str:
+def _parts(said: Said, keys: list[str]) -> str:
     texts = []
     for key in keys:
         if key in said:

@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from solver_shard.analysis.counterfactual import Answer, Label, Limits, Of, Question, allowed, ask, label_text, solve_instead
+from solver_shard.analysis.counterfactual import CounterfactualAnswer, Label, Limits, Of, Question, allowed, ask, label_text, solve_instead
 from solver_shard.analysis.difference import Changes, brief, changes, signed_bytes, signed_ns
-from solver_shard.analysis.explanation import Static, different, explanation
+from solver_shard.analysis.explanation import StaticExplanation, different, explanation
 from solver_shard.analysis.reopen import Reopened, reopen, retrace, with_all_relays
 from solver_shard.clock import Progress, StageClock
 from solver_shard.codec import encode
@@ -54,7 +54,7 @@ Outcome = Literal["plan", "too large", "impossible", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class ObjectiveBounds:
     """What is known of a best plan: its objective is at least ``bound`` and at most ``objective`` (nanoseconds or bytes)."""
 
     bound: int
@@ -66,7 +66,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class BestAlternative:
     """The best plan with an alternative that was found.
 
     Attributes:
@@ -76,7 +76,7 @@ class Best:
         changes: from the present plan to it.
     """
 
-    value: Value
+    value: ObjectiveBounds
     low: int
     high: int
     total_ns: int
@@ -99,7 +99,7 @@ class Price:
     label: str
     outcome: Outcome
     bound: int
-    best: Best | None = None
+    best: BestAlternative | None = None
     smallest: int | None = None
     least: int | None = None
 
@@ -122,14 +122,14 @@ class Explanation:
         plan: of ``instead``, complete; not part of the JSON.
     """
 
-    static: Static
+    static: StaticExplanation
     of: Of
     about: tuple[str, ...]
     count: int
     wider: bool
     present: str
     unit: str
-    now: Value
+    now: ObjectiveBounds
     total_ns: int
     peak: int
     limit: int
@@ -204,17 +204,19 @@ def explain(
     limits = Limits(seconds=None if time_limit is None and work_limit is not None else seconds, work=work_limit)
     clock.say("tracing the model")
     reopened = reopen(plan, retrace(plan, model, inputs, loss_fn=loss_fn), clock)
-    asking = Asking(reopened, static, limits=limits, gap=gap, seed=seed, workers=workers, clock=clock, stop=stop, pattern=pattern, of=of)
+    asking = AlternativePricer(
+        reopened, static, limits=limits, gap=gap, seed=seed, workers=workers, clock=clock, stop=stop, pattern=pattern, of=of
+    )
     return asking.instead(instead) if instead is not None else asking.alternatives(alternatives)
 
 
-class Asking:
+class AlternativePricer:
     """Questions about one pattern of one plan, whose graph is built once."""
 
     def __init__(
         self,
         reopened: Reopened,
-        static: Static,
+        static: StaticExplanation,
         *,
         pattern: str,
         of: Of,
@@ -230,7 +232,7 @@ class Asking:
         self.question: Question = ask(reopened, pattern, of, clock)
         self.pattern, self.of = pattern, of
         certificate = reopened.plan.certificate
-        self.now = Value(bound=certificate.bound, objective=certificate.objective)
+        self.now = ObjectiveBounds(bound=certificate.bound, objective=certificate.objective)
 
     def instead(self, text: str) -> Explanation:
         """The price of one alternative; what cannot be read or is not legal is an InputError."""
@@ -245,7 +247,7 @@ class Asking:
         if self.question.present is not None:
             labels.sort(key=lambda label: _distance(label, self.question.present))
         tried = labels[:MOST_TRIED]
-        answers: list[tuple[Label, Answer]] = []
+        answers: list[tuple[Label, CounterfactualAnswer]] = []
         for k, label in enumerate(tried):
             if self.stop is not None and self.stop():
                 break
@@ -277,10 +279,10 @@ class Asking:
     def _only(self, label: Label) -> Callable[[Label], bool]:
         return lambda other: other == label
 
-    def _solve(self, allows: Callable[[Label], bool], limits: Limits, before: Answer | None = None) -> Answer:
+    def _solve(self, allows: Callable[[Label], bool], limits: Limits, before: CounterfactualAnswer | None = None) -> CounterfactualAnswer:
         """The answer with what is left of the labels; ``before``: of an earlier search, to start from."""
 
-        def solved(reopened: Reopened, question: Question) -> Answer | None:
+        def solved(reopened: Reopened, question: Question) -> CounterfactualAnswer | None:
             return solve_instead(
                 reopened,
                 question,
@@ -299,17 +301,17 @@ class Asking:
         assert answer is not None, "a graph with relays everywhere has an answer"
         return answer
 
-    def _closed(self, answer: Answer) -> bool:
+    def _closed(self, answer: CounterfactualAnswer) -> bool:
         gap, value = self.reopened.plan.options.gap if self.gap is None else self.gap, answer.solution.objective
         return value is not None and value - answer.bound <= gap * value
 
-    def _price(self, label: str, answer: Answer) -> Price:
+    def _price(self, label: str, answer: CounterfactualAnswer) -> Price:
         plan, found = self.reopened.plan, answer.solution
         if answer.plan is None:
             outcome: Outcome = "impossible" if answer.impossible else "too large" if found.status is Status.INFEASIBLE else "unknown"
             return Price(label=label, outcome=outcome, bound=answer.bound, smallest=found.peak, least=found.peak_bound or None)
-        value = Value(bound=answer.bound, objective=answer.plan.certificate.objective)
-        best = Best(
+        value = ObjectiveBounds(bound=answer.bound, objective=answer.plan.certificate.objective)
+        best = BestAlternative(
             value=value,
             low=value.bound - self.now.objective,
             high=value.objective - self.now.bound,
@@ -344,14 +346,14 @@ def _distance(label: Label, present: Label | None) -> int:
     return 0 if present is None else sum(a != b for a, b in zip(label, present, strict=True))
 
 
-def _rank(answer: Answer) -> tuple[int, int]:
+def _rank(answer: CounterfactualAnswer) -> tuple[int, int]:
     """Plans by their objective, then what was not found by its bound, then what cannot be."""
     if answer.plan is not None:
         return 0, answer.plan.certificate.objective
     return (2 if answer.solution.status is Status.INFEASIBLE else 1), answer.bound
 
 
-def _better(one: Answer, other: Answer) -> Answer:
+def _better(one: CounterfactualAnswer, other: CounterfactualAnswer) -> CounterfactualAnswer:
     """The better plan of two searches for the same, with the better bound."""
     bound = max(one.bound, other.bound)
     best = other if other.plan is not None and (one.solution.objective or 0) >= (other.solution.objective or 0) else one
@@ -378,7 +380,7 @@ def explanation_text(found: Explanation) -> str:
     return "\n\n".join(blocks)
 
 
-def price_text(found: Explanation, best: Best) -> str:
+def price_text(found: Explanation, best: BestAlternative) -> str:
     """``+12.1 ms (+3.1%), exactly``, or the price of the best plan that was found and the interval that the best of all is proven in."""
     signed = _signed(found)
     text = f"{signed(best.value.objective - found.now.objective)} ({_percent(best.value.objective, found.now.objective)})"
@@ -452,7 +454,7 @@ def _parts(change: Changes) -> list[tuple[str, str, str, str]]:
     return [(f"  {name}", "", "", signed_ns(ns)) for name, ns in parts if ns]
 
 
-def _proof(value: Value, show: Callable[[int], str]) -> str:
+def _proof(value: ObjectiveBounds, show: Callable[[int], str]) -> str:
     if value.proven:
         return "optimal"
     return f">= {show(value.bound)}, gap {100 * (value.objective - value.bound) / max(value.objective, 1):.2g}%"

@@ -15,13 +15,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 from solver_shard.codec import encode
 from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout, Placement
-from solver_shard.plan.plan import LOCAL, Hold, Plan, Reshard, Step
+from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.plan import LOCAL, Plan, Reshard, ReshardStep
 from solver_shard.plan.summary import find, local_nbytes, sub_axes
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, matching, suggestion, table, template, text_of
 
@@ -41,7 +41,7 @@ Subject = TypeVar("Subject", "TensorExplanation", "OpExplanation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveExplanation:
     """One collective of one tensor or op.
 
     Attributes:
@@ -63,7 +63,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class GroupReading:
     """How one group of readers gets a tensor: ``layout`` is a copy of their own, or what is there (``copy`` False)."""
 
     when: str
@@ -97,9 +97,9 @@ class TensorExplanation:
     gradient: Layout | None
     maker: str
     axes: tuple[tuple[str, str, str], ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[GroupReading, ...]
     kept: str
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveExplanation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +124,11 @@ class OpExplanation:
     nanoseconds: int
     operands: tuple[tuple[str, Layout], ...]
     results: tuple[tuple[str, Layout], ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveExplanation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Static:
+class StaticExplanation:
     """Explanations of all that a pattern matches, copies of a layer as one."""
 
     plan: str
@@ -155,7 +155,7 @@ class Static:
         return found
 
 
-def explanation(plan: Plan, pattern: str) -> Static:
+def explanation(plan: Plan, pattern: str) -> StaticExplanation:
     """Explain the tensors or ops that a pattern matches.
 
     Args:
@@ -166,7 +166,7 @@ def explanation(plan: Plan, pattern: str) -> Static:
     """
     tensors, ops = subjects(plan, pattern)
     explainer = Explainer(plan)
-    return Static(
+    return StaticExplanation(
         plan=plan.name,
         mesh=str(plan.mesh.whole),
         legend=sub_axes(plan) if plan.mesh.splits else "",
@@ -217,41 +217,25 @@ def _in_modules(plan: Plan, pattern: str) -> list[int]:
 
 
 class Explainer:
-    """Explains tensors and ops of one plan one by one; looks everything up once.
+    """Explains tensors and ops of one plan one by one.
 
     >>> explainer = Explainer(plan)
     >>> [explainer.tensor(t) for t in range(len(plan.tensors))]
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    @cached_property
-    def _reshards(self) -> dict[int, list[Reshard]]:
-        found: dict[int, list[Reshard]] = {}
-        for reshard in self.plan.reshards:
-            found.setdefault(reshard.tensor, []).append(reshard)
-        return found
-
-    @cached_property
-    def _holds(self) -> dict[int, Hold]:
-        return {hold.tensor: hold for hold in self.plan.holds}
-
-    @cached_property
-    def _makers(self) -> dict[int, int]:
-        return {t: i for i, op in enumerate(self.plan.ops) for t in op.results}
+        self.plan, self.index = plan, PlanIndex(plan)
 
     def tensor(self, t: int, show: Show = str) -> TensorExplanation:
         """One tensor; ``show`` makes text of the names of others."""
         plan, tensor = self.plan, self.plan.tensors[t]
         gradient = plan.gradients.get(tensor.name)
-        reshards = self._reshards.get(t, [])
-        later = [] if gradient is None else [r for r in self._reshards.get(gradient, []) if r.purpose in ("accumulate", "optimizer")]
+        reshards = self.index.reshards.get(t, [])
+        later = [] if gradient is None else [r for r in self.index.reshards.get(gradient, []) if r.purpose in ("accumulate", "optimizer")]
         role = tensor.role
         if role == "parameter" and not plan.options.forward_only:
             role = "trained parameter" if tensor.trainable else "frozen parameter"  # type: ignore[assignment]  # text from here on
-        made = self._makers.get(t)
-        layout = plan.ops[made].result_layouts[plan.ops[made].results.index(t)] if made is not None else tensor.layout
+        maker, layout = self.index.makers.get(t), self.index.layout(t)
         return TensorExplanation(
             name=show(tensor.name),
             shape=tensor.shape,
@@ -261,8 +245,8 @@ class Explainer:
             nbytes=local_nbytes(plan, tensor.shape, tensor.dtype, layout),
             state=tensor.state,
             gradient=next((r.layout for r in later if r.purpose == "optimizer"), None),
-            maker="" if made is None else f"{op_label(plan, made, show)} ({plan.ops[made].name}, {plan.ops[made].phase})",
-            axes=() if made is None else self._axes(made, show),
+            maker="" if maker is None else f"{op_label(plan, maker, show)} ({plan.ops[maker].name}, {plan.ops[maker].phase})",
+            axes=() if maker is None else self._axes(maker, show),
             readings=tuple(self._reading(r, show) for r in reshards if r.purpose != "update"),
             kept=self._kept(t),
             collectives=tuple(c for r in self._ordered(reshards, later) for c in self._steps(r, show)),
@@ -272,7 +256,7 @@ class Explainer:
         """One op."""
         plan, op = self.plan, self.plan.ops[i]
         inside = tuple(
-            Collective(
+            CollectiveExplanation(
                 when=op.phase,
                 kind=c.kind,
                 axes=tuple(plan.mesh.joined(c.axes)),
@@ -283,7 +267,9 @@ class Explainer:
             )
             for c in op.collectives
         )
-        before = [r for t in dict.fromkeys(op.operands) for r in self._reshards.get(t, []) if any(reader == i for reader, _ in r.readers)]
+        before = [
+            r for t in dict.fromkeys(op.operands) for r in self.index.reshards.get(t, []) if any(reader == i for reader, _ in r.readers)
+        ]
         return OpExplanation(
             name=f"{show(op.module) or 'the model'}: {op.name}",
             phase=op.phase + (", computed again" if op.recompute else ""),
@@ -323,8 +309,8 @@ class Explainer:
         read = f"cuts {', '.join(dict.fromkeys(cut))}" if cut else f"reads partial {partial[0]}s"
         return f"{read} -> {' or '.join(results) or 'nothing'}"
 
-    def _reading(self, reshard: Reshard, show: Show) -> Reading:
-        return Reading(
+    def _reading(self, reshard: Reshard, show: Show) -> GroupReading:
+        return GroupReading(
             when=reshard.purpose,
             layout=reshard.layout,
             copy=reshard.copy and reshard.layout != reshard.source,
@@ -333,17 +319,19 @@ class Explainer:
         )
 
     def _kept(self, t: int) -> str:
-        hold = self._holds.get(t)
-        if hold is None or not hold.nbytes:
-            return ""
-        what = "as produced" if hold.reshard is None else f"the copy for forward readers ({self.plan.reshards[hold.reshard].family})"
-        return f"{hold.layout}, {what}, {format_bytes(hold.nbytes)} until the backward pass or the end"
+        for saved in self.index.saved.get(t, ()):
+            if saved.nbytes:
+                copied = (
+                    "as produced" if saved.reshard is None else f"the copy for forward readers ({self.plan.reshards[saved.reshard].family})"
+                )
+                return f"{saved.layout}, {copied}, {format_bytes(saved.nbytes)} until the backward pass or the end"
+        return ""
 
-    def _steps(self, reshard: Reshard, show: Show) -> list[Collective]:
+    def _steps(self, reshard: Reshard, show: Show) -> list[CollectiveExplanation]:
         plan = self.plan
-        earlier = {(s.kind, s.axes) for r in self._reshards.get(reshard.tensor, []) if r.purpose == "forward" for s in r.steps}
+        earlier = {(s.kind, s.axes) for r in self.index.reshards[reshard.tensor] if r.purpose == "forward" for s in r.steps}
         return [
-            Collective(
+            CollectiveExplanation(
                 when=reshard.purpose,
                 kind=step.kind,
                 axes=tuple(plan.mesh.joined(step.axes)),
@@ -392,7 +380,7 @@ def op_text(found: OpExplanation) -> str:
     return text_of([*lines, *_collective_lines(found.collectives, found.count)])
 
 
-def _collective_lines(collectives: Sequence[Collective], copies: int) -> list[str]:
+def _collective_lines(collectives: Sequence[CollectiveExplanation], copies: int) -> list[str]:
     moving = [c for c in collectives if c.kind not in LOCAL]
     if not moving:
         return ["  no collectives" + (", only local cuts" if collectives else "")]
@@ -441,7 +429,7 @@ Show = Callable[[str], str]
 """Turns a module path into text: ``names.template`` where copies of a layer are to read alike."""
 
 
-def step_purpose(plan: Plan, reshard: Reshard, step: Step, show: Show, *, again: bool = False) -> str:
+def step_purpose(plan: Plan, reshard: Reshard, step: ReshardStep, show: Show, *, again: bool = False) -> str:
     """Why a reshard has this step: what moves, and for whom; ``again``: the forward pass has moved it so before."""
     what = _moved(plan, reshard, step) + (" again" if again else "")
     if reshard.purpose in ("optimizer", "accumulate"):
@@ -477,13 +465,13 @@ def short(name: str) -> str:
     return (parts[1] if len(parts) > 1 else name).lstrip("_") or name
 
 
-def changed_axes(plan: Plan, step: Step) -> list[tuple[str, Placement, Placement]]:
+def changed_axes(plan: Plan, step: ReshardStep) -> list[tuple[str, Placement, Placement]]:
     """Axis by axis what a step does to the layout."""
     pairs = zip(plan.mesh.names, step.before, step.after, strict=True)
     return [(axis, before, after) for axis, before, after in pairs if before != after]
 
 
-def _moved(plan: Plan, reshard: Reshard, step: Step) -> str:
+def _moved(plan: Plan, reshard: Reshard, step: ReshardStep) -> str:
     shape = plan.tensors[reshard.tensor].shape
     changes = changed_axes(plan, step)
     before, after = [x for _, x, _ in changes], [y for _, _, y in changes]

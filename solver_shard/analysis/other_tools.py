@@ -64,7 +64,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ToolPlan:
     """A plan for another tool.
 
     Attributes:
@@ -102,7 +102,7 @@ _HF: Mapping[str, Style] = {
 _CALLS = ("ColwiseParallel", "RowwiseParallel", "SequenceParallel", "PrepareModuleInput", "SharedInput", "Replicate", "Shard", "Partial")
 
 
-def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> Given:
+def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> ToolPlan:
     """A Hugging Face ``tp_plan``: the dict itself, or the arguments of a ``DistributedConfig``, or a config.json with one.
 
     transformers adds the plan that the model's class has (the head's, mostly) to a dict that it is given: ``model.tp_plan`` is the whole.
@@ -129,7 +129,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
         )
     size, sharded, replicas = (outer.get(key) for key in ("tp_size", "fsdp_size", "dp_replicate_size"))
     said = "ddp" if isinstance(replicas, int) and not (isinstance(sharded, int) and sharded > 1) else "zero3"
-    return Given(
+    return ToolPlan(
         name=name,
         tool="transformers",
         styles={pattern: _HF[style] for pattern, style in plan.items()},
@@ -140,7 +140,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
     )
 
 
-def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> Given:
+def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> ToolPlan:
     """A dict of ``parallelize_module``: module pattern to style, by name or as a call such as ``RowwiseParallel(output_layouts=Shard(1))``.
 
     Args:
@@ -157,7 +157,7 @@ def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str
             f"{name}: no dict of parallel styles was found; give {{'module pattern': 'ColwiseParallel', ...}} as JSON or Python"
         )
     check_patterns([*map(str, styles)], name)
-    return Given(
+    return ToolPlan(
         name=name,
         tool="parallelize_module",
         styles={str(pattern): _style(str(pattern), style) for pattern, style in styles.items()},
@@ -166,7 +166,7 @@ def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str
     )
 
 
-def module_styles(given: Given, program: Program) -> dict[str, Style]:
+def module_styles(given: ToolPlan, program: Program) -> dict[str, Style]:
     """Module path to style, in the program's order.
 
     Raises:
@@ -327,7 +327,7 @@ _EINSUM, _EMBEDDING, _ADD = "aten.einsum.default", "aten.embedding.default", "at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class OpPlacements:
     """How an op runs on the tensor axis: placements of its operands and results, and the implementation, if it is one."""
 
     operands: tuple[Placement, ...]
@@ -347,7 +347,7 @@ class Bordered:
 
     program: Program
     stored: Mapping[int, Placement]
-    ways: tuple[Way, ...]
+    ways: tuple[OpPlacements, ...]
     notes: tuple[str, ...]
 
 
@@ -366,7 +366,7 @@ def bordered(program: Program, styles: Mapping[str, Style], size: int, rulebook:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Core:
+class _StyledModule:
     """A linear module or an embedding under a style; positions are the program's.
 
     Attributes:
@@ -411,7 +411,7 @@ class _Follower:
         self.readers = program.readers()
         self.tensors: list[Tensor] = list(program.tensors)
         self.ops: list[Op] = []
-        self.ways: list[Way] = []
+        self.ways: list[OpPlacements] = []
         self.notes: dict[str, None] = {}
         self.lies: dict[int, Placement] = {}
         self.dtensor: set[int] = set()
@@ -450,13 +450,13 @@ class _Follower:
 
     # What the styles are about
 
-    def _core(self, path: str, style: Style) -> _Core | None:
+    def _core(self, path: str, style: Style) -> _StyledModule | None:
         if style.cut not in ("columns", "rows"):
             return None
         weight = self.parameters.get(f"{path}.weight")
         if weight is None:
             raise InputError(f"{path} is cut by {style.cut}, and has no weight of its own (tied to another module's?); take the rule out")
-        core = _Core(path=path, style=style, linear=True, weight=weight)
+        core = _StyledModule(path=path, style=style, linear=True, weight=weight)
         for i, k in self.readers.get(weight, ()):
             op = self.program.ops[i]
             if op.phase is Phase.FORWARD or op.recompute:
@@ -470,7 +470,7 @@ class _Follower:
             core.gradient = self._given(core)
         return core
 
-    def _check_core(self, core: _Core, op: Op, k: int) -> bool:
+    def _check_core(self, core: _StyledModule, op: Op, k: int) -> bool:
         """Whether it is a linear module, rather than an embedding; others are refused, as torch does."""
         shape = self.program.tensors[core.weight].shape
         if op.name == _EMBEDDING:
@@ -488,7 +488,7 @@ class _Follower:
                 return reader
         return i
 
-    def _given(self, core: _Core) -> int | None:
+    def _given(self, core: _StyledModule) -> int | None:
         """The gradient that a module without a gradient of its input is given: what its weight's gradient is made of."""
         for op in self.program.ops:
             made = op.phase is Phase.BACKWARD and not op.recompute and op.module == core.path
@@ -511,7 +511,7 @@ class _Follower:
                         "are cut, which cannot be followed; put the style on these modules"
                     )
                 found.append(_Entry(where=path, members=members, style=style, merged=self._merged(members)))
-        shared: dict[tuple[str, int], list[_Core]] = {}
+        shared: dict[tuple[str, int], list[_StyledModule]] = {}
         for path, core in self.cores.items():
             if core.style.shared:
                 first = next(iter(core.forward))
@@ -571,7 +571,7 @@ class _Follower:
         elif (given := self.cores.get(op.module)) is not None and given.gradient in op.operands:
             self._return(given, op)
 
-    def _enter(self, entry: _Entry, core: _Core, x: int, op: Op) -> None:
+    def _enter(self, entry: _Entry, core: _StyledModule, x: int, op: Op) -> None:
         """An input's way into the modules of a border."""
         style, now = entry.style, self.views.get((core.path, x), self.handed.get(x, x))
         tensor, lies = self.tensors[now], self.lies[now]
@@ -595,7 +595,7 @@ class _Follower:
             else:
                 self.within.discard((path, x))
 
-    def _needed(self, core: _Core, dims: int) -> Placement:
+    def _needed(self, core: _StyledModule, dims: int) -> Placement:
         return S(dims - 1) if core.linear and core.style.cut == "rows" else R
 
     def _leave(self, i: int, op: Op, t: int) -> None:
@@ -616,7 +616,7 @@ class _Follower:
                     name = f"{self.tensors[t].name} (as {entry.where} leaves it)"
                     self.handed[t] = self._identity(now, target, target, name, op)
 
-    def _return(self, core: _Core, op: Op) -> None:
+    def _return(self, core: _StyledModule, op: Op) -> None:
         """A gradient's way into a module whose output was moved."""
         g = core.gradient
         if g is None or (core.path, g) in self.views or core.made == core.given:
@@ -659,7 +659,7 @@ class _Follower:
                 recompute=op.recompute,
             )
         )
-        self.ways.append(Way(operands=(read,), results=(given,)))
+        self.ways.append(OpPlacements(operands=(read,), results=(given,)))
         self.lies[made] = given
         return made
 
@@ -688,7 +688,7 @@ class _Follower:
                 )
             self.notes.setdefault(f"DTensor decides in {op.module or 'the model'}: {op.name} takes {what}, here the fewest bytes")
         self.ops.append(op)
-        self.ways.append(Way(operands=found.operands, results=found.results, implementation=_name(found)))
+        self.ways.append(OpPlacements(operands=found.operands, results=found.results, implementation=_name(found)))
         self.lies.update(zip(op.results, found.results, strict=True))
         if (True in held and not core) or inside:
             local = inside and style is not None and style.local
@@ -741,18 +741,16 @@ def _inside(path: str, module: str) -> bool:
 #
 # :mod:`solver_shard.analysis.other_tools` says what moves along the tensor axis. On it the choice graph is narrowed to that: how every op
 # runs, how every parameter is stored, its optimizer state like it. On the other axes, about which styles say nothing, the plan follows a
-# template: ``zero3`` (as transformers' and torch's ``fully_shard`` do) or another one, by the name that ``Given.data`` has.
+# template: ``zero3`` (as transformers' and torch's ``fully_shard`` do) or another one, by the name that ``ToolPlan.data`` has.
 #
 # What is counted: the collectives of forward and backward along the tensor axis are those that the tool issues, in number, kind and bytes
 # (held against real processes in ``tests/analysis/test_given_processes.py``). What a tool leaves to the training loop is the plan's own:
 # the gradients of parameters that are whole, and were used on cut activations, go to their parameters' layout before the update; along data
 # axes it is what the template says.
 
-__all__ = ["Followed", "Given", "Style", "follow", "read_parallelize", "read_tp_plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class FollowedPlan:
     """A given plan, followed through a program.
 
     Attributes:
@@ -761,7 +759,7 @@ class Followed:
         whole: matrices that no style names.
     """
 
-    given: Given
+    given: ToolPlan
     bordered: Bordered
     mesh: Mesh
     axis: int
@@ -812,7 +810,7 @@ class Followed:
         return found
 
 
-def follow(given: Given, program: Program, mesh: Mesh, rulebook: Rulebook | None = None) -> Followed:
+def follow(given: ToolPlan, program: Program, mesh: Mesh, rulebook: Rulebook | None = None) -> FollowedPlan:
     """Follow a given plan through a program.
 
     Raises:
@@ -832,7 +830,7 @@ def follow(given: Given, program: Program, mesh: Mesh, rulebook: Rulebook | None
         for tensor in program.tensors
         if tensor.role is Role.PARAMETER and len(tensor.shape) > 1 and tensor.name.rpartition(".")[0] not in styles
     ]
-    return Followed(
+    return FollowedPlan(
         given=given,
         bordered=made,
         mesh=mesh,

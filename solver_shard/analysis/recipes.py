@@ -43,7 +43,7 @@ from solver_shard.shardy.passes import PassName
 from solver_shard.shardy.program import propagate_program
 
 if TYPE_CHECKING:
-    from solver_shard.analysis.other_tools import Given
+    from solver_shard.analysis.other_tools import ToolPlan
 
 
 PASSES: tuple[PassName, ...] = get_args(PassName)
@@ -142,11 +142,11 @@ class Maker:
         made = self._fitting(name, "pins", self.program, options, lambda asked: self._plan(self.program, asked))
         return dataclasses.replace(made, program=self.as_given(name, made.plan).program)
 
-    def given(self, item: Given) -> Made:
+    def given(self, item: ToolPlan) -> Made:
         """What a plan for another tool runs, see :mod:`solver_shard.analysis.other_tools`."""
-        from solver_shard.analysis.other_tools import Followed, follow
+        from solver_shard.analysis.other_tools import FollowedPlan, follow
 
-        followed: Followed = follow(item, self.program, self.mesh.whole)
+        followed: FollowedPlan = follow(item, self.program, self.mesh.whole)
 
         def make(asked: Options) -> Plan:
             return self._plan(followed.program, asked, mesh=self.mesh.whole, baseline=followed.narrow)

@@ -26,7 +26,7 @@ from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.options import part_of
 from solver_shard.plan.decisions import ORDER, Decisions
-from solver_shard.plan.decode import Writer
+from solver_shard.plan.decode import PlanWriter
 from solver_shard.plan.evaluate import evaluated
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Relays
@@ -61,7 +61,7 @@ class Reopened:
         """Whether the plan's bound is of the whole graph: not where it keeps what a pass or a baseline decided, or with other relays."""
         return self.plan.options.propagation is None and self.lowered.relays == self.plan.relayed
 
-    def writer(self, lowered: Lowered | None = None) -> Writer:
+    def writer(self, lowered: Lowered | None = None) -> PlanWriter:
         """Writes solutions of this graph, or of another one of the same plan, as plans."""
         return writer_of(self.plan, lowered or self.lowered)
 
@@ -108,10 +108,9 @@ def _lowered(plan: Plan, program: Program, clock: StageClock | None, relays: Rel
     return lower_program(program, mesh=plan.mesh, cluster=plan.cluster, options=plan.options, clock=clock, relays=relays)
 
 
-def writer_of(plan: Plan, lowered: Lowered) -> Writer:
+def writer_of(plan: Plan, lowered: Lowered) -> PlanWriter:
     """Writes solutions of a graph as plans with the options, cluster and origin of this one."""
-    return Writer(
-        program=lowered.program,
+    return PlanWriter(
         lowering=lowered.lowering,
         costs=lowered.costs,
         cluster=plan.cluster,

@@ -14,7 +14,7 @@ from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
     from solver_shard.analysis.compare import Comparison
-    from solver_shard.analysis.other_tools import Given
+    from solver_shard.analysis.other_tools import ToolPlan
 
 
 _SUFFIXES = (".md", ".json", ".csv", ".txt")
@@ -107,7 +107,7 @@ def compare(
     source = plan_model(model, config)
     if recipes and "none" in recipes and len(recipes) > 1:
         raise typer.BadParameter("'none' leaves no other recipe", param_hint="--with")
-    given: list[Given] = [
+    given: list[ToolPlan] = [
         *(read_tp_plan(_text(path), name=path.name, data=data, axis=axis) for path in tp_plan or ()),
         *(read_parallelize(_text(path), name=path.name, data=data, axis=axis) for path in parallelize or ()),
     ]

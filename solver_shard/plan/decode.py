@@ -1,581 +1,81 @@
-"""From an assignment of the choice graph to the parts of a plan: layouts, strategies, reshards with their steps, memory."""
+"""A solution of a choice graph as a plan: what an assignment decides is read off it, and the evaluator prices that.
+
+>>> PlanWriter(lowering=lowering, costs=costs, ...).plan(solution, problem, clock)      # doctest: +SKIP
+
+Reading decides nothing and prices nothing: layouts, strategies, who gets which copy, what is kept. What that costs and needs is worked out
+by :mod:`solver_shard.plan.evaluate`, which knows no choice graph, for every plan that is made; where it comes to other figures than the
+graph and the solver, there is no plan but an InternalError.
+"""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from solver_shard import __version__
 from solver_shard.clock import StageClock
-from solver_shard.costs.buckets import REDUCED, Paid, launch_of, unshared_ns
 from solver_shard.costs.cluster import Cluster
-from solver_shard.costs.memory import OptimizerState
-from solver_shard.costs.model import CostModel, exposed
-from solver_shard.costs.transitions import TransitionStep, beyond, intermediates, update_held
+from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
-from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE, Group, either_order, read_for
-from solver_shard.graph.lowering import NORM_BYTES, addition_ns, conversion_ns, longest_first
+from solver_shard.graph.liveness import ACCUMULATE, OPTIMIZER, OUTPUT, UPDATE
+from solver_shard.graph.lowering import NORM_BYTES
 from solver_shard.graph.nodes import (
-    PRODUCED,
     AccumulateNode,
     AccumulatorNode,
     AnyNode,
     ClipNode,
     HoldNode,
-    KeepNode,
     Lowering,
-    Node,
     OpNode,
     ReshardNode,
     ResultNode,
     SourceNode,
     StateNode,
-    StepNode,
-    TailNode,
     TensorNode,
 )
-from solver_shard.graph.strategies import spill_nanoseconds
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.evaluate import evaluate
+from solver_shard.plan.evaluate import priced
 from solver_shard.plan.plan import (
-    CATEGORIES,
-    MOST_HOLDERS,
     Certificate,
     Costs,
-    Hold,
-    Holder,
-    Inside,
     MemoryTimeline,
-    Moment,
+    OpCollective,
     Plan,
     PlannedOp,
     PlannedTensor,
     Provenance,
     Reshard,
-    Step,
-    collectives_of,
-    runs_of,
+    SavedTensor,
+    SearchEvent,
 )
-from solver_shard.program import DTYPE_BYTES, Program, Relays, Role, Tensor, places, without
-from solver_shard.rules.rulebook import Rulebook
-from solver_shard.solve.solution import Solution, objective_value
+from solver_shard.program import Relays, places, without
+from solver_shard.solve.solution import Solution
+
+_UNPRICED = Costs(compute_ns=0, update_ns=0, communication_ns=0, hidden_ns=0, total_ns=0, objective=0)
 
 
 def plan_of(lowering: Lowering, point: Sequence[int], costs: CostModel, options: Options, *, source: str = "") -> Plan:
     """The plan that a point of the free choice graph stands for, as the solver's solution becomes one; nothing of it is proven."""
     origin = Provenance(tool="solver-shard", versions={}, command="", date="", source=source)
-    writer = Writer(
-        program=lowering.program,
-        lowering=lowering,
-        costs=costs,
-        cluster=costs.cluster,
-        options=options,
-        origin=origin,
-        relayed=options.relays,
-    )
-    parts = writer.parts(point)
-    unproven = Certificate(objective=parts.costs.objective, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0)
-    return writer.made(parts, unproven)
-
-
-_STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
-    """The parts of a plan that an assignment decides, and the program that they are of: without the relays that bring nothing elsewhere."""
-
-    program: Program
-    relays: tuple[int, ...]
-    tensors: tuple[PlannedTensor, ...]
-    ops: tuple[PlannedOp, ...]
-    reshards: tuple[Reshard, ...]
-    holds: tuple[Hold, ...]
-    clip: Inside | None
-    memory: MemoryTimeline
-    costs: Costs
-
-
-def decode(
-    lowering: Lowering,
-    assignment: Sequence[int],
-    costs: CostModel,
-    optimizer_state: OptimizerState,
-    *,
-    limit: int,
-    objective: str = "time",
-    memory_weight: int = 0,
-) -> Decoded:
-    """Read layouts, strategies and reshards off an assignment of the free graph (bytes, nanoseconds)."""
-    reader = _Reader(lowering, assignment, costs, optimizer_state)
-    program, kept = lowering.program, reader.kept
-    ops = tuple(reader.op(i) for i in range(len(program.ops)))
-    moved = [
-        node for node in lowering.nodes if isinstance(node, (ReshardNode, StateNode, AccumulateNode)) and node.tensor not in reader.unused
-    ]
-    whole = tuple(map(reader.reshard, moved))
-    intermediates = reader.intermediates(whole)
-    position = {(r.tensor, str(r.purpose), r.family): k for k, r in enumerate(whole)}
-    holds = tuple(reader.hold(node, position) for node in lowering.nodes if isinstance(node, HoldNode))
-    gone = {i for t, i in places(program).items() if t in reader.unused}
-    ops = tuple(
-        replace(op, operands=tuple(kept.tensors[t] for t in op.operands), results=tuple(kept.tensors[t] for t in op.results))
-        for i, op in enumerate(ops)
-        if i not in gone
-    )
-    reshards = tuple(
-        replace(
-            r,
-            tensor=kept.tensors[r.tensor],
-            readers=tuple((kept.times[i], j) for i, j in r.readers),
-            start=kept.times[r.start],
-            stop=kept.times[r.stop],
-        )
-        for r in whole
-    )
-    holds = tuple(replace(h, tensor=kept.tensors[h.tensor], start=kept.times[h.start], stop=kept.times[h.stop]) for h in holds)
-    clip = reader.clip()
-    memory = reader.memory(ops, limit, intermediates)
-    count = lowering.microbatches
-    runs = [runs_of(r.purpose, count) for r in reshards]
-    compute = count * sum(op.nanoseconds for op in ops) + sum(n * r.traffic_ns for n, r in zip(runs, reshards, strict=True))
-    update = sum(reader.cost(node) for node in lowering.nodes if isinstance(node, StateNode))
-    collectives = tuple(collectives_of(ops, reshards, clip, count))
-    communication = sum(n * r.nanoseconds for n, r in zip(runs, reshards, strict=True))
-    communication += sum(c.runs * c.nanoseconds for c in collectives if c.reshard is None)
-    by_kind: dict[str, int] = {}
-    for c in collectives:
-        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
-    total = compute + update + communication
-    given = {kept.tensors[t]: t for t in reversed(range(len(program.tensors)))}  # of an unused relay the tensor before it
-    return Decoded(
-        program=kept.program,
-        relays=kept.relays,
-        tensors=tuple(replace(reader.tensor(given[k]), name=tensor.name) for k, tensor in enumerate(kept.program.tensors)),
-        ops=ops,
-        reshards=reshards,
-        holds=holds,
-        clip=clip,
-        memory=memory,
-        costs=Costs(
-            compute_ns=compute,
-            update_ns=update,
-            communication_ns=communication,
-            hidden_ns=sum(by_kind.values()) - communication,
-            total_ns=total,
-            unshared_ns=reader.unshared(whole),
-            objective=objective_value(objective, memory_weight, total, memory.peak),
-            by_kind_ns=dict(sorted(by_kind.items())),
-        ),
-    )
-
-
-class _Reader:
-    def __init__(self, lowering: Lowering, assignment: Sequence[int], costs: CostModel, state: OptimizerState) -> None:
-        self.lowering, self.assignment, self.costs, self.state = lowering, assignment, costs, state
-        self.program, self.graph = lowering.program, lowering.graph
-        self.mesh, self.accumulates = costs.mesh, lowering.microbatches > 1
-        self.made = {t: i for i, op in enumerate(self.program.ops) for t in op.results}
-        self.either = either_order(self.program)
-        self.unused = frozenset(t for t in lowering.relays if not self._brings(t))
-        self.kept = without(self.program, lowering.relays, self.unused)
-
-    def _brings(self, t: int) -> bool:
-        """Whether the relay behind a tensor brings it to another layout."""
-        node, choice = self.chosen(ReshardNode, t)
-        return choice >= node.aliases
-
-    def chosen(self, kind: type[AnyNode], item: int, group: int = 0) -> tuple[AnyNode, int]:
-        v = self.lowering.index[kind, item, group]
-        return self.lowering.node(kind, item, group), self.assignment[v]
-
-    def cost(self, node: Node) -> int:
-        v = self.lowering.index[node.key]
-        return int(self.graph.node_costs(v)[self.assignment[v]])
-
-    def produced(self, t: int) -> Layout:
-        """The layout in which the producer leaves a tensor."""
-        node, choice = self.chosen(ResultNode if t in self.made else SourceNode, t)
-        return node.layouts[choice]
-
-    def tensor(self, t: int) -> PlannedTensor:
-        tensor, layout = self.program.tensors[t], self.produced(t)
-        for k, group in enumerate(self.lowering.lives.groups.get(t, ())):
-            if t in self.made and group.purpose in (OPTIMIZER, OUTPUT):  # a source that is returned stays as it is stored
-                node, choice = self.chosen(ReshardNode, t, k)
-                layout = node.layouts[choice]
-        return PlannedTensor(
-            name=tensor.name,
-            shape=tensor.shape,
-            dtype=tensor.dtype,
-            role=tensor.role.value,
-            layout=layout,
-            trainable=tensor.trainable,
-            state=self.state_layout(t),
-        )
-
-    def state_layout(self, t: int) -> Layout | None:
-        """Where the optimizer's state of a parameter is, if it has any."""
-        if (StateNode, t, 0) not in self.lowering.index:
-            return None
-        node, choice = self.chosen(StateNode, t)
-        return node.layouts[choice]
-
-    def op(self, i: int) -> PlannedOp:
-        op, column = self.program.ops[i], self.lowering.strategies[i]
-        _, k = self.chosen(OpNode, i)
-        collectives = tuple(
-            Inside(
-                kind=kind,
-                axes=tuple(self.mesh.names[a] for a in axes),
-                nbytes=nbytes,
-                nanoseconds=self.costs.collective_ns(kind, axes, nbytes),
-            )
-            for kind, axes, nbytes in column.collectives(k)
-        )
-        whole = int(self.graph.node_costs(self.lowering.index[OpNode, i, 0])[k]) // self.lowering.microbatches
-        return PlannedOp(
-            name=op.name,
-            module=op.module,
-            phase=op.phase.value,
-            operands=op.operands,
-            results=op.results,
-            strategy=column.names(k),
-            operand_layouts=tuple(c.layouts[c.chosen[k]] for c in column.operands),
-            result_layouts=tuple(c.layouts[c.chosen[k]] for c in column.results),
-            nanoseconds=whole - sum(collective.nanoseconds for collective in collectives),
-            source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
-            implementation=column.implementation(k),
-            collectives=collectives,
-            recompute=op.recompute,
-        )
-
-    def hold(self, node: HoldNode, position: dict[tuple[int, str, str], int]) -> Hold:
-        """What is kept of a tensor, and when it owns bytes."""
-        t, (_, choice) = node.tensor, self.chosen(HoldNode, node.tensor)
-        origin, layout, until = node.origins[choice], node.layouts[choice], self.lowering.lives.until(t)
-        if origin >= 0:
-            group = self.lowering.lives.groups[t][origin]
-            start, reshard = group.stop, position[t, group.purpose, group.family]
-        else:
-            start, reshard = self.lowering.lives.base[t][1], None
-        owns = start < until and (origin >= 0 or t in self.made)
-        tensor, repeated = self.program.tensors[t], self.lowering.lives.expanded.get(t)
-        if origin < 0 and repeated is not None:
-            tensor = replace(tensor, shape=repeated)
-        nbytes = _local_bytes(tensor, layout, self.mesh.shape) if owns else 0
-        if (shared := self.in_storage(t)) is not None:
-            (start, nbytes), until = shared, self.lowering.lives.held[t]
-            owns = start < until and nbytes > 0
-        return Hold(
-            tensor=t,
-            reshard=reshard,
-            layout=layout,
-            start=start if owns else until,
-            stop=until,
-            nbytes=nbytes if owns else 0,
-        )
-
-    def in_storage(self, t: int) -> tuple[int, int] | None:
-        """If a tensor is held in the storage of what it views: since when, and bytes if no other member of it is held longer."""
-        for storage in self.lowering.lives.storages:
-            longest = True
-            for member in storage.members:
-                keep, choice = self.chosen(KeepNode, member.tensor, PRODUCED)
-                inside = choice >= len(keep.layouts) - keep.stored
-                if member.tensor == t:
-                    owned = inside and longest and storage.made
-                    whole = _local_bytes(self.program.tensors[storage.owner], self.produced(storage.owner), self.mesh.shape)
-                    return (storage.start, whole if owned else 0) if inside else None
-                longest = longest and not inside
-        return None
-
-    def stays(self, t: int, group: Group) -> bool:
-        """Whether what a final group starts from is kept for another reason."""
-        return group.kept and (self.in_storage(t) is not None if group.late else not self.copied(t))
-
-    def reads_on(self, t: int, k: int, group: Group) -> bool:
-        """Whether a group reads the same bytes as another one that does so longer."""
-        other = self.lowering.lives.groups[t][k]
-        if other.late != group.late or longest_first(other) <= longest_first(group):
-            return False
-        node, choice = self.chosen(ReshardNode, t, k)
-        return choice < node.aliases
-
-    def start_of(self, t: int, late: bool) -> Layout:
-        """The layout from which a group of readers starts."""
-        if not late:
-            return self.produced(t)
-        node, choice = self.chosen(HoldNode, t)
-        return node.layouts[choice]
-
-    def copied(self, t: int) -> bool:
-        """Whether what is held of a tensor is a copy of a forward group."""
-        node, choice = self.chosen(HoldNode, t)
-        return node.origins[choice] >= 0
-
-    def clip(self) -> Inside | None:
-        """The all-reduce of the gradient norm."""
-        if (ClipNode, -1, 0) not in self.lowering.index:
-            return None
-        node, choice = self.chosen(ClipNode, -1)
-        axes, names = node.axes[choice], tuple(self.mesh.names[a] for a in node.axes[choice])
-        return Inside(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=self.cost(node)) if axes else None
-
-    def reshard(self, node: ReshardNode | StateNode | AccumulateNode) -> Reshard:
-        t = node.tensor
-        if isinstance(node, StateNode):
-            end = self.lowering.lives.end
-            source, layout = self.state_layout(t), self.produced(t)
-            assert source is not None
-            return self._reshard(t, UPDATE, UPDATE, (), source, layout, source != layout, end - 1, end - 1)
-        choice = self.assignment[self.lowering.index[node.key]]
-        copy = choice >= node.aliases
-        if isinstance(node, AccumulateNode):
-            made = self.lowering.lives.base[t][0]
-            life = (made if copy else made + 1, made + 1)
-            return self._reshard(t, ACCUMULATE, ACCUMULATE, (), self.produced(t), node.layouts[choice], copy, *life)
-        group = self.lowering.lives.groups[t][node.group]
-        if group.purpose == OPTIMIZER and self.accumulates:
-            end, layout = self.lowering.lives.end, node.layouts[choice]
-            accumulator, held = self.chosen(AccumulatorNode, t)
-            source = accumulator.layouts[held]
-            return self._reshard(t, OPTIMIZER, group.family, (), source, layout, layout != source, end - 1 if copy else end, end)
-        base_stop = self.lowering.lives.held[t] if group.late else self.lowering.lives.base[t][1]
-        if group.late and t not in self.made and not self.copied(t):
-            base_stop = group.stop  # a stored tensor that is kept as it is
-        elif group.kept:
-            base_stop = group.stop if self.stays(t, group) else group.start
-        if not copy:
-            shorter = [g.stop for k, g in enumerate(self.lowering.lives.groups[t]) if self.reads_on(t, k, group)]
-            base_stop = max([base_stop, *shorter])
-        start = group.start if copy else min(base_stop, group.stop)
-        source = self.start_of(t, group.late)
-        return self._reshard(t, group.purpose, group.family, group.readers, source, node.layouts[choice], copy, start, group.stop)
-
-    def _reshard(
-        self,
-        t: int,
-        purpose: str,
-        family: str,
-        readers: tuple[tuple[int, int], ...],
-        source: Layout,
-        layout: Layout,
-        copy: bool,
-        start: int,
-        stop: int,
-    ) -> Reshard:
-        tensor = self.program.tensors[t]
-        dtype = self.dtype(t, purpose)
-        bucket = self.lowering.buckets.get((t, purpose), 1)
-        steps: tuple[Step, ...] = ()
-        if copy:
-            steps = tuple(
-                Step(
-                    kind=s.kind,
-                    axes=tuple(self.mesh.names[a] for a in s.axes),
-                    nbytes=s.nbytes,
-                    nanoseconds=s.nanoseconds,
-                    before=s.before,
-                    after=s.after,
-                )
-                for s in self.path(t, purpose, source, layout)
-            )
-        full = sum(s.nanoseconds for s in steps)
-        hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, OPTIMIZER)
-        return Reshard(
-            tensor=t,
-            purpose=purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
-            family=family,
-            readers=readers,
-            source=source,
-            layout=layout,
-            copy=copy,
-            steps=steps,
-            bucket=bucket,
-            traffic_ns=self.traffic(t, purpose, source, layout, copy),
-            nanoseconds=exposed(full, self.costs.overlap) if hidden else full,
-            start=start,
-            stop=stop,
-            nbytes=_local_bytes(tensor, layout, self.mesh.shape, dtype) if start < stop else 0,
-        )
-
-    def path(self, t: int, purpose: str, source: Layout, layout: Layout) -> tuple[TransitionStep, ...]:
-        """The steps of a copy."""
-        reductions = tuple(sorted({p.reduction for x in (source, layout) for p in x if p.is_partial}))
-        bucket = self.lowering.buckets.get((t, purpose), 1)
-        shape, dtype = self.program.tensors[t].shape, self.dtype(t, purpose)
-        return self.costs.transitions(shape, dtype, reductions, bucket, t in self.either).path(source, layout)
-
-    def dtype(self, t: int, purpose: str) -> str:
-        """In which a tensor is resharded."""
-        own = self.program.tensors[t].dtype
-        return self.state.gradient_dtype(own) if purpose in (ACCUMULATE, OPTIMIZER) else own
-
-    def converts(self, t: int, purpose: str, copy: bool) -> bool:
-        """Whether a gradient is converted to the reduce dtype before it is communicated."""
-        fresh = purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates)
-        return copy and fresh and self.dtype(t, purpose) != self.program.tensors[t].dtype
-
-    def traffic(self, t: int, purpose: str, source: Layout, layout: Layout, copy: bool) -> int:
-        """What a reshard pays beside its collectives: nanoseconds of one run."""
-        tensor, dtype = self.program.tensors[t], self.dtype(t, purpose)
-
-        def size(layout: Layout, dtype: str) -> NDArray[np.int64]:
-            return np.array([_local_bytes(tensor, layout, self.mesh.shape, dtype)], dtype=np.int64)
-
-        total = 0
-        if copy and t in self.lowering.fused:
-            total += int(spill_nanoseconds(dtype, size(source, dtype), size(layout, dtype), self.costs)[0])
-        if self.converts(t, purpose, copy):
-            total += int(conversion_ns(size(source, tensor.dtype), size(source, dtype), tensor.dtype, self.costs)[0])
-        if purpose == ACCUMULATE:
-            total += int(addition_ns(1 - copy, size(layout, tensor.dtype), size(layout, dtype), tensor.dtype, self.costs)[0])
-        return total
-
-    def unshared(self, reshards: Sequence[Reshard]) -> int:
-        """What the launches of buckets take beyond what their members pay."""
-        names = {g: self.program.tensors[p].name for p, g in self.program.gradients.items()}
-        steps = []
-        for reshard in (reshard for reshard in reshards if reshard.bucket > 1):
-            tensor = self.program.tensors[reshard.tensor]
-            name = names[reshard.tensor] if reshard.purpose in REDUCED else tensor.name
-            runs = runs_of(reshard.purpose, self.lowering.microbatches)
-            for k, step in enumerate(reshard.steps):
-                if step.nbytes:
-                    axes = tuple(self.mesh.names.index(axis) for axis in step.axes)
-                    launch = launch_of(reshard.purpose, name, tensor.dtype, k, step.kind, axes)
-                    steps.append(
-                        Paid(launch=launch, kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=step.nanoseconds, runs=runs)
-                    )
-        return exposed(unshared_ns(steps, self.costs.collective_ns), self.costs.overlap)
-
-    def intermediates(self, reshards: Sequence[Reshard]) -> dict[int, tuple[int, int]]:
-        """Time to the most bytes that one of the transitions there holds in between, and its tensor; they run one after the other.
-
-        Of those that run before an op, what is beyond the copies and results that come after them.
-        """
-        before: dict[int, list[tuple[int, int, int, int]]] = {}
-        tensors: dict[int, list[int]] = {}
-        final = {(t, g.purpose, g.family): g for t, groups in self.lowering.lives.groups.items() for g in groups if g.final}
-        found: dict[int, tuple[int, int]] = {}
-        results = np.zeros(self.lowering.lives.end + 1, dtype=np.int64)
-        for v, node in enumerate(self.lowering.nodes):
-            taken_over = isinstance(node, ResultNode) and self.graph.node_intervals(v)[0, 0] != self.made[node.tensor]
-            if isinstance(node, (ResultNode, StepNode)) and not taken_over:
-                results[self.graph.node_intervals(v)[0, 0]] += self.graph.node_usages(v)[self.assignment[v]]
-        for reshard in (reshard for reshard in reshards if reshard.copy or reshard.purpose == UPDATE):
-            t, purpose, dtype = reshard.tensor, reshard.purpose, self.dtype(reshard.tensor, reshard.purpose)
-            converted = self.converts(t, purpose, reshard.copy)
-            first = _local_bytes(self.program.tensors[t], reshard.source, self.mesh.shape, dtype) if converted else 0
-            path = self.path(t, purpose, reshard.source, reshard.layout)
-            held = self.update_held(reshard, path) if purpose == UPDATE else intermediates(path, first)
-            time = min(reshard.start, self.lowering.lives.end - 1)
-            if purpose == ACCUMULATE or (purpose == OPTIMIZER and not self.accumulates):
-                found[time] = max(found.get(time, (0, 0)), (held, -t))
-                results[time] += reshard.nbytes
-            else:
-                turn = min((j for i, j in reshard.readers if i == time), default=0)
-                left = self.left(reshard, final.get((t, purpose, reshard.family)))
-                before.setdefault(time, []).append((turn, held, reshard.nbytes, left))
-                tensors.setdefault(time, []).append(t)
-        for time, moves in before.items():
-            for t, nbytes in zip(tensors[time], beyond(moves, int(results[time])), strict=True):
-                found[time] = max(found.get(time, (0, 0)), (nbytes, -t))
-        return {time: held for time, held in found.items() if held[0]}
-
-    def left(self, reshard: Reshard, final: Group | None) -> int:
-        """Bytes of what a final group starts from: a view's are those of what it was read from."""
-        t, layout = reshard.tensor, reshard.source
-        if final is None or self.stays(t, final):
-            return 0
-        if self.made[t] in self.lowering.lives.views and not final.late:
-            t, k = read_for(self.program, self.lowering.lives, self.made, t)
-            node, choice = self.chosen(ReshardNode, t, k)
-            layout = node.layouts[choice]
-        return _local_bytes(self.program.tensors[t], layout, self.mesh.shape)
-
-    def update_held(self, reshard: Reshard, path: tuple[TransitionStep, ...]) -> int:
-        """Bytes that the update of a parameter holds for it alone."""
-        tensor = self.program.tensors[reshard.tensor]
-        size = _local_bytes(tensor, reshard.source, self.mesh.shape)
-        cast = size if self.state.master_bytes(tensor.dtype) else 0
-        return update_held(path, cast, size // DTYPE_BYTES[tensor.dtype] * self.state.turn_bytes(tensor.dtype))
-
-    def memory(self, ops: Sequence[PlannedOp], limit: int, intermediates: Mapping[int, tuple[int, int]]) -> MemoryTimeline:
-        tensors, times = self.kept.program.tensors, self.kept.times
-        end = times[self.lowering.lives.end]
-        change: dict[str, NDArray[np.int64]] = {c: np.zeros(end + 1, dtype=np.int64) for c in CATEGORIES}
-        held: list[tuple[int, int, int, str, str]] = []
-        for v in range(self.graph.size):
-            nbytes = int(self.graph.node_usages(v)[self.assignment[v]])
-            for start, stop in self.graph.node_intervals(v).tolist() if nbytes else ():
-                name = tensors[self.kept.tensors[self.lowering.tensor_node(v).tensor]].name
-                held.append((times[start], times[stop], nbytes, name, self._category(self.lowering.tensor_node(v))))
-        for start, (nbytes, minus_t) in intermediates.items():
-            held.append((times[start], times[start] + 1, nbytes, tensors[self.kept.tensors[-minus_t]].name, "intermediates"))
-        held = [life for life in held if life[0] < life[1]]
-        for start, stop, nbytes, _, category in held:
-            change[category][start] += nbytes
-            change[category][stop] -= nbytes
-        series = {c: np.cumsum(row)[:end].tolist() for c, row in change.items()}
-        total = np.sum([series[c] for c in CATEGORIES], axis=0)
-        peak = int(np.argmax(total))
-        holders = sorted((h for h in held if h[0] <= peak < h[1]), key=lambda h: (-h[2], h[3]))[:MOST_HOLDERS]
-        named = [Holder(name=h[3], category=h[4], nbytes=h[2]) for h in holders]
-        return MemoryTimeline.build(series, limit=limit, ops=ops, holders=named)
-
-    def _category(self, node: TensorNode) -> str:
-        t, tensor = node.tensor, self.program.tensors[node.tensor]
-        if isinstance(node, SourceNode):
-            return _STORED[tensor.role]
-        if isinstance(node, (StateNode, StepNode)):
-            return "optimizer"
-        if isinstance(node, (AccumulateNode, AccumulatorNode)):
-            return "gradients"
-        if isinstance(node, KeepNode) and node.origin != PRODUCED:
-            return "copies"
-        if isinstance(node, (TailNode, ReshardNode)) and self.lowering.lives.groups[t][node.group].late and self.copied(t):
-            return "copies"
-        if isinstance(node, ReshardNode) and self.lowering.lives.groups[t][node.group].purpose == OPTIMIZER:
-            return "gradients"
-        if isinstance(node, ReshardNode) and self.chosen(ReshardNode, t, node.group)[1] >= node.aliases:
-            return "copies"
-        return "gradients" if tensor.role is Role.GRADIENT else "activations"
-
-
-def _local_bytes(tensor: Tensor, layout: Layout, mesh_shape: Sequence[int], dtype: str | None = None) -> int:
-    """Bytes of the largest shard, in the tensor's dtype or another."""
-    return math.prod(layout.local_shape(tensor.shape, mesh_shape)) * DTYPE_BYTES[dtype or tensor.dtype]
-
-
-# A solution of a choice graph written down as a plan, with its certificate and where it comes from.
-#
-# >>> Writer(program=program, lowering=lowering, ...).plan(solution, problem, clock)      # doctest: +SKIP
-
-MAX_MOMENTS = 200
-"""Of the course of a solve, what a plan keeps at most."""
+    writer = PlanWriter(lowering=lowering, costs=costs, cluster=costs.cluster, options=options, origin=origin, relayed=options.relays)
+    return writer.build_plan(point)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Writer:
+class PlanWriter:
     """What a plan says beside its solution.
 
     Attributes:
-        program: that was lowered; ``lowering`` and ``costs`` are of it.
+        lowering: whose solutions are written down; ``costs`` are of it.
         origin: see ``provenance``.
         relayed: behind which tensors the lowered graph has relays.
     """
 
-    program: Program
     lowering: Lowering
     costs: CostModel
     cluster: Cluster
@@ -583,61 +83,175 @@ class Writer:
     origin: Provenance
     relayed: Relays = "shared"
 
-    def parts(self, assignment: Sequence[int]) -> Decoded:
-        """Layouts, prices and memory of an assignment of the lowered graph."""
-        return decode(
-            self.lowering,
-            assignment,
-            self.costs,
-            self.options.optimizer_state(),
-            limit=self.options.usable_memory,
-            objective=self.options.objective,
-            memory_weight=self.options.memory_weight,
-        )
-
     def plan(self, solution: Solution, problem: Transients, clock: StageClock) -> Plan:
         """The plan of a feasible solution and what is proven of it; InternalError where its figures are not the solver's."""
         assert solution.assignment is not None, "a feasible solution has an assignment"
-        parts = self.parts(solution.assignment)
+        plan = self.build_plan(solution.assignment)
         claimed = (solution.cost, solution.peak, solution.objective)
-        written = (parts.costs.total_ns, parts.memory.peak, parts.costs.objective)
-        if written != claimed:
-            raise _unlike("the solver", claimed, "the plan", written)
-        return self.made(parts, certificate(solution, problem, clock))
-
-    def check(self, plan: Plan, rulebook: Rulebook) -> None:
-        """Hold a finished plan against the evaluator; InternalError where its figures are others."""
-        used = {t for t in self.lowering.relays if t in plan.relays}
-        kept = without(self.program, self.lowering.relays, self.lowering.relays - used)
-        found = evaluate(plan, kept.program, rulebook, self.costs)
-        claimed = (plan.costs.total_ns, plan.memory.peak, plan.certificate.objective)
-        evaluated = (found.total_ns, found.peak, found.objective)
+        evaluated = (plan.costs.total_ns, plan.memory.peak, plan.costs.objective)
         if evaluated != claimed:
-            raise _unlike("the plan", claimed, "the evaluator", evaluated)
+            raise _unlike("the solver", claimed, evaluated)
+        return replace(plan, certificate=certificate(solution, problem, clock))
 
-    def made(self, parts: Decoded, proof: Certificate) -> Plan:
-        """A plan of these parts."""
-        program = parts.program
-        return Plan(
+    def build_plan(self, assignment: Sequence[int]) -> Plan:
+        """The plan of an assignment of the lowered graph, of which nothing is proven; InternalError where it costs something else there."""
+        decisions = _Assigned(self.lowering, assignment, self.costs)
+        program, rules = decisions.kept.program, [self.lowering.strategies[i].rule for i in decisions.ops]
+        decided = Plan(
             name=program.name,
             mesh=self.costs.mesh,
             cluster=self.cluster,
             options=self.options,
-            tensors=parts.tensors,
-            ops=parts.ops,
+            tensors=decisions.planned_tensors(),
+            ops=tuple(map(decisions.planned_op, decisions.ops)),
             outputs=program.outputs,
             gradients={program.tensors[p].name: g for p, g in program.gradients.items()},
             ties=dict(program.ties),
-            reshards=parts.reshards,
-            holds=parts.holds,
-            clip=parts.clip,
-            memory=parts.memory,
-            costs=parts.costs,
-            certificate=proof,
+            reshards=tuple(map(decisions.reshard, decisions.moved)),
+            holds=decisions.saved_tensors(),
+            clip=decisions.clip(),
+            memory=MemoryTimeline(limit=self.options.usable_memory, peak=0, peak_time=0, peak_op="", at_peak={}),
+            costs=_UNPRICED,
+            certificate=Certificate(objective=0, bound=0, gap=1.0, status="feasible", problem="free", seed=0, work=0),
             provenance=self.origin,
-            relays=parts.relays,
+            relays=decisions.kept.relays,
             relayed=self.relayed,
         )
+        plan = priced(decided, program, rules, self.costs)
+        cost = int(self.lowering.graph.cost(assignment))
+        if plan.costs.total_ns != cost:
+            raise _unlike("the choice graph", (cost,), (plan.costs.total_ns,))
+        return replace(plan, certificate=replace(plan.certificate, objective=plan.costs.objective))
+
+
+class _Assigned:
+    """What an assignment of the free graph decides; positions in plans are those of ``kept``, without the relays that nothing uses.
+
+    Attributes:
+        kept: the program without those.
+        ops: the ops of the lowered program that are left.
+        moved: the nodes of which each is a reshard of the plan.
+    """
+
+    def __init__(self, lowering: Lowering, assignment: Sequence[int], costs: CostModel) -> None:
+        self.lowering, self.assignment, self.costs, self.program = lowering, assignment, costs, lowering.program
+        self.mesh: Mesh = costs.mesh
+        self.made = {t for op in self.program.ops for t in op.results}
+        unused = frozenset(t for t in lowering.relays if not self._brings(t))
+        gone = {i for t, i in places(self.program).items() if t in unused}
+        self.kept = without(self.program, lowering.relays, unused)
+        self.ops = [i for i in range(len(self.program.ops)) if i not in gone]
+        self.moved = [n for n in lowering.nodes if isinstance(n, (ReshardNode, StateNode, AccumulateNode)) and n.tensor not in unused]
+
+    def _brings(self, t: int) -> bool:
+        """Whether the relay behind a tensor brings it to another layout."""
+        node, choice = self._chosen(ReshardNode, t)
+        return choice >= node.aliases
+
+    def _chosen(self, kind: type[AnyNode], item: int, group: int = 0) -> tuple[AnyNode, int]:
+        return self.lowering.node(kind, item, group), self.assignment[self.lowering.index[kind, item, group]]
+
+    def _layout(self, kind: type[TensorNode], item: int, group: int = 0) -> Layout:
+        node, choice = self._chosen(kind, item, group)
+        return node.layouts[choice]
+
+    def _produced(self, t: int) -> Layout:
+        """The layout in which the producer leaves a tensor."""
+        return self._layout(ResultNode if t in self.made else SourceNode, t)
+
+    def planned_tensors(self) -> tuple[PlannedTensor, ...]:
+        given = {self.kept.tensors[t]: t for t in reversed(range(len(self.program.tensors)))}  # of an unused relay the tensor before it
+        return tuple(self._tensor(given[k], tensor.name) for k, tensor in enumerate(self.kept.program.tensors))
+
+    def _tensor(self, t: int, name: str) -> PlannedTensor:
+        tensor, layout = self.program.tensors[t], self._produced(t)
+        for k, group in enumerate(self.lowering.lives.groups.get(t, ())):
+            if t in self.made and group.purpose in (OPTIMIZER, OUTPUT):  # a source that is returned stays as it is stored
+                layout = self._layout(ReshardNode, t, k)
+        return PlannedTensor(
+            name=name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            role=tensor.role.value,
+            layout=layout,
+            trainable=tensor.trainable,
+            state=self._layout(StateNode, t) if (StateNode, t, 0) in self.lowering.index else None,
+        )
+
+    def planned_op(self, i: int) -> PlannedOp:
+        op, column = self.program.ops[i], self.lowering.strategies[i]
+        _, k = self._chosen(OpNode, i)
+        return PlannedOp(
+            name=op.name,
+            module=op.module,
+            phase=op.phase.value,
+            operands=tuple(self.kept.tensors[t] for t in op.operands),
+            results=tuple(self.kept.tensors[t] for t in op.results),
+            strategy=column.names(k),
+            operand_layouts=tuple(c.layouts[c.chosen[k]] for c in column.operands),
+            result_layouts=tuple(c.layouts[c.chosen[k]] for c in column.results),
+            nanoseconds=0,
+            source=column.rule.source,  # type: ignore[arg-type]  # a rule's source is one of the literal's values
+            implementation=column.implementation(k),
+            recompute=op.recompute,
+        )
+
+    def saved_tensors(self) -> tuple[SavedTensor, ...]:
+        """What is kept of each tensor that is read in the forward pass and later: a copy of a forward group, or what was produced."""
+        positions = {(node.tensor, node.group): r for r, node in enumerate(self.moved) if isinstance(node, ReshardNode)}
+        saved = []
+        for node in self.lowering.nodes:
+            if isinstance(node, HoldNode):
+                t, (_, choice) = node.tensor, self._chosen(HoldNode, node.tensor)
+                reshard = positions[t, node.origins[choice]] if node.origins[choice] >= 0 else None
+                layout = node.layouts[choice]
+                saved.append(SavedTensor(tensor=self.kept.tensors[t], reshard=reshard, layout=layout, start=0, stop=0, nbytes=0))
+        return tuple(saved)
+
+    def clip(self) -> OpCollective | None:
+        """The all-reduce of the gradient norm."""
+        if (ClipNode, -1, 0) not in self.lowering.index:
+            return None
+        node, choice = self._chosen(ClipNode, -1)
+        axes, names = node.axes[choice], tuple(self.mesh.names[a] for a in node.axes[choice])
+        nanoseconds = self.costs.collective_ns("all_reduce", axes, NORM_BYTES)
+        return OpCollective(kind="all_reduce", axes=names, nbytes=NORM_BYTES, nanoseconds=nanoseconds) if axes else None
+
+    def reshard(self, node: ReshardNode | StateNode | AccumulateNode) -> Reshard:
+        """How a group of readers, an accumulator or the update gets a tensor."""
+        t = node.tensor
+        readers: tuple[tuple[int, int], ...] = ()
+        if isinstance(node, StateNode):
+            purpose, family = UPDATE, UPDATE
+            source, layout = self._layout(StateNode, t), self._produced(t)
+            copy = source != layout
+        else:
+            choice = self.assignment[self.lowering.index[node.key]]
+            source, layout, copy = self._produced(t), node.layouts[choice], choice >= node.aliases
+            purpose, family = ACCUMULATE, ACCUMULATE
+        if isinstance(node, ReshardNode):
+            group = self.lowering.lives.groups[t][node.group]
+            purpose, family = group.purpose, group.family
+            readers = tuple((self.kept.times[i], j) for i, j in group.readers)
+            if purpose == OPTIMIZER and self.lowering.microbatches > 1:
+                source = self._layout(AccumulatorNode, t)
+                copy = layout != source
+            elif group.late:
+                source = self._layout(HoldNode, t)
+        return Reshard(
+            tensor=self.kept.tensors[t],
+            purpose=purpose,  # type: ignore[arg-type]  # a group's purpose is one of the literal's values
+            family=family,
+            readers=readers,
+            source=source,
+            layout=layout,
+            copy=copy,
+            bucket=self.lowering.buckets.get((t, purpose), 1),
+        )
+
+
+MAX_MOMENTS = 200
+"""Of the course of a solve, what a plan keeps at most."""
 
 
 def certificate(solution: Solution, problem: Transients, clock: StageClock, baseline: str | None = None) -> Certificate:
@@ -665,13 +279,13 @@ def certificate(solution: Solution, problem: Transients, clock: StageClock, base
     )
 
 
-def history(solution: Solution, seconds: float, baseline: str | None = None) -> tuple[Moment, ...]:
+def history(solution: Solution, seconds: float, baseline: str | None = None) -> tuple[SearchEvent, ...]:
     """The course of a solve that took so many seconds: only moments at which something became better, thinned evenly by their number.
 
     Which moments are kept depends on what was found, never on when, so that runs that find the same keep the same. Prices below that of
     the solution are left out: they were of assignments that turned out not to keep the limit.
     """
-    moments: list[Moment] = []
+    moments: list[SearchEvent] = []
     best, bound = None, None
     for event in solution.history:
         value, proven = event.objective, event.bound
@@ -680,20 +294,20 @@ def history(solution: Solution, seconds: float, baseline: str | None = None) -> 
         if proven is not None and solution.bound is not None:
             bound = max(bound or 0, min(proven, solution.bound))
         if (best, bound) != ((moments[-1].objective, moments[-1].bound) if moments else (None, None)):
-            moments.append(Moment(seconds=round(event.seconds, 3), objective=best, bound=bound, source=event.source))
+            moments.append(SearchEvent(seconds=round(event.seconds, 3), objective=best, bound=bound, source=event.source))
     if not moments or (best, bound) != (solution.objective, solution.bound):
         end = max([seconds, *(moment.seconds for moment in moments)])
         source = f"baseline {baseline}" if baseline else "the end of the search"
-        moments.append(Moment(seconds=round(end, 3), objective=solution.objective, bound=solution.bound, source=source))
+        moments.append(SearchEvent(seconds=round(end, 3), objective=solution.objective, bound=solution.bound, source=source))
     last = len(moments) - 1
     kept = range(last + 1) if last < MAX_MOMENTS else [k * last // (MAX_MOMENTS - 1) for k in range(MAX_MOMENTS)]
     return tuple(moments[k] for k in kept)
 
 
-def _unlike(one: str, claimed: tuple[int | None, ...], other: str, found: tuple[int | None, ...]) -> InternalError:
-    figures = zip(("step time", "peak", "objective"), claimed, found, strict=True)
-    said = "; ".join(f"{name} {a} by {one}, {b} by {other}" for name, a, b in figures if a != b)
-    return InternalError(f"{one} and {other} disagree: {said}; please report this, with the model and the command")
+def _unlike(who: str, claimed: tuple[int | None, ...], evaluated: tuple[int | None, ...]) -> InternalError:
+    figures = zip(("step time", "peak", "objective"), claimed, evaluated, strict=False)
+    said = "; ".join(f"{name} {a} by {who}, {b} by the evaluator" for name, a, b in figures if a != b)
+    return InternalError(f"{who} and the evaluator disagree: {said}; please report this, with the model and the command")
 
 
 def provenance(source: str, command: str) -> Provenance:

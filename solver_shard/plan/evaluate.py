@@ -3,24 +3,29 @@
 The evaluator shares the rules and the cost model with the solver, and nothing else: it sees no choice graph. Of the plan
 it believes only decisions: the strategy of every op, the layouts of sources and of optimizer states, the reshard of every
 group of readers, and what is kept of a tensor between forward and backward readers. Prices, times, lives and bytes are
-computed again (:mod:`solver_shard.plan.evaluate`), and every decision is checked to be legal:
+computed from these alone, and every decision is checked to be legal:
 
 >>> evaluation = evaluate(plan, program, rulebook, costs)
 >>> evaluation.objective == plan.certificate.objective, evaluation.peak == plan.memory.peak
 (True, True)
 
+So are the figures of every plan that is made (:func:`priced`), and a plan that comes from outside is held against its model
+(:func:`evaluated`). The parts, from the top: :class:`Evaluation` and the questions that are asked; ``_Evaluator``, which follows every
+tensor from where it is stored or made through its reshards; :class:`OpCheck`, which prices ops; :class:`GradientCheck`, what is between the
+backward pass and the update; :class:`Lifetimes`, who reads a tensor together and when its bytes end; :class:`MemoryProfile`, which adds up.
+
 The optimizer's update works where its state is: it reads its slice of the reduced gradient, and the new values then go from
 the state's layout to the parameter's, by a reshard of their own with purpose "update". What its step makes is there while it runs (see
 :mod:`solver_shard.costs.memory`), and gone when the new values are brought.
 
-A step of several microbatches pays for each of them, and for what its update does once (:mod:`solver_shard.plan.evaluate`).
+A step of several microbatches pays for each of them, and for what its update does once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -29,17 +34,38 @@ from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_n
 from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
-from solver_shard.costs.transitions import beyond, intermediates, update_held
+from solver_shard.costs.transitions import TransitionStep, beyond, intermediates, update_held
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, R
-from solver_shard.plan.plan import CATEGORIES, Plan, Reshard, runs_of
+from solver_shard.plan.plan import (
+    CATEGORIES,
+    MOST_HOLDERS,
+    Costs,
+    MemoryEntry,
+    MemoryTimeline,
+    OpCollective,
+    Plan,
+    PlannedOp,
+    Reshard,
+    ReshardStep,
+    collectives_of,
+    runs_of,
+)
 from solver_shard.program import DTYPE_BYTES, IDENTITY, Phase, Program, Role, places
 from solver_shard.rules.rule import AxisStrategy, Rule
 from solver_shard.rules.rulebook import Rulebook
 
 _MIB = 2**20
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
+ACCUMULATE = "accumulate"
 _UPDATE = "update"
+LATER = ("backward", "output")
+"""Purposes whose readers start from what is held of a tensor."""
+_GRADIENT = (ACCUMULATE, "optimizer")
+Key = tuple[int, str, str]
+"""A group of readers: tensor, purpose, and how they read it."""
+Life = tuple[int, int, int]
+"""From when until when how many bytes are owned: start, stop, bytes per device; the same start and stop for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +81,14 @@ class Evaluation:
         peak: bytes per device at the fullest time, the intermediates of transitions included.
         profile: by category, the bytes per device at each time from 0 to T.
         op_ns: nanoseconds of each op, in program order, without the collectives inside it; of one microbatch.
-        inside_ns: nanoseconds of the collectives inside each op; of one microbatch.
-        reshard_ns: nanoseconds of each run of each reshard, in the plan's order.
+        inside: the collectives inside each op.
+        steps: the steps of each reshard, in the plan's order.
+        reshard_ns: nanoseconds of each run of each reshard, after the overlap discount.
         traffic_ns: nanoseconds of each run of each reshard for device memory: breaking a fused chain, converting, adding up.
         clip_ns: nanoseconds of the collective of the gradient norm.
         reshard_lives: start, stop and bytes of each reshard, in the plan's order.
         hold_lives: the same of each hold.
+        at_peak: what fills the memory at the first of the fullest times, the largest first.
     """
 
     compute_ns: int
@@ -72,12 +100,19 @@ class Evaluation:
     peak: int
     profile: Mapping[str, tuple[int, ...]]
     op_ns: tuple[int, ...]
-    inside_ns: tuple[int, ...]
+    inside: tuple[tuple[OpCollective, ...], ...]
+    steps: tuple[tuple[ReshardStep, ...], ...]
     reshard_ns: tuple[int, ...]
     traffic_ns: tuple[int, ...]
     clip_ns: int
     reshard_lives: tuple[Life, ...]
     hold_lives: tuple[Life, ...]
+    at_peak: tuple[MemoryEntry, ...]
+
+    @property
+    def inside_ns(self) -> tuple[int, ...]:
+        """Nanoseconds of the collectives inside each op; of one microbatch."""
+        return tuple(sum(c.nanoseconds for c in collectives) for collectives in self.inside)
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -97,31 +132,166 @@ def evaluate(plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel)
         InternalError: the plan decides something that is not legal; the message names the op, tensor or reshard.
     """
     check_question(plan, program, costs)
-    return _Walk(plan, program, rulebook, costs, plan.options.optimizer_state()).run()
+    rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
+    check_rules(plan, rules)
+    return _Evaluator(plan, program, rules, costs).run()
 
 
-class _Walk:
-    def __init__(self, plan: Plan, program: Program, rulebook: Rulebook, costs: CostModel, state: OptimizerState) -> None:
-        self.plan, self.program, self.costs, self.state = plan, program, costs, state
+def evaluated(plan: Plan, program: Program) -> Evaluation:
+    """What a plan from outside costs and needs by its model, its rules and its cluster.
+
+    >>> evaluated(load_plan("plan.json"), program).total_ns
+    383012345
+
+    The evaluator takes a decision that is not legal for a mistake of ours (an InternalError), as it prices what solving has made. In a plan
+    that was read from a file it is the file's.
+
+    Args:
+        program: the model's, with places for the plan's pins (:func:`solver_shard.runtime.apply.fitting`).
+
+    Raises:
+        InputError: the plan decides what the model cannot run; the message names the op, tensor or reshard.
+    """
+    costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
+    try:
+        return evaluate(plan, program, plan.options.rulebook(), costs)
+    except InternalError as error:
+        raise InputError(
+            f"{error}. It was made by {plan.provenance.tool or 'another tool'}, perhaps of another state, or was changed after it was "
+            "written; take it as solve wrote it, or solve again with the same options"
+        ) from None
+
+
+def priced(plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> Plan:
+    """A plan of which only the decisions are known, with the figures that follow from them; the certificate stays as it is.
+
+    Args:
+        plan: as for :func:`evaluate`; its prices, steps, lives, memory and costs are not read.
+        program, costs: those that it was made for.
+        rules: of every op of the program.
+
+    Raises:
+        InternalError: the plan decides something that is not legal.
+    """
+    found = _Evaluator(plan, program, rules, costs).run()
+    ops = tuple(
+        replace(op, nanoseconds=nanoseconds, collectives=collectives)
+        for op, nanoseconds, collectives in zip(plan.ops, found.op_ns, found.inside, strict=True)
+    )
+    reshards = tuple(
+        replace(reshard, steps=steps, nanoseconds=nanoseconds, traffic_ns=traffic_ns, start=start, stop=stop, nbytes=nbytes)
+        for reshard, steps, nanoseconds, traffic_ns, (start, stop, nbytes) in zip(
+            plan.reshards, found.steps, found.reshard_ns, found.traffic_ns, found.reshard_lives, strict=True
+        )
+    )
+    holds = tuple(
+        replace(hold, start=start, stop=stop, nbytes=nbytes)
+        for hold, (start, stop, nbytes) in zip(plan.holds, found.hold_lives, strict=True)
+    )
+    by_kind: dict[str, int] = {}
+    for c in collectives_of(ops, reshards, plan.clip, plan.options.microbatches):
+        by_kind[c.kind] = by_kind.get(c.kind, 0) + c.runs * c.nanoseconds
+    return replace(
+        plan,
+        ops=ops,
+        reshards=reshards,
+        holds=holds,
+        memory=MemoryTimeline.build(found.profile, limit=plan.options.usable_memory, ops=ops, holders=found.at_peak[:MOST_HOLDERS]),
+        costs=Costs(
+            compute_ns=found.compute_ns,
+            update_ns=found.update_ns,
+            communication_ns=found.communication_ns,
+            hidden_ns=sum(by_kind.values()) - found.communication_ns,
+            total_ns=found.total_ns,
+            unshared_ns=found.unshared_ns,
+            objective=found.objective,
+            by_kind_ns=dict(sorted(by_kind.items())),
+        ),
+    )
+
+
+def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
+    """Check that the plan is for this program, mesh, cluster and overlap."""
+    if plan.mesh != costs.mesh:
+        raise InputError(f"the plan is for mesh {plan.mesh}, the cost model for {costs.mesh}; give the plan's own mesh")
+    if plan.cluster != costs.cluster:
+        raise InputError(
+            f"the plan is for cluster {plan.cluster.name!r}, the cost model for {costs.cluster.name!r} or another version of it"
+        )
+    if plan.options.overlap != costs.overlap:
+        raise InputError(f"the plan is for overlap {plan.options.overlap:g}, the cost model for {costs.overlap:g}; give the plan's own")
+    other = f"the plan is not for this program ({program.name!r}): "
+    if (len(plan.tensors), len(plan.ops)) != (len(program.tensors), len(program.ops)):
+        raise InputError(
+            f"{other}it has {len(plan.tensors)} tensors and {len(plan.ops)} ops, "
+            f"the program {len(program.tensors)} and {len(program.ops)}; trace the model as when the plan was made"
+        )
+    for planned, tensor in zip(plan.tensors, program.tensors, strict=True):
+        if (planned.name, planned.shape, planned.dtype, planned.role) != (tensor.name, tensor.shape, tensor.dtype, tensor.role.value):
+            raise InputError(f"{other}tensor {tensor.name!r} {tensor.dtype}{list(tensor.shape)} is {planned} in the plan")
+    for i, (step, op) in enumerate(zip(plan.ops, program.ops, strict=True)):
+        found = (step.name, step.operands, step.results, step.phase, step.recompute)
+        if found != (op.name, op.operands, op.results, op.phase.value, op.recompute):
+            raise InputError(f"{other}op {i} is {op.name}, in the plan {step.name}, or reads and makes other tensors there")
+    gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
+    if plan.outputs != program.outputs or dict(plan.gradients) != gradients:
+        raise InputError(f"{other}its outputs or gradients are others")
+
+
+def check_rules(plan: Plan, rules: Sequence[Rule]) -> None:
+    """Check that every op's rule comes from where it came from when the plan was made."""
+    files = ", ".join(file.name for file in plan.options.rules)
+    for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
+        if op.source == rule.source:
+            continue
+        what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
+        if op.source in ("dtensor", "unproven"):
+            raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
+        raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
+
+
+_SOURCES = {
+    "table": "its shipped row",
+    "user": "a row of the user's",
+    "family": "the row of the op that it follows",
+    "dtensor": "a strategy registered with DTensor",
+    "unproven": "a strategy registered with DTensor that is not proven",
+    "fallback": "no rule",
+}
+
+
+def illegal(problem: str) -> NoReturn:
+    """Say what is not legal about a plan."""
+    raise InternalError(f"the plan is not legal: {problem}")
+
+
+class _Evaluator:
+    """One evaluation; ``rules`` has one rule per op of the program."""
+
+    def __init__(self, plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> None:
+        self.plan, self.program, self.rules, self.costs, self.state = plan, program, rules, costs, plan.options.optimizer_state()
         self.mesh_shape = costs.mesh.shape
-        self.rules = [rulebook.rule(program, i) for i in range(len(program.ops))]
-        check_rules(plan, self.rules)
-        self.ops = OpCheck(plan, program, self.rules, costs)
+        self.ops = OpCheck(plan, program, rules, costs)
         self.made = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.parameter_of: dict[int, list[int]] = {}
         for parameter, gradient in program.gradients.items():
             self.parameter_of.setdefault(gradient, []).append(parameter)
-        self.gradients = GradientCheck(plan, program, costs, state, self.ops)
+        self.gradients = GradientCheck(plan, program, costs, self.state, self.ops)
         self.lives = find_lives(program, self.rules, accumulates=self.gradients.accumulates)
-        self.profile = Profile(self.lives.end)
+        self.profile = MemoryProfile(self.lives.end)
+        self.keys_of: dict[int, list[Key]] = {}
+        for key in self.lives.readers:
+            self.keys_of.setdefault(key[0], []).append(key)
         self.before: dict[int, list[tuple[int, int, int, int]]] = {}
-        self.after: dict[int, int] = {}
+        self.moved_before: dict[int, list[int]] = {}
+        self.after: dict[int, list[tuple[int, int]]] = {}
         self.results: dict[int, int] = {}
         self.shared: list[Paid] = []
 
     def run(self) -> Evaluation:
         self.produced = {t: self._stored(t) for t in self.program.sources()}
-        op_ns = [self.ops.nanoseconds(i) for i in range(len(self.program.ops))]
+        prices = [self.ops.price(i) for i in range(len(self.program.ops))]
+        op_ns, inside = tuple(nanoseconds for nanoseconds, _ in prices), tuple(collectives for _, collectives in prices)
         self.produced |= {t: x for op in self.plan.ops for t, x in zip(op.results, op.result_layouts, strict=True)}
         self.states = self._states()
         readers = dict(self.lives.readers) | dict.fromkeys(((p, _UPDATE, _UPDATE) for p in self.states), ())
@@ -134,29 +304,33 @@ class _Walk:
         for t, i in self.made.items():
             if i not in self.lives.views:
                 start, stop = self.lives.base_start[t], self.lives.base_stop[t]
-                life = self.profile.add(self._category(t), start, stop, self.ops.local_bytes(t, self.produced[t]))
+                life = self.profile.add(t, self._category(t), start, stop, self.ops.local_bytes(t, self.produced[t]))
                 if start == i:  # what takes over is there before the next op's transitions
                     self._made_at(life)
         self.lent = self._lent(reshards)
         for t, layout in self.accumulators.items():
-            self.profile.add("gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
-        hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
+            self.profile.add(t, "gradients", 0, self.lives.end, self.gradients.held_bytes(t, layout))
         keys = {position: key for key, position in reshards.items()}
-        reshard_ns = [self._reshard(position, keys[position]) for position in sorted(keys)]
+        steps = [self._reshard(position, keys[position]) for position in sorted(keys)]
+        reshard_ns = [self._exposed(keys[position], path) for position, path in zip(sorted(keys), steps, strict=True)]
         reshard_lives = [self._owned(position, keys[position]) for position in sorted(keys)]
-        for start in sorted({*self.before, *self.after}):
+        hold_lives = [self._hold(k) for k in range(len(self.plan.holds))]
+        for start in sorted({*self.before, *self.after}):  # they run one after the other; of those that hold as much the first tensor's
             ahead = beyond(self.before.get(start, []), self.results.get(start, 0))
-            self.profile.add("intermediates", start, start + 1, max([self.after.get(start, 0), *ahead]))
+            held = zip(ahead, self.moved_before.get(start, ()), strict=True)
+            nbytes, t = max([*self.after.get(start, ()), *held], key=lambda most: (most[0], -most[1]))
+            self.profile.add(t, "intermediates", start, start + 1, nbytes)
         profile = self.profile.series()
-        peak = max(map(sum, zip(*profile.values(), strict=True)))
-        inside_ns = [self.ops.inside_nanoseconds(i) for i in range(len(self.program.ops))]
+        totals = [sum(row) for row in zip(*profile.values(), strict=True)]
+        peak = max(totals)
         traffic_ns = [self._traffic(position, keys[position]) for position in sorted(keys)]
         clip_ns = self.gradients.norm_nanoseconds(self.states)
         options = self.plan.options
         count = options.microbatches
         runs = [runs_of(keys[position][1], count) for position in sorted(keys)]
         compute_ns = count * sum(op_ns) + sum(n * ns for n, ns in zip(runs, traffic_ns, strict=True))
-        communication_ns = sum(n * ns for n, ns in zip(runs, reshard_ns, strict=True)) + count * sum(inside_ns) + clip_ns
+        communication_ns = sum(n * ns for n, ns in zip(runs, reshard_ns, strict=True)) + clip_ns
+        communication_ns += count * sum(c.nanoseconds for collectives in inside for c in collectives)
         total = compute_ns + update_ns + communication_ns
         return Evaluation(
             compute_ns=compute_ns,
@@ -167,14 +341,39 @@ class _Walk:
             objective=peak if options.objective == "memory" else total + options.memory_weight * peak // _MIB,
             peak=peak,
             profile=profile,
-            op_ns=tuple(op_ns),
-            inside_ns=tuple(inside_ns),
+            op_ns=op_ns,
+            inside=inside,
+            steps=tuple(map(self._planned, steps)),
             reshard_ns=tuple(reshard_ns),
             traffic_ns=tuple(traffic_ns),
             clip_ns=clip_ns,
             reshard_lives=tuple(reshard_lives),
             hold_lives=tuple(hold_lives),
+            at_peak=self._entries(totals.index(peak)),
         )
+
+    def _planned(self, path: Sequence[TransitionStep]) -> tuple[ReshardStep, ...]:
+        """The steps of a transition as a plan lists them."""
+        return tuple(
+            ReshardStep(
+                kind=step.kind,
+                axes=tuple(self.plan.mesh.names[a] for a in step.axes),
+                nbytes=step.nbytes,
+                nanoseconds=step.nanoseconds,
+                before=step.before,
+                after=step.after,
+            )
+            for step in path
+        )
+
+    def _entries(self, time: int) -> tuple[MemoryEntry, ...]:
+        """What fills the memory at a time, the largest first."""
+        entries = [
+            MemoryEntry(name=self.program.tensors[t].name, category=category, nbytes=nbytes)
+            for t, category, start, stop, nbytes in self.profile.lives
+            if start <= time < stop and nbytes
+        ]
+        return tuple(sorted(entries, key=lambda entry: (-entry.nbytes, entry.name)))
 
     def _stored(self, t: int) -> Layout:
         layout = self.plan.tensors[t].layout
@@ -218,8 +417,8 @@ class _Walk:
                         f"as {reshard.layout}, and a device cannot make the one from the other alone"
                     )
 
-    def _reshard(self, position: int, key: Key) -> int:
-        """Check one reshard; its nanoseconds."""
+    def _reshard(self, position: int, key: Key) -> tuple[TransitionStep, ...]:
+        """Check one reshard; its collectives."""
         (t, purpose, _), reshard = key, self.plan.reshards[position]
         tensor = self.program.tensors[t]
         where = f"reshard {position} of {tensor.name!r} ({reshard.purpose}, {reshard.family})"
@@ -241,7 +440,7 @@ class _Walk:
         if reshard.bucket != bucket:
             illegal(f"{where} shares its launch among {reshard.bucket}, but the program has {bucket} such tensors in this unit")
         if not reshard.copy and purpose != _UPDATE:
-            return 0
+            return ()
         reductions = {placement.reduction for placement in (*source, *reshard.layout) if placement.is_partial}
         orders, dtype = self._either_order(t), self.gradients.dtype(t, purpose)
         path = self.costs.transitions(tensor.shape, dtype, tuple(sorted(reductions)), bucket, orders).path(source, reshard.layout)
@@ -252,12 +451,13 @@ class _Walk:
             cast = self.ops.local_bytes(t, source) if mine.master_bytes(tensor.dtype) else 0
             held = update_held(path, cast, elements * mine.turn_bytes(tensor.dtype))
         if self._leaves(key):
-            self.after[time] = max(self.after.get(time, 0), held)
+            self.after.setdefault(time, []).append((held, t))
         else:
             turn = min((j for i, j in self.lives.readers.get(key, ()) if i == time), default=0)
             goes = self._goes(key, source) if key in self.lives.taking and not self._stays(key) else 0
             self.before.setdefault(time, []).append((turn, held, self.ops.local_bytes(t, reshard.layout, dtype), goes))
-        parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in (ACCUMULATE, "optimizer") else tensor
+            self.moved_before.setdefault(time, []).append(t)
+        parameter = self.program.tensors[self.parameter_of[t][-1]] if purpose in _GRADIENT else tensor
         for k, step in enumerate(path) if bucket > 1 else ():
             if step.nbytes:
                 launch = launch_of(purpose, parameter.name, tensor.dtype, k, step.kind, step.axes)
@@ -270,8 +470,12 @@ class _Walk:
                     runs=self.plan.runs(reshard),
                 )
                 self.shared.append(paid)
+        return path
+
+    def _exposed(self, key: Key, path: Sequence[TransitionStep]) -> int:
+        """Nanoseconds that a reshard's collectives take, but for what an overlap hides of them."""
         nanoseconds = sum(step.nanoseconds for step in path)
-        hidden = tensor.role is Role.PARAMETER or purpose in (ACCUMULATE, "optimizer")
+        hidden = self.program.tensors[key[0]].role is Role.PARAMETER or key[1] in _GRADIENT
         return exposed(nanoseconds, self.costs.overlap) if hidden else nanoseconds
 
     def _goes(self, key: Key, source: Layout) -> int:
@@ -282,7 +486,7 @@ class _Walk:
         i, x = self.made[t], self.program.ops[self.made[t]].operands[0]
         while self.program.ops[i].name == IDENTITY and x in self.made and self.made[x] in self.lives.views:
             i, x = self.made[x], self.program.ops[self.made[x]].operands[0]  # a place behind a view hands it on
-        read = next(other for other, uses in self.lives.readers.items() if other[0] == x and (i, 0) in uses)
+        read = next(key for key in self.keys_of[x] if (i, 0) in self.lives.readers[key])
         return self.ops.local_bytes(x, self.plan.reshards[self.reshards[read]].layout)
 
     def _leaves(self, key: Key) -> bool:
@@ -298,7 +502,7 @@ class _Walk:
     def _traffic(self, position: int, key: Key) -> int:
         """What a copy of a fused tensor pays for writing it and reading it back, and a gradient for its way to the update."""
         reshard = self.plan.reshards[position]
-        if key[0] in self.parameter_of and key[1] in (ACCUMULATE, "optimizer"):
+        if key[0] in self.parameter_of and key[1] in _GRADIENT:
             return self.gradients.traffic_nanoseconds(reshard)
         if not reshard.copy or reshard.tensor not in self.ops.fused:
             return 0
@@ -387,13 +591,13 @@ class _Walk:
     def _source(self, t: int) -> int:
         """Own a source for the whole step, with its optimizer state; nanoseconds of its update."""
         tensor = self.program.tensors[t]
-        self.profile.add(self._category(t), 0, self.lives.end, self.ops.local_bytes(t, self.produced[t]))
+        self.profile.add(t, self._category(t), 0, self.lives.end, self.ops.local_bytes(t, self.produced[t]))
         if t not in self.states:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
-        self.profile.add("optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
+        self.profile.add(t, "optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
         step = elements * self.state.step_bytes(tensor.dtype)
-        self._made_at(self.profile.add("optimizer", self.lives.end - 1, self.lives.end, step))
+        self._made_at(self.profile.add(t, "optimizer", self.lives.end - 1, self.lives.end, step))
         norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         return int(norm) + int(self.costs.compute_ns(0, elements * self.state.update_bytes(tensor.dtype), tensor.dtype))
 
@@ -403,18 +607,23 @@ class _Walk:
         t, stop = hold.tensor, self.lives.held_stop[hold.tensor]
         if t in self.lent:
             owner, start, nbytes = self.lent[t]
-            return self.profile.add(self._category(owner), start if nbytes else stop, stop, nbytes)
+            since = start
+            for until, member in sorted((self.lives.held_stop[m], -m) for m in self.lives.storages[owner]) if nbytes else ():
+                until = min(until, stop)
+                self.profile.add(-member, self._category(owner), since, until, nbytes)  # as the member that is done next
+                since = max(since, until)
+            return (start, stop, nbytes) if nbytes and start < stop else (stop, stop, 0)
         stop = self._kept_until(t)
         if hold.reshard is None:
             elements = math.prod(hold.layout.local_shape(distinct_shape(self.program, self.made, t), self.mesh_shape))
             nbytes = elements * DTYPE_BYTES[self.program.tensors[t].dtype]
-            return self.profile.add(self._category(t), self.lives.base_stop[t], stop, nbytes)
+            return self.profile.add(t, self._category(t), self.lives.base_stop[t], stop, nbytes)
         kept = self.plan.reshards[hold.reshard]
-        return self.profile.add("copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
+        return self.profile.add(t, "copies", self.lives.stop[t, kept.purpose, kept.family], stop, self.ops.local_bytes(t, hold.layout))
 
     def _kept_until(self, t: int) -> int:
         """When what is held alone is no longer needed for any reshard."""
-        taken = [self.lives.first[key] for key in self.lives.taking if key[0] == t and self.lives.later(key)]
+        taken = [self.lives.first[key] for key in self.keys_of[t] if key in self.lives.taking and self.lives.later(key)]
         return taken[0] if taken else self.lives.held_stop[t]
 
     def _stays(self, key: Key) -> bool:
@@ -430,12 +639,12 @@ class _Walk:
         nbytes = self.ops.local_bytes(t, reshard.layout, self.gradients.dtype(t, purpose))
         if purpose == "optimizer" and t in self.accumulators:
             start = lives.end if self.gradients.in_place(reshard) else lives.first[key]
-            return self.profile.add("gradients", start, lives.end, nbytes)
+            return self.profile.add(t, "gradients", start, lives.end, nbytes)
         if purpose == _UPDATE:  # the new values are written where the old ones are
             return lives.end - 1, lives.end - 1, 0
         if reshard.copy:
-            gradient = purpose in (ACCUMULATE, "optimizer")
-            life = self.profile.add("gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
+            gradient = purpose in _GRADIENT
+            life = self.profile.add(t, "gradients" if gradient else "copies", lives.first[key], lives.stop[key], nbytes)
             return self._made_at(life) if self._leaves(key) else life
         category, start = self._category(t), lives.base_stop[t]
         if lives.later(key):
@@ -444,7 +653,7 @@ class _Walk:
             start = lives.held_stop[t] if copied or t in self.made else lives.end
         if key in lives.taking:
             start = lives.end if self._stays(key) else lives.first[key]
-        return self.profile.add(category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
+        return self.profile.add(t, category, max([start, *self._read_before(key)]), lives.stop[key], nbytes)
 
     def _read_before(self, key: Key) -> list[int]:
         """When other groups are done that read the same bytes as they are, and are done before."""
@@ -455,11 +664,10 @@ class _Walk:
 
         return [
             lives.stop[other]
-            for other, position in self.reshards.items()
-            if other[0] == key[0]
-            and lives.later(other) == lives.later(key)
-            and not self.plan.reshards[position].copy
-            and other[1] not in (_UPDATE, ACCUMULATE)
+            for other in self.keys_of[key[0]]
+            if lives.later(other) == lives.later(key)
+            and not self.plan.reshards[self.reshards[other]].copy
+            and other[1] != ACCUMULATE
             and not (other[1] == "optimizer" and other[0] in self.accumulators)
             and order(other) > order(key)
         ]
@@ -469,20 +677,17 @@ class _Walk:
         return _STORED.get(role, "gradients" if role is Role.GRADIENT else "activations")
 
 
-# Whether the ops of a plan run as it says, and what they cost: from the program, the rules and the cost model alone.
-
-
 class OpCheck:
     """The ops of a plan: each is checked against its rule and priced anew; ``rules`` has one rule per op."""
 
-    def __init__(self, plan: Plan, program: Program, rules: list[Rule], costs: CostModel) -> None:
+    def __init__(self, plan: Plan, program: Program, rules: Sequence[Rule], costs: CostModel) -> None:
         self.plan, self.program, self.rules, self.costs = plan, program, rules, costs
         self.mesh_shape = costs.mesh.shape
         self.fused = self._fused() if plan.options.fusion else set()
         self._named: dict[int, tuple[dict[str, AxisStrategy], dict[str, AxisStrategy]]] = {}
 
-    def nanoseconds(self, i: int) -> int:
-        """Check the layouts of an op against its strategies; its nanoseconds."""
+    def price(self, i: int) -> tuple[int, tuple[OpCollective, ...]]:
+        """Check the layouts of an op against its strategies; its nanoseconds and the collectives inside it, which are not among these."""
         op, planned, rule = self.program.ops[i], self.plan.ops[i], self.rules[i]
         where = f"op {i} ({op.name})"
         axes = self._strategies(where, rule, planned.strategy)
@@ -494,32 +699,31 @@ class OpCheck:
             if layout != found:
                 illegal(f"{what} has layout {found}, but its strategies {', '.join(planned.strategy)} give {layout}")
             self.executable(t, layout, what)
-        share = self._share(where, rule, axes)
+        share, inside = self._share(where, rule, axes), self._inside(where, planned, rule, axes)
         if rule.view:
-            return 0
+            return 0, inside
         read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
         written = list(zip(op.results, planned.result_layouts, strict=True))
         moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
-        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel))
+        return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel)), inside
 
-    def inside_nanoseconds(self, i: int) -> int:
-        """Nanoseconds of the collectives inside an op: those of the implementation that its axes share."""
-        planned, rule = self.plan.ops[i], self.rules[i]
-        where = f"op {i} ({self.program.ops[i].name})"
-        axes = self._strategies(where, rule, planned.strategy)
+    def _inside(self, where: str, planned: PlannedOp, rule: Rule, axes: list[AxisStrategy]) -> tuple[OpCollective, ...]:
+        """The collectives inside an op: those of the implementation that its axes share."""
         ways = {axis.implementation.name: axis.implementation for axis in axes if axis.implementation is not None}
         if len(ways) > 1:
             illegal(f"{where} would run two implementations at once, {' and '.join(ways)}")
         if planned.implementation != "".join(ways):
             illegal(f"{where} says it runs implementation {planned.implementation!r}, its strategies are {', '.join(planned.strategy)}")
-        total = 0
-        for way in ways.values():
+        collectives = []
+        for implementation in ways.values():
             group = tuple(a for a, axis in enumerate(axes) if axis.implementation is not None)
-            for collective in way.collectives:
+            names = tuple(self.plan.mesh.names[a] for a in group)
+            for collective in implementation.collectives:
                 rows = math.prod(math.ceil(rule.factors[f].size / self._shards(axes, f)) for f in collective.rows)
                 nbytes = rows * collective.width * DTYPE_BYTES[collective.dtype]
-                total += self.costs.collective_ns(collective.kind, group, nbytes)
-        return total
+                nanoseconds = self.costs.collective_ns(collective.kind, group, nbytes)
+                collectives.append(OpCollective(kind=collective.kind, axes=names, nbytes=nbytes, nanoseconds=nanoseconds))
+        return tuple(collectives)
 
     def executable(self, t: int, layout: Layout, where: str, *, orders: bool = False) -> None:
         """Check that a tensor can have a layout; ``orders``: whether it may be a strided one."""
@@ -590,340 +794,16 @@ class OpCheck:
         return found
 
 
-def check_question(plan: Plan, program: Program, costs: CostModel) -> None:
-    """Check that the plan is for this program, mesh, cluster and overlap."""
-    if plan.mesh != costs.mesh:
-        raise InputError(f"the plan is for mesh {plan.mesh}, the cost model for {costs.mesh}; give the plan's own mesh")
-    if plan.cluster != costs.cluster:
-        raise InputError(
-            f"the plan is for cluster {plan.cluster.name!r}, the cost model for {costs.cluster.name!r} or another version of it"
-        )
-    if plan.options.overlap != costs.overlap:
-        raise InputError(f"the plan is for overlap {plan.options.overlap:g}, the cost model for {costs.overlap:g}; give the plan's own")
-    other = f"the plan is not for this program ({program.name!r}): "
-    if (len(plan.tensors), len(plan.ops)) != (len(program.tensors), len(program.ops)):
-        raise InputError(
-            f"{other}it has {len(plan.tensors)} tensors and {len(plan.ops)} ops, "
-            f"the program {len(program.tensors)} and {len(program.ops)}; trace the model as when the plan was made"
-        )
-    for planned, tensor in zip(plan.tensors, program.tensors, strict=True):
-        if (planned.name, planned.shape, planned.dtype, planned.role) != (tensor.name, tensor.shape, tensor.dtype, tensor.role.value):
-            raise InputError(f"{other}tensor {tensor.name!r} {tensor.dtype}{list(tensor.shape)} is {planned} in the plan")
-    for i, (step, op) in enumerate(zip(plan.ops, program.ops, strict=True)):
-        found = (step.name, step.operands, step.results, step.phase, step.recompute)
-        if found != (op.name, op.operands, op.results, op.phase.value, op.recompute):
-            raise InputError(f"{other}op {i} is {op.name}, in the plan {step.name}, or reads and makes other tensors there")
-    gradients = {program.tensors[p].name: g for p, g in program.gradients.items()}
-    if plan.outputs != program.outputs or dict(plan.gradients) != gradients:
-        raise InputError(f"{other}its outputs or gradients are others")
-
-
-def check_rules(plan: Plan, rules: list[Rule]) -> None:
-    """Check that every op's rule comes from where it came from when the plan was made."""
-    files = ", ".join(file.name for file in plan.options.rules)
-    for i, (op, rule) in enumerate(zip(plan.ops, rules, strict=True)):
-        if op.source == rule.source:
-            continue
-        what = f"op {i} ({op.name}) was planned by {_SOURCES[op.source]}, here it has {_SOURCES[rule.source]}"
-        if op.source in ("dtensor", "unproven"):
-            raise InputError(f"{what}; import the library that registers the op's strategies with DTensor first")
-        raise InputError(f"{what}; the plan keeps its rules files ({files or 'none'}): use plan.options.rulebook()")
-
-
-_SOURCES = {
-    "table": "its shipped row",
-    "user": "a row of the user's",
-    "family": "the row of the op that it follows",
-    "dtensor": "a strategy registered with DTensor",
-    "unproven": "a strategy registered with DTensor that is not proven",
-    "fallback": "no rule",
-}
-
-
-def illegal(problem: str) -> NoReturn:
-    """Say what is not legal about a plan."""
-    raise InternalError(f"the plan is not legal: {problem}")
-
-
-# Who reads a tensor together, and when bytes live, from the program and its rules alone: the time axis of the evaluator.
-#
-# Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
-#
-# - The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
-#   just before the first of them. An op that needs only the shape of an operand is none of its readers. A use by a view op lasts as
-#   long as the bytes that the view's result borrows.
-# - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
-#   its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
-# - What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
-#   the end of its owner's own bytes (of the first member's, where the owner is not held) until none of them is needed.
-# - An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
-#   past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
-# - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
-# - If nothing but that last group (of a held tensor: the last of the forward and of the later ones) can have a use for them when it begins,
-#   it takes them as they are, or they end with its reshard, before its first reader runs. So it is where all other groups have ended, and
-#   a view's tensor has no other readers, nor is it held. What is held is kept all the same, from when the last forward reshard has run, and
-#   so is a storage that several tensors share, until the later reader of each has run.
-# - What an expanded tensor repeats stays until the last of its readers is done, however they get it.
-# - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
-#   with the addition, and the update's group starts from the accumulator, after the last microbatch.
-
-Key = tuple[int, str, str]
-"""A group of readers: tensor, purpose, and how they read it."""
-
-Life = tuple[int, int, int]
-"""From when until when how many bytes are owned: start, stop, bytes per device; the same start and stop for none."""
-
-ACCUMULATE = "accumulate"
-
-LATER = ("backward", "output")
-"""Purposes whose readers start from what is held of a tensor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lives:
-    """Groups of readers and the ends of lives.
-
-    Attributes:
-        end: of the step.
-        readers: (op position, operand index) of every group; none for optimizer and output.
-        first, stop: when the reshard of a group runs; one past the group's last use.
-        views: ops whose results have no bytes of their own.
-        places: identities that alone read what an op has made.
-        base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
-        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held. Where the last group
-            takes it, that is its first reader, but for what lies in a storage that is shared.
-        taking: groups that take what is left of a tensor, or leave nothing of it.
-        storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
-            are several, or one that is a part, or the owner is a source.
-    """
-
-    end: int
-    readers: Mapping[Key, tuple[tuple[int, int], ...]]
-    first: Mapping[Key, int]
-    stop: Mapping[Key, int]
-    views: frozenset[int]
-    places: frozenset[int]
-    base_start: Mapping[int, int]
-    base_stop: Mapping[int, int]
-    held_stop: Mapping[int, int]
-    taking: frozenset[Key]
-    storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
-
-    def later(self, key: Key) -> bool:
-        """Whether a group starts from what is held."""
-        return key[0] in self.held_stop and key[1] in LATER
-
-
-def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lives:
-    """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
-    found = _walk(program, rules, accumulates, frozenset(), frozenset())
-    shared = frozenset(t for members in found.storages.values() for t in members)
-    return _walk(program, rules, accumulates, _taking(program, found, shared), shared)
-
-
-def _taking(program: Program, lives: Lives, shared: frozenset[int]) -> frozenset[Key]:
-    """The groups that nothing else outlives, by lives that have none yet."""
-    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-    keys: dict[int, list[Key]] = {}
-    for key in lives.readers:
-        if key[1] != "optimizer" or (key[0], ACCUMULATE, ACCUMULATE) not in lives.readers:  # whose group starts from the accumulator
-            keys.setdefault(key[0], []).append(key)
-
-    def unused(t: int, time: int) -> bool:
-        """Whether nothing reads at a time or later what a view is of, but for the view."""
-        if t not in made or made[t] not in lives.views:
-            return t in made
-        (x, *others), mine = program.ops[made[t]].operands, ((made[t], 0),)
-        alike = program.tensors[x].numel == program.tensors[t].numel
-        over = all(lives.readers[key] == mine or lives.stop[key] <= time for key in keys[x])
-        return not others and alike and x not in lives.held_stop and over and unused(x, time)
-
-    def owned(t: int, time: int) -> bool:
-        """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
-        x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
-        if program.ops[made[t]].name == IDENTITY and x in made and made[x] in lives.views:
-            return owned(x, time)  # a place behind a view hands it on
-        return lives.base_stop[x] < time or any(key[0] == x and lives.readers[key] == mine for key in found)
-
-    found: set[Key] = set()
-    for t in made:
-        if _expanded(program, made, t):
-            continue
-        held = t in lives.held_stop
-        for later in (False, True):
-            groups = [key for key in keys.get(t, ()) if lives.later(key) == later]
-            if not groups or (t in shared and not later):
-                continue
-            last = max(groups, key=lambda key: lives.first[key])
-            time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
-            # what is held may lie in what an update reads
-            over = all(lives.stop[key] <= time for key in (keys[t] if later else groups) if key != last)
-            if not lives.readers[last] or not over or before_view:
-                continue
-            if (t in shared and lives.stop[last] > time + 1) or (held and not later and lives.stop[last] >= lives.held_stop[t]):
-                continue
-            if later or made[t] not in lives.views or (owned(t, time) and unused(t, time)):
-                found.add(last)
-    return frozenset(found)
-
-
-def _walk(program: Program, rules: Sequence[Rule], accumulates: bool, taking: frozenset[Key], shared: frozenset[int]) -> Lives:
-    update = len(program.ops)
-    end = update + 1
-    readers = _readers(program, rules)
-    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
-    before = places(program)
-    views = {i for i, rule in enumerate(rules) if rule.view}
-    takers = {i for t, i in before.items() if made[t] not in views}
-    views -= takers
-    base_start = {t: i + (i in takers) for t, i in made.items()}
-    leaving = "optimizer"
-    if accumulates:  # what the producer has made is added up; only the sum goes to the update
-        leaving = ACCUMULATE
-        readers |= dict.fromkeys(((t, ACCUMULATE, ACCUMULATE) for t in program.gradients.values()), ())
-    summed = [key for key in readers if accumulates and key[1] == "optimizer"]
-    of_tensor: dict[int, list[Key]] = {}
-    for key in readers:
-        if key not in summed:
-            of_tensor.setdefault(key[0], []).append(key)
-    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == leaving else update for key, uses in readers.items()}
-    stop: dict[Key, int] = dict.fromkeys(summed, end)
-    base_stop: dict[int, int] = {}
-    held_stop: dict[int, int] = {}
-    for t in (*reversed(made), *program.sources()):  # what is viewed after its views
-        keys = of_tensor.get(t, [])
-        for key in keys:
-            stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
-            for i, _ in readers[key]:
-                stops.append(i + 1)
-                if i in views:
-                    stops += [base_stop[r] for r in program.ops[i].results]
-            stop[key] = max(stops)
-        later = [key for key in keys if key[1] in LATER]
-        early = [key for key in keys if key[1] not in LATER]
-        forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
-        held = forward and later and any(key[1] == "forward" for key in early)
-        begun = {key: stop[key] if readers[key] and _expanded(program, made, t) else first[key] + (key not in taking) for key in keys}
-        if held:
-            held_stop[t] = max(first[key] + 1 if t in shared and key in taking else begun[key] for key in later)
-        if t not in made:
-            base_stop[t] = end
-        elif before.get(t) in views:
-            base_stop[t] = base_stop[program.ops[before[t]].results[0]]
-        elif held:
-            base_stop[t] = max(first[key] if key in taking else stop[key] for key in early)
-        else:
-            base_stop[t] = max(begun.values(), default=base_start[t] + 1)
-    together: dict[int, dict[int, tuple[Key, ...]]] = {}
-    for t in held_stop:
-        owner, way = _viewed(program, views, made, readers, t)
-        if owner != t or t in made:
-            together.setdefault(owner, {})[t] = way
-    storages = {
-        owner: members
-        for owner, members in together.items()
-        if owner not in made or len(members) > 1 or any(program.tensors[t].numel != program.tensors[owner].numel for t in members)
-    }
-    return Lives(
-        end=end,
-        readers=readers,
-        first=first,
-        stop=stop,
-        views=frozenset(views),
-        places=frozenset(before.values()),
-        base_start=base_start,
-        base_stop=base_stop,
-        held_stop=held_stop,
-        taking=taking,
-        storages=storages,
-    )
-
-
-def _viewed(
-    program: Program, views: Collection[int], made: Mapping[int, int], readers: Mapping[Key, tuple[tuple[int, int], ...]], t: int
-) -> tuple[int, tuple[Key, ...]]:
-    """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
-    way: list[Key] = []
-    while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
-        (x,) = program.ops[made[t]].operands
-        grows = program.tensors[t].numel > program.tensors[x].numel
-        merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
-        if merged or (grows and not _expanded(program, made, t)):
-            break
-        way.append(next(key for key, uses in readers.items() if key[0] == x and (made[t], 0) in uses))
-        t = x
-    return t, tuple(way)
-
-
-def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
-    """Whether dims of a tensor are repeated without being written out."""
-    return distinct_shape(program, made, t) != program.tensors[t].shape
-
-
-def distinct_shape(program: Program, made: Mapping[int, int], t: int) -> tuple[int, ...]:
-    """A tensor's shape, with 1 for dims that are repeated without being written out."""
-    whole = program.tensors[t].shape
-    while t in made and program.ops[made[t]].name == IDENTITY:
-        (t,) = program.ops[made[t]].operands
-    if t not in made or program.ops[made[t]].name != "aten.expand.default":
-        return whole
-    before = program.tensors[program.ops[made[t]].operands[0]].shape
-    return (1,) * (len(whole) - len(before)) + before
-
-
-class Profile:
-    """Bytes per device over time, by category, filled life after life."""
-
-    def __init__(self, end: int) -> None:
-        self.end = end
-        self.change = {category: np.zeros(end + 1, dtype=np.int64) for category in CATEGORIES}
-
-    def add(self, category: str, start: int, stop: int, nbytes: int) -> Life:
-        """Own bytes from start to stop; nothing if that is not later. The life as plans state it."""
-        if start >= stop:
-            return stop, stop, 0
-        self.change[category][start] += nbytes
-        self.change[category][stop] -= nbytes
-        return start, stop, nbytes
-
-    def series(self) -> dict[str, tuple[int, ...]]:
-        """Bytes at each time from 0 to the end."""
-        return {category: tuple(np.cumsum(change)[: self.end].tolist()) for category, change in self.change.items()}
-
-
-def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[int, int], ...]]:
-    """Readers of one tensor, in one phase, that read it in the same way."""
-    found: dict[Key, list[tuple[int, int]]] = {}
-    for i, op in enumerate(program.ops):
-        matmul = rules[i].matmul and op.name == "aten.einsum.default"
-        for j, t in enumerate(op.operands):
-            if not rules[i].needs(j):
-                continue
-            found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
-    for t in program.gradients.values():
-        found[t, "optimizer", "update"] = []
-    for t in program.outputs:
-        found[t, "output", "output"] = []
-    return {key: tuple(uses) for key, uses in found.items()}
-
-
-# The evaluator's view of gradients between the backward pass and the update: accumulators, reduce dtype, clipping.
-#
-# It recomputes from the program, the options and the cost model what lowering priced on nodes and edges of its own:
-#
-# - In a step of several microbatches a gradient is added to its accumulator where it is made: what arrives and the accumulator are
-#   read, the accumulator is written. What arrives is the gradient as made, or in the accumulator's layout and dtype if it had to be
-#   communicated first. The accumulator's own bytes stay for the whole step, and the reduction after the last microbatch works in
-#   them unless a device gets more than its part of them.
-# - A gradient that is communicated in another dtype than its own is read once and written once before; with a single microbatch
-#   it is held in that dtype until the update, so that it is converted even where nothing is communicated.
-# - The norm of all gradients is one f32, all-reduced over at least every axis that cuts an optimizer state.
-
-_GRADIENT = (ACCUMULATE, "optimizer")
-
-
 class GradientCheck:
-    """What happens to the gradients of one plan.
+    """What happens to the gradients of one plan between the backward pass and the update: accumulators, reduce dtype, clipping.
+
+    - In a step of several microbatches a gradient is added to its accumulator where it is made: what arrives and the accumulator are
+      read, the accumulator is written. What arrives is the gradient as made, or in the accumulator's layout and dtype if it had to be
+      communicated first. The accumulator's own bytes stay for the whole step, and the reduction after the last microbatch works in
+      them unless a device gets more than its part of them.
+    - A gradient that is communicated in another dtype than its own is read once and written once before; with a single microbatch
+      it is held in that dtype until the update, so that it is converted even where nothing is communicated.
+    - The norm of all gradients is one f32, all-reduced over at least every axis that cuts an optimizer state.
 
     Attributes:
         accumulates: a step has several microbatches.
@@ -984,29 +864,256 @@ class GradientCheck:
         return nanoseconds
 
 
-# A plan from outside, held against its model: priced anew, or refused because the model cannot run as it says.
-#
-# >>> evaluated(load_plan("plan.json"), program).total_ns
-# 383012345
-#
-# The evaluator takes a decision that is not legal for a mistake of ours (an InternalError), for it checks what solving has made. In a plan
-# that was read from a file it is the file's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetimes:
+    """Groups of readers and the ends of lives.
 
+    Times are op positions; the update runs at T, the number of ops; the step ends at T + 1; all lives are half-open.
 
-def evaluated(plan: Plan, program: Program) -> Evaluation:
-    """What a plan costs and needs by its model, its rules and its cluster.
+    - The readers of a tensor that share one reshard are those of one phase that read it in the same way. The reshard runs
+      just before the first of them. An op that needs only the shape of an operand is none of its readers. A use by a view op lasts as
+      long as the bytes that the view's result borrows.
+    - A tensor that a forward op or nobody made, with forward readers and later ones (backward, or the step's output), is *held*:
+      its own bytes end with its forward readers, what is kept of it stays until the last group of later readers has begun.
+    - What is held of a view as its op produced it is the storage that it lies in. Held tensors of one storage have it together, from
+      the end of its owner's own bytes (of the first member's, where the owner is not held) until none of them is needed.
+    - An identity that alone reads what an op has made, the place of a pin or a relay, takes over: what it hands on owns the bytes from one
+      past its time, as they are or copied, and the tensor before it ends there. Behind a view it is a view, and what is viewed lives on.
+    - The bytes of any other tensor end when the last group of its readers has begun. Sources stay for the whole step.
+    - If nothing but that last group (of a held tensor: the last of the forward and of the later ones) can have a use for them when it
+      begins, it takes them as they are, or they end with its reshard, before its first reader runs. So it is where all other groups have
+      ended, and a view's tensor has no other readers, nor is it held. What is held is kept all the same, from when the last forward reshard
+      has run, and so is a storage that several tensors share, until the later reader of each has run.
+    - What an expanded tensor repeats stays until the last of its readers is done, however they get it.
+    - With several microbatches the times are those of any one of them. A gradient then has a group of its own, "accumulate", that ends
+      with the addition, and the update's group starts from the accumulator, after the last microbatch.
 
-    Args:
-        program: the model's, with places for the plan's pins (:func:`solver_shard.runtime.apply.fitting`).
-
-    Raises:
-        InputError: the plan decides what the model cannot run; the message names the op, tensor or reshard.
+    Attributes:
+        end: of the step.
+        readers: (op position, operand index) of every group; none for optimizer and output.
+        first, stop: when the reshard of a group runs; one past the group's last use.
+        views: ops whose results have no bytes of their own.
+        places: identities that alone read what an op has made.
+        base_start, base_stop: when a tensor's own bytes begin and end; of tensors that ops make, and of all.
+        held_stop: when what is held of a tensor is no longer needed for any reshard; only of tensors that are held. Where the last group
+            takes it, that is its first reader, but for what lies in a storage that is shared.
+        taking: groups that take what is left of a tensor, or leave nothing of it.
+        storages: by owner, the held tensors that may lie in what it is, with the groups that view ops read on the way; where there
+            are several, or one that is a part, or the owner is a source.
     """
-    costs = CostModel(plan.mesh, plan.cluster, overlap=plan.options.overlap)
-    try:
-        return evaluate(plan, program, plan.options.rulebook(), costs)
-    except InternalError as error:
-        raise InputError(
-            f"{error}. It was made by {plan.provenance.tool or 'another tool'}, perhaps of another state, or was changed after it was "
-            "written; take it as solve wrote it, or solve again with the same options"
-        ) from None
+
+    end: int
+    readers: Mapping[Key, tuple[tuple[int, int], ...]]
+    first: Mapping[Key, int]
+    stop: Mapping[Key, int]
+    views: frozenset[int]
+    places: frozenset[int]
+    base_start: Mapping[int, int]
+    base_stop: Mapping[int, int]
+    held_stop: Mapping[int, int]
+    taking: frozenset[Key]
+    storages: Mapping[int, Mapping[int, tuple[Key, ...]]]
+
+    def later(self, key: Key) -> bool:
+        """Whether a group starts from what is held."""
+        return key[0] in self.held_stop and key[1] in LATER
+
+
+def find_lives(program: Program, rules: Sequence[Rule], *, accumulates: bool = False) -> Lifetimes:
+    """The groups of readers of every tensor and when bytes end; ``rules`` has one rule per op."""
+    found = _lifetimes(program, rules, accumulates, frozenset(), frozenset())
+    shared = frozenset(t for members in found.storages.values() for t in members)
+    return _lifetimes(program, rules, accumulates, _taking(program, found, shared), shared)
+
+
+def _readers(program: Program, rules: Sequence[Rule]) -> dict[Key, tuple[tuple[int, int], ...]]:
+    """Readers of one tensor, in one phase, that read it in the same way."""
+    found: dict[Key, list[tuple[int, int]]] = {}
+    for i, op in enumerate(program.ops):
+        matmul = rules[i].matmul and op.name == "aten.einsum.default"
+        for j, t in enumerate(op.operands):
+            if not rules[i].needs(j):
+                continue
+            found.setdefault((t, op.phase.value, "matmul" if matmul else op.name), []).append((i, j))
+    for t in program.gradients.values():
+        found[t, "optimizer", "update"] = []
+    for t in program.outputs:
+        found[t, "output", "output"] = []
+    return {key: tuple(uses) for key, uses in found.items()}
+
+
+def _lifetimes(program: Program, rules: Sequence[Rule], accumulates: bool, taking: frozenset[Key], shared: frozenset[int]) -> Lifetimes:
+    update = len(program.ops)
+    end = update + 1
+    readers = _readers(program, rules)
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    before = places(program)
+    views = {i for i, rule in enumerate(rules) if rule.view}
+    takers = {i for t, i in before.items() if made[t] not in views}
+    views -= takers
+    base_start = {t: i + (i in takers) for t, i in made.items()}
+    leaving = "optimizer"
+    if accumulates:  # what the producer has made is added up; only the sum goes to the update
+        leaving = ACCUMULATE
+        readers |= dict.fromkeys(((t, ACCUMULATE, ACCUMULATE) for t in program.gradients.values()), ())
+    summed = [key for key in readers if accumulates and key[1] == "optimizer"]
+    of_tensor: dict[int, list[Key]] = {}
+    for key in readers:
+        if key not in summed:
+            of_tensor.setdefault(key[0], []).append(key)
+    first = {key: min(i for i, _ in uses) if uses else made[key[0]] if key[1] == leaving else update for key, uses in readers.items()}
+    stop: dict[Key, int] = dict.fromkeys(summed, end)
+    base_stop: dict[int, int] = {}
+    held_stop: dict[int, int] = {}
+    for t in (*reversed(made), *program.sources()):  # what is viewed after its views
+        keys = of_tensor.get(t, [])
+        for key in keys:
+            stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
+            for i, _ in readers[key]:
+                stops.append(i + 1)
+                if i in views:
+                    stops += [base_stop[r] for r in program.ops[i].results]
+            stop[key] = max(stops)
+        later = [key for key in keys if key[1] in LATER]
+        early = [key for key in keys if key[1] not in LATER]
+        forward = t not in made or program.ops[made[t]].phase is Phase.FORWARD
+        held = forward and later and any(key[1] == "forward" for key in early)
+        begun = {key: stop[key] if readers[key] and _expanded(program, made, t) else first[key] + (key not in taking) for key in keys}
+        if held:
+            held_stop[t] = max(first[key] + 1 if t in shared and key in taking else begun[key] for key in later)
+        if t not in made:
+            base_stop[t] = end
+        elif before.get(t) in views:
+            base_stop[t] = base_stop[program.ops[before[t]].results[0]]
+        elif held:
+            base_stop[t] = max(first[key] if key in taking else stop[key] for key in early)
+        else:
+            base_stop[t] = max(begun.values(), default=base_start[t] + 1)
+    together: dict[int, dict[int, tuple[Key, ...]]] = {}
+    for t in held_stop:
+        owner, way = _viewed(program, views, made, readers, of_tensor, t)
+        if owner != t or t in made:
+            together.setdefault(owner, {})[t] = way
+    storages = {
+        owner: members
+        for owner, members in together.items()
+        if owner not in made or len(members) > 1 or any(program.tensors[t].numel != program.tensors[owner].numel for t in members)
+    }
+    return Lifetimes(
+        end=end,
+        readers=readers,
+        first=first,
+        stop=stop,
+        views=frozenset(views),
+        places=frozenset(before.values()),
+        base_start=base_start,
+        base_stop=base_stop,
+        held_stop=held_stop,
+        taking=taking,
+        storages=storages,
+    )
+
+
+def _taking(program: Program, lives: Lifetimes, shared: frozenset[int]) -> frozenset[Key]:
+    """The groups that nothing else outlives, by lives that have none yet."""
+    made = {t: i for i, op in enumerate(program.ops) for t in op.results}
+    keys: dict[int, list[Key]] = {}
+    for key in lives.readers:
+        if key[1] != "optimizer" or (key[0], ACCUMULATE, ACCUMULATE) not in lives.readers:  # whose group starts from the accumulator
+            keys.setdefault(key[0], []).append(key)
+
+    def unused(t: int, time: int) -> bool:
+        """Whether nothing reads at a time or later what a view is of, but for the view."""
+        if t not in made or made[t] not in lives.views:
+            return t in made
+        (x, *others), mine = program.ops[made[t]].operands, ((made[t], 0),)
+        alike = program.tensors[x].numel == program.tensors[t].numel
+        over = all(lives.readers[key] == mine or lives.stop[key] <= time for key in keys[x])
+        return not others and alike and x not in lives.held_stop and over and unused(x, time)
+
+    def owned(t: int, time: int) -> bool:
+        """Whether the group that reads what is viewed has the bytes, not what is viewed itself."""
+        x, mine = program.ops[made[t]].operands[0], ((made[t], 0),)
+        if program.ops[made[t]].name == IDENTITY and x in made and made[x] in lives.views:
+            return owned(x, time)  # a place behind a view hands it on
+        return lives.base_stop[x] < time or any(key in found and lives.readers[key] == mine for key in keys[x])
+
+    found: set[Key] = set()
+    for t in made:
+        if _expanded(program, made, t):
+            continue
+        held = t in lives.held_stop
+        for later in (False, True):
+            groups = [key for key in keys.get(t, ()) if lives.later(key) == later]
+            if not groups or (t in shared and not later):
+                continue
+            last = max(groups, key=lambda key: lives.first[key])
+            time, before_view = lives.first[last], any(i in lives.views and i in lives.places for i, _ in lives.readers[last])
+            # what is held may lie in what an update reads
+            over = all(lives.stop[key] <= time for key in (keys[t] if later else groups) if key != last)
+            if not lives.readers[last] or not over or before_view:
+                continue
+            if (t in shared and lives.stop[last] > time + 1) or (held and not later and lives.stop[last] >= lives.held_stop[t]):
+                continue
+            if later or made[t] not in lives.views or (owned(t, time) and unused(t, time)):
+                found.add(last)
+    return frozenset(found)
+
+
+def _viewed(
+    program: Program,
+    views: Collection[int],
+    made: Mapping[int, int],
+    readers: Mapping[Key, tuple[tuple[int, int], ...]],
+    of_tensor: Mapping[int, Sequence[Key]],
+    t: int,
+) -> tuple[int, tuple[Key, ...]]:
+    """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
+    way: list[Key] = []
+    while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
+        (x,) = program.ops[made[t]].operands
+        grows = program.tensors[t].numel > program.tensors[x].numel
+        merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
+        if merged or (grows and not _expanded(program, made, t)):
+            break
+        way.append(next(key for key in of_tensor[x] if (made[t], 0) in readers[key]))
+        t = x
+    return t, tuple(way)
+
+
+def _expanded(program: Program, made: Mapping[int, int], t: int) -> bool:
+    """Whether dims of a tensor are repeated without being written out."""
+    return distinct_shape(program, made, t) != program.tensors[t].shape
+
+
+def distinct_shape(program: Program, made: Mapping[int, int], t: int) -> tuple[int, ...]:
+    """A tensor's shape, with 1 for dims that are repeated without being written out."""
+    whole = program.tensors[t].shape
+    while t in made and program.ops[made[t]].name == IDENTITY:
+        (t,) = program.ops[made[t]].operands
+    if t not in made or program.ops[made[t]].name != "aten.expand.default":
+        return whole
+    before = program.tensors[program.ops[made[t]].operands[0]].shape
+    return (1,) * (len(whole) - len(before)) + before
+
+
+class MemoryProfile:
+    """Bytes per device over time, by category, filled life after life."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.change = {category: np.zeros(end + 1, dtype=np.int64) for category in CATEGORIES}
+        self.lives: list[tuple[int, str, int, int, int]] = []
+
+    def add(self, t: int, category: str, start: int, stop: int, nbytes: int) -> Life:
+        """Own bytes of a tensor from start to stop; nothing if that is not later. The life as plans state it."""
+        if start >= stop:
+            return stop, stop, 0
+        self.change[category][start] += nbytes
+        self.change[category][stop] -= nbytes
+        self.lives.append((t, category, start, stop, nbytes))
+        return start, stop, nbytes
+
+    def series(self) -> dict[str, tuple[int, ...]]:
+        """Bytes at each time from 0 to the end."""
+        return {category: tuple(np.cumsum(change)[: self.end].tolist()) for category, change in self.change.items()}

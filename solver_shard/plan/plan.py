@@ -62,7 +62,7 @@ class PlannedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
+class OpCollective:
     """One collective inside an op's implementation, or of gradient clipping.
 
     Attributes:
@@ -107,12 +107,12 @@ class PlannedOp:
     nanoseconds: int
     source: Literal["table", "user", "family", "dtensor", "unproven", "fallback"] = "table"
     implementation: str = ""
-    collectives: tuple[Inside, ...] = ()
+    collectives: tuple[OpCollective, ...] = ()
     recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReshardStep:
     """One collective of a transition.
 
     Attributes:
@@ -164,7 +164,7 @@ class Reshard:
     source: Layout
     layout: Layout
     copy: bool
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ReshardStep, ...] = ()
     bucket: int = 1
     traffic_ns: int = 0
     nanoseconds: int = 0
@@ -199,10 +199,12 @@ class Collective:
     index: int = 0
 
 
-def collectives_of(ops: Iterable[PlannedOp], reshards: Iterable[Reshard], clip: Inside | None, microbatches: int) -> Iterator[Collective]:
+def collectives_of(
+    ops: Iterable[PlannedOp], reshards: Iterable[Reshard], clip: OpCollective | None, microbatches: int
+) -> Iterator[Collective]:
     """All that a step runs: those of reshards, inside ops, and of gradient clipping."""
 
-    def made(found: Step | Inside, runs: int, **where: int) -> Collective:
+    def made(found: ReshardStep | OpCollective, runs: int, **where: int) -> Collective:
         return Collective(kind=found.kind, axes=found.axes, nbytes=found.nbytes, nanoseconds=found.nanoseconds, runs=runs, **where)
 
     for r, reshard in enumerate(reshards):
@@ -217,7 +219,7 @@ def collectives_of(ops: Iterable[PlannedOp], reshards: Iterable[Reshard], clip: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class SavedTensor:
     """What is kept of a tensor between its forward readers and later ones.
 
     Attributes:
@@ -238,7 +240,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class MemoryEntry:
     """One entry of what fills the memory at the peak."""
 
     name: str
@@ -264,7 +266,7 @@ class MemoryTimeline:
     peak_time: int
     peak_op: str
     at_peak: Mapping[str, int]
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryEntry, ...] = ()
     times: tuple[int, ...] = ()
     series: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -275,7 +277,7 @@ class MemoryTimeline:
         *,
         limit: int,
         ops: Sequence[PlannedOp],
-        holders: Sequence[Holder] = (),
+        holders: Sequence[MemoryEntry] = (),
     ) -> MemoryTimeline:
         """From one total per category and time: finds the peak and keeps only the times at which something changes.
 
@@ -331,7 +333,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class SearchEvent:
     """A moment of the solve at which the best plan or the bound became better.
 
     Attributes:
@@ -379,7 +381,7 @@ class Certificate:
     work: float
     stages: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    history: tuple[Moment, ...] = field(default=(), metadata=MAY_LACK)
+    history: tuple[SearchEvent, ...] = field(default=(), metadata=MAY_LACK)
     ended: Literal["limit", "search"] | None = field(default=None, metadata=MAY_LACK)
 
 
@@ -422,8 +424,8 @@ class Plan:
     outputs: tuple[int, ...]
     gradients: Mapping[str, int]
     reshards: tuple[Reshard, ...]
-    holds: tuple[Hold, ...]
-    clip: Inside | None = None
+    holds: tuple[SavedTensor, ...]
+    clip: OpCollective | None = None
     memory: MemoryTimeline
     costs: Costs
     certificate: Certificate

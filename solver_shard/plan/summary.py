@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from solver_shard.costs.buckets import launch_of
 from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout
 from solver_shard.options import Options
-from solver_shard.plan.plan import Collective, Hold, MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
-from solver_shard.program import module_outputs
+from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.plan import Collective, MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, matching, shorten, suggestion, table, template, text_of
 
 MAX_PARAMETERS = 24
@@ -78,19 +79,6 @@ def purpose_of(plan: Plan, reshard: Reshard) -> str:
     if plan.tensors[reshard.tensor].role == "parameter":
         return "parameter gathers"
     return f"activations, {reshard.purpose}"
-
-
-def places_of(plan: Plan) -> Callable[[Reshard], str]:
-    """Where a reshard is, for people: the parameter (of a gradient too), a source or an output by name, else the module that makes it."""
-    parameters = {gradient: name for name, gradient in plan.gradients.items()}
-    makers = {t: op.module or op.name for op in plan.ops for t in op.results}
-
-    def place(reshard: Reshard) -> str:
-        tensor = plan.tensors[reshard.tensor]
-        stored = tensor.role in ("parameter", "buffer", "input") or reshard.purpose == "output"
-        return parameters.get(reshard.tensor) or (tensor.name if stored else makers.get(reshard.tensor, tensor.name))
-
-    return place
 
 
 def problem_text(plan: Plan) -> str:
@@ -217,8 +205,6 @@ def _tensor_rows(plan: Plan, tensors: Iterable[tuple[str, PlannedTensor, Layout]
 
 def local_nbytes(plan: Plan, shape: tuple[int, ...], dtype: str, layout: Layout) -> int:
     """Bytes on the device that holds most."""
-    from solver_shard.program import DTYPE_BYTES
-
     return math.prod(layout.local_shape(shape, plan.mesh.shape)) * DTYPE_BYTES[dtype]
 
 
@@ -262,15 +248,14 @@ def baked_in(plan: Plan) -> list[str]:
 
 def _activations(plan: Plan) -> list[str]:
     """The largest module outputs, with the layouts that their forward readers get where these differ."""
-    forward = [op for op in plan.ops if op.phase == "forward"]
+    index = PlanIndex(plan)
     copies: dict[int, list[Layout]] = {}
     for reshard in plan.reshards:
         if reshard.purpose in ("forward", "output") and reshard.copy and reshard.layout not in copies.setdefault(reshard.tensor, []):
             copies[reshard.tensor].append(reshard.layout)
-    named = output_names(module_outputs(forward, plan.outputs))
-    produced = {t: layout for op in forward for t, layout in zip(op.results, op.result_layouts, strict=True)}
     items = [
-        (name, (plan.tensors[t].shape, plan.tensors[t].dtype, produced[t], tuple(copies.get(t, ())))) for t, name in sorted(named.items())
+        (name, (plan.tensors[t].shape, plan.tensors[t].dtype, index.layout(t), tuple(copies.get(t, ()))))
+        for t, name in sorted(index.output_names.items())
     ]
     folded = []
     for name, (shape, dtype, layout, read), count in fold_items(items):
@@ -285,20 +270,8 @@ def _activations(plan: Plan) -> list[str]:
     return [*lines, *_more(folded, MAX_ACTIVATIONS, "the smaller ones")]
 
 
-def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:
-    """Every module output by its innermost module; numbered where a module has several that no inner one names."""
-    innermost: dict[int, str] = {}
-    for path in sorted(outputs, key=lambda path: -path.count(".")):
-        for t in outputs[path]:
-            innermost.setdefault(t, path)
-    shared: dict[str, list[int]] = {}
-    for t, path in sorted(innermost.items()):
-        shared.setdefault(path, []).append(t)
-    return {t: path if len(found) == 1 else f"{path}:out.{k}" for path, found in shared.items() for k, t in enumerate(found)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectiveTotals:
     """The collectives of one purpose, kind and group of mesh axes, over one step.
 
     Attributes:
@@ -319,14 +292,14 @@ class Collected:
     where: tuple[str, ...]
 
 
-def collected(plan: Plan) -> list[Collected]:
+def collected(plan: Plan) -> list[CollectiveTotals]:
     """All collectives of a step, by purpose in the order of ``PURPOSES`` and then by time, the longest first."""
-    place = places_of(plan)
+    index = PlanIndex(plan)
     found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, int, int, str]]] = {}
     launches: dict[tuple[str, str, tuple[str, ...]], dict[Hashable, int]] = {}
     for c in plan.collectives():
         where = CLIPPED if c.op is None else plan.ops[c.op].module or plan.ops[c.op].name
-        where = where if c.reshard is None else place(plan.reshards[c.reshard])
+        where = where if c.reshard is None else index.place(plan.reshards[c.reshard])
         row = (purpose_of_collective(plan, c), c.kind, tuple(plan.mesh.joined(c.axes)))
         found.setdefault(row, []).append((c.runs, c.nanoseconds, c.nbytes, where))
         if c.reshard is not None:
@@ -341,7 +314,7 @@ def collected(plan: Plan) -> list[Collected]:
         launched = launches.get((purpose, kind, axes))
         count = sum(n for n, _, _, _ in steps)
         rows.append(
-            Collected(
+            CollectiveTotals(
                 purpose=purpose,
                 kind=kind,
                 axes=axes,
@@ -516,7 +489,7 @@ def find(plan: Plan, pattern: str) -> list[int]:
     found = matching(pattern, names)
     if found:
         return found
-    outputs = module_outputs([op for op in plan.ops if op.phase == "forward"], plan.outputs)
+    outputs = PlanIndex(plan).module_outputs
     held: dict[str, list[int]] = {}
     for t, tensor in enumerate(plan.tensors):
         if tensor.role in ("parameter", "buffer"):
@@ -533,12 +506,12 @@ def find(plan: Plan, pattern: str) -> list[int]:
 
 def lookup(plan: Plan, pattern: str) -> str:
     """Text about the matching tensors; those that differ only in numbers share one entry."""
-    around = _around(plan)
+    index = PlanIndex(plan)
     found = {plan.tensors[t].name: t for t in find(plan, pattern)}
-    entries = [(name, _entry(plan, t, around, template)) for name, t in found.items()]
+    entries = [(name, _entry(index, t, template)) for name, t in found.items()]
     blocks = []
     for name, lines, count in fold_items(entries):
-        head, *rest = lines if count > 1 else _entry(plan, found[name], around, str)
+        head, *rest = lines if count > 1 else _entry(index, found[name], str)
         blocks.append(text_of([f"{name}  {head}{f' x{count}' if count > 1 else ''}", *rest]))
     legend = [sub_axes(plan)] if plan.mesh.splits else []
     return "\n".join([*map(printable, legend), *blocks])
@@ -546,59 +519,39 @@ def lookup(plan: Plan, pattern: str) -> str:
 
 def lookup_json(plan: Plan, pattern: str) -> str:
     """The same as JSON: one object per tensor, nothing folded."""
-    around = _around(plan)
+    index = PlanIndex(plan)
     found: list[dict[str, Any]] = []
     for t in find(plan, pattern):
         tensor = plan.tensors[t]
-        op = around.producers.get(t)
+        op = index.makers.get(t)
         found.append(
             {
                 **encode(tensor),
                 "local_shape": list(tensor.layout.local_shape(tensor.shape, plan.mesh.shape)),
                 "producer": None if op is None else {"op": op, "name": plan.ops[op].name, "module": plan.ops[op].module},
-                "reshards": [encode(reshard) for reshard in around.reshards.get(t, ())],
-                "holds": [encode(hold) for hold in around.holds.get(t, ())],
+                "reshards": [encode(reshard) for reshard in index.reshards.get(t, ())],
+                "holds": [encode(hold) for hold in index.saved.get(t, ())],
             }
         )
     return json.dumps(found, indent=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Around:
-    """By tensor: the op that makes it, its reshards, and what is held of it."""
-
-    producers: dict[int, int]
-    reshards: dict[int, list[Reshard]]
-    holds: dict[int, list[Hold]]
-
-
-def _around(plan: Plan) -> _Around:
-    reshards: dict[int, list[Reshard]] = {}
-    for reshard in plan.reshards:
-        reshards.setdefault(reshard.tensor, []).append(reshard)
-    holds: dict[int, list[Hold]] = {}
-    for hold in plan.holds:
-        holds.setdefault(hold.tensor, []).append(hold)
-    producers = {t: i for i, op in enumerate(plan.ops) for t in op.results}
-    return _Around(producers=producers, reshards=reshards, holds=holds)
-
-
-def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> tuple[str, ...]:
+def _entry(index: PlanIndex, t: int, show: Callable[[str], str]) -> tuple[str, ...]:
     """Lines about one tensor without its name and without positions, so that copies of a layer can be folded.
 
     ``show`` turns module paths into text: ``template`` where entries are to be folded.
     """
-    tensor = plan.tensors[t]
+    plan, tensor = index.plan, index.plan.tensors[t]
     local = format_bytes(local_nbytes(plan, tensor.shape, tensor.dtype, tensor.layout))
     state = f", optimizer state {tensor.state}" if tensor.state not in (None, tensor.layout) else ""
     lines = [f"{tensor.layout.format(tensor.shape, tensor.dtype)}  ({tensor.role}, {local} per device{state})"]
-    if t in around.producers:
-        op = plan.ops[around.producers[t]]
+    if t in index.makers:
+        op = plan.ops[index.makers[t]]
         chosen = ", ".join(f"{axis}: {name}" for axis, name in zip(plan.mesh.names, op.strategy, strict=True))
         lines.append(
             f"  made by {op.name} in {show(op.module) or 'the model'} ({op.phase}), strategy {chosen}, {format_ns(op.nanoseconds)}"
         )
-    for reshard in around.reshards.get(t, ()):
+    for reshard in index.reshards.get(t, ()):
         if reshard.purpose == "update" and not reshard.copy:
             continue
         readers = sorted({f"{plan.ops[i].name} in {show(plan.ops[i].module) or 'the model'}" for i, _ in reshard.readers})
@@ -608,7 +561,7 @@ def _entry(plan: Plan, t: int, around: _Around, show: Callable[[str], str]) -> t
         lines.append(
             line + (f"; for {', '.join(readers[:3])}{f', +{len(readers) - 3} more' if len(readers) > 3 else ''}" if readers else "")
         )
-    for hold in around.holds.get(t, ()):
+    for hold in index.saved.get(t, ()):
         if hold.nbytes:
             copied = "as produced" if hold.reshard is None else f"the copy for forward {plan.reshards[hold.reshard].family}"
             lines.append(f"  kept      {hold.layout}, {copied}, until the backward pass or the end ({format_bytes(hold.nbytes)})")

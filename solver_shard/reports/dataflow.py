@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from solver_shard.layout import Layout
+from solver_shard.plan.index import PlanIndex
 from solver_shard.plan.plan import Plan, PlannedOp, Reshard
 from solver_shard.plan.summary import local_nbytes
 from solver_shard.reports.tensors import chips, short_op, summary, title
@@ -119,8 +120,8 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
     groups = _groups(plan, positions, moved)
     group_of = {i: g for g, group in enumerate(groups) for i in group.ops}
     producer = {t: group_of[i] for i in positions for t in plan.ops[i].results}
-    made = {t: layout for op in plan.ops for t, layout in zip(op.results, op.result_layouts, strict=True)}
-    way_in = _ways_in(plan, positions, producer)
+    index = PlanIndex(plan)
+    way_in = _ways_in(index, positions, producer)
     sketch = _Sketch()
     ops = [sketch.box(**_op_box(plan, group, name, entry_of, {*producer, *way_in})) for group in groups]
     tensors: dict[int, tuple[int, int | None]] = {}
@@ -128,7 +129,7 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
 
     def tensor_at(t: int) -> tuple[int, int | None]:
         if t not in tensors:
-            told = _tensor_box(plan, t, made.get(t, plan.tensors[t].layout), name, entry_of, outside=t not in producer)
+            told = _tensor_box(plan, t, index.layout(t), name, entry_of, outside=t not in producer)
             if t in producer:
                 outs = sketch.boxes[ops[producer[t]]]["outs"]
                 outs.append(told)
@@ -165,15 +166,15 @@ def _sketch(plan: Plan, positions: Sequence[int], name: str, entry_of: Sequence[
     return sketch
 
 
-def _ways_in(plan: Plan, positions: Sequence[int], producer: dict[int, int]) -> set[int]:
+def _ways_in(index: PlanIndex, positions: Sequence[int], producer: dict[int, int]) -> set[int]:
     """The largest of the tensors that the ops read, the same phase makes elsewhere, and no parameter or input is."""
+    plan, makers = index.plan, index.makers
     phase = plan.ops[positions[0]].phase
-    makers = {t: op for op in plan.ops for t in op.results}
     found = dict.fromkeys(t for i in positions for t in plan.ops[i].operands if t not in producer and t in makers)
     sizes = {
         t: local_nbytes(plan, plan.tensors[t].shape, plan.tensors[t].dtype, plan.tensors[t].layout)
         for t in found
-        if makers[t].phase == phase
+        if plan.ops[makers[t]].phase == phase
     }
     largest = max(sizes.values(), default=0)
     return {t for t, size in sizes.items() if size == largest}
@@ -303,7 +304,7 @@ def _drawn(sketch: _Sketch) -> dict[str, Any]:
     for box in sketch.boxes:
         _arrange(box)
     edges = list(sketch.edges)
-    drawing = draw([Box(box["width"], box["height"]) for box in sketch.boxes], [(start, end) for start, end, _ in edges])
+    drawing = draw([DrawnBox(box["width"], box["height"]) for box in sketch.boxes], [(start, end) for start, end, _ in edges])
     nodes = [
         {**box, "id": k, "x": round(x - box["width"] / 2, 1), "y": round(y - box["height"] / 2, 1)}
         for k, (box, (x, y)) in enumerate(zip(sketch.boxes, drawing.places, strict=True))
@@ -371,7 +372,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 # barycentres in alternating sweeps; then every layer is placed by least squares under its order (isotonic regression by pooling adjacent
 # violators), which keeps lines straight where there is room. Deterministic: ties keep the order given.
 #
-# >>> drawn = draw([Box(40, 20), Box(40, 20)], [(0, 1)])
+# >>> drawn = draw([DrawnBox(40, 20), DrawnBox(40, 20)], [(0, 1)])
 # >>> drawn.places
 # ((20.0, 10.0), (20.0, 52.0))
 
@@ -380,7 +381,7 @@ SWEEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class DrawnBox:
     """Size of a node, in the drawing's units."""
 
     width: float
@@ -403,7 +404,7 @@ class Drawing:
     lines: tuple[tuple[tuple[float, float], ...], ...]
 
 
-def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float = 14, rise: float = 18) -> Drawing:
+def draw(boxes: Sequence[DrawnBox], edges: Sequence[tuple[int, int]], *, gap: float = 14, rise: float = 18) -> Drawing:
     """Lay the graph out.
 
     Args:
@@ -420,7 +421,7 @@ def draw(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], *, gap: float =
         chain = [start]
         for level in range(layers[start] + 1, layers[end]):
             chain.append(len(sizes))
-            sizes.append(Box(6, 0))
+            sizes.append(DrawnBox(6, 0))
             levels.append(level)
         chains.append([*chain, end])
     above: list[list[int]] = [[] for _ in sizes]
@@ -511,7 +512,7 @@ def _placed(
     rows: Sequence[Sequence[int]],
     above: Sequence[Sequence[int]],
     below: Sequence[Sequence[int]],
-    sizes: Sequence[Box],
+    sizes: Sequence[DrawnBox],
     gap: float,
     passing: Sequence[Sequence[int]],
 ) -> list[float]:
@@ -544,7 +545,7 @@ def _placed(
     return [round(value - left, 1) for value in x]
 
 
-def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[Box], gap: float) -> None:
+def _settle(row: Sequence[int], wanted: Sequence[tuple[float, float]], x: list[float], sizes: Sequence[DrawnBox], gap: float) -> None:
     """Put a row's nodes as near to the wanted (centre, weight) pairs as their order and the gaps allow."""
     offsets = [0.0]
     for a, b in itertools.pairwise(row):

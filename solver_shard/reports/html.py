@@ -27,7 +27,7 @@ from solver_shard.plan.summary import PURPOSES, collected, headline, holders, ke
 from solver_shard.reports.charts import history_chart, memory_chart
 from solver_shard.reports.dataflow import layer_graphs
 from solver_shard.reports.modules import module_tree
-from solver_shard.reports.studies import Asked, Compared, comparison_table, prices_by_entry, sweep_chart
+from solver_shard.reports.studies import Compared, PricedQuestion, comparison_table, prices_by_entry, sweep_chart
 from solver_shard.reports.tensors import chips, picture, tensor_entries, title
 from solver_shard.text import fold_members, format_bytes, format_ns, number_parts, shorten
 
@@ -42,7 +42,7 @@ def html(
     *,
     comparison: Compared | None = None,
     sweep: Sweep | None = None,
-    asked: Sequence[Asked] = (),
+    asked: Sequence[PricedQuestion] = (),
 ) -> str:
     """The page.
 

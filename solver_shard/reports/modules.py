@@ -14,9 +14,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from solver_shard.plan.index import PlanIndex
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.plan.summary import places_of
-from solver_shard.program import module_outputs
 from solver_shard.reports.tensors import chips, summary
 from solver_shard.text import fold_members, template
 
@@ -52,12 +51,11 @@ def module_tree(plan: Plan, entry_of: Sequence[int]) -> dict[str, Any]:
     the step), all of it and its children, all copies; parameters and outputs (entry, name, chips); children; ops (how many of its own).
     Collectives belong to the parameter that they gather or whose gradient they reduce, else to the module whose result they move.
     """
-    root = _Module(path="")
-    _fill(plan, root)
-    outputs = module_outputs([op for op in plan.ops if op.phase == "forward"], plan.outputs)
+    root, index = _Module(path=""), PlanIndex(plan)
+    _fill(index, root)
     signatures: dict[str, Hashable] = {}
     _sign(plan, root, signatures)
-    return _node(plan, [root], plan.name, _Context(plan, entry_of, outputs, signatures))
+    return _node(plan, [root], plan.name, _Context(plan, entry_of, index.module_outputs, signatures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,9 @@ class _Context:
     signatures: dict[str, Hashable]
 
 
-def _fill(plan: Plan, root: _Module) -> None:
+def _fill(index: PlanIndex, root: _Module) -> None:
     """Modules in the order of their first parameter or op, with costs of their own."""
+    plan = index.plan
 
     def at(path: str) -> _Module:
         module = root
@@ -103,10 +102,9 @@ def _fill(plan: Plan, root: _Module) -> None:
                 module.forward_ns += runs * op.nanoseconds
             else:
                 module.backward_ns += runs * op.nanoseconds
-    place = places_of(plan)
 
     def home(reshard: Reshard) -> _Module:
-        owner = place(reshard)
+        owner = index.place(reshard)
         return modules.get(tensor_module.get(owner, owner), root)
 
     for reshard in plan.reshards:

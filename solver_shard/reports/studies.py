@@ -276,7 +276,7 @@ MAX_PRICES_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PricedAlternative:
     """One alternative: its layout or strategy, and its price in words."""
 
     label: str
@@ -284,7 +284,7 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PricedQuestion:
     """The alternatives of one question.
 
     Attributes:
@@ -294,10 +294,10 @@ class Asked:
 
     about: tuple[str, ...]
     of: str
-    prices: tuple[Priced, ...]
+    prices: tuple[PricedAlternative, ...]
 
 
-def read_prices(path: str | os.PathLike[str]) -> Asked:
+def read_prices(path: str | os.PathLike[str]) -> PricedQuestion:
     """Read what ``explain --json`` wrote.
 
     Raises:
@@ -315,8 +315,8 @@ def read_prices(path: str | os.PathLike[str]) -> Asked:
         objective = _whole(data["now"]["objective"])
         show = format_bytes if data["unit"] == "memory" else format_ns
         found = [data["instead"], *data["alternatives"], *data["others"]]
-        prices = tuple(Priced(label=_text(p["label"]), text=_price(p, show, objective)) for p in found if p is not None)
-        return Asked(about=tuple(_text(name) for name in data["about"]), of=_text(data["of"]), prices=prices)
+        prices = tuple(PricedAlternative(label=_text(p["label"]), text=_price(p, show, objective)) for p in found if p is not None)
+        return PricedQuestion(about=tuple(_text(name) for name in data["about"]), of=_text(data["of"]), prices=prices)
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: not an explanation with prices: {type(error).__name__} {error}; {hint}") from None
 
@@ -351,7 +351,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def prices_by_entry(asked: Sequence[Asked], entries: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, str]]]:
+def prices_by_entry(asked: Sequence[PricedQuestion], entries: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, str]]]:
     """Entry to the prices asked about its tensors, by the folded name or by one of the names that it stands for."""
     position = {name: entry["id"] for entry in entries for name in (*entry["members"], entry["name"])}
     found: dict[int, list[dict[str, str]]] = {}

@@ -15,8 +15,10 @@ from typing import Any
 from solver_shard.analysis.explanation import Show, readers_text, step_purpose
 from solver_shard.layout import Layout, Placement
 from solver_shard.mesh import Mesh
-from solver_shard.plan.plan import Hold, Plan, PlannedOp, Reshard
+from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.plan import Plan, PlannedOp, Reshard, SavedTensor
 from solver_shard.plan.summary import local_nbytes
+from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_members, template
 
 _LAST = re.compile(r"\.([0-9]+)\Z")
@@ -45,20 +47,19 @@ def tensor_entries(plan: Plan) -> tuple[list[dict[str, Any]], list[int]]:
     Tensors share one where they differ in numbers of their names alone: shape, layouts, the op that makes them, every move and
     what is kept of them agree.
     """
-    around = _Around(plan)
-    keys: list[tuple[str, Hashable]] = [(tensor.name, _key(plan, t, around)) for t, tensor in enumerate(plan.tensors)]
-    position = {tensor.name: t for t, tensor in enumerate(plan.tensors)}
+    index = PlanIndex(plan)
+    keys: list[tuple[str, Hashable]] = [(tensor.name, _key(index, t)) for t, tensor in enumerate(plan.tensors)]
     entries: list[dict[str, Any]] = []
     entry_of = [0] * len(plan.tensors)
-    folded = sorted(fold_members(keys), key=lambda item: position[item[2][0]])
+    folded = sorted(fold_members(keys), key=lambda item: index.positions[item[2][0]])
     for name, _, members in folded:
         for member in members:
-            entry_of[position[member]] = len(entries)
+            entry_of[index.positions[member]] = len(entries)
         entries.append({"id": len(entries), "name": name, "count": len(members), "members": members})
     pictures: dict[Hashable, dict[str, Any]] = {}
     for entry in entries:
-        t = position[entry["members"][0]]
-        entry.update(_entry(plan, t, around, entry_of, folds=entry["count"] > 1))
+        t = index.positions[entry["members"][0]]
+        entry.update(_entry(index, t, entry_of, folds=entry["count"] > 1))
         tensor = plan.tensors[t]
         where = (tensor.layout, tensor.shape)
         if where not in pictures:
@@ -67,46 +68,29 @@ def tensor_entries(plan: Plan) -> tuple[list[dict[str, Any]], list[int]]:
     return entries, entry_of
 
 
-class _Around:
-    """By tensor: the op that makes it, its reshards, and what is held of it; by parameter its gradient, and back."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.producers: dict[int, tuple[int, int]] = {t: (i, k) for i, op in enumerate(plan.ops) for k, t in enumerate(op.results)}
-        self.reshards: dict[int, list[Reshard]] = {}
-        self.holds: dict[int, list[Hold]] = {}
-        positions = {tensor.name: t for t, tensor in enumerate(plan.tensors)}
-        self.gradient = {positions[name]: gradient for name, gradient in plan.gradients.items()}
-        self.parameter = {gradient: parameter for parameter, gradient in self.gradient.items()}
-        for reshard in plan.reshards:
-            self.reshards.setdefault(reshard.tensor, []).append(reshard)
-        for hold in plan.holds:
-            self.holds.setdefault(hold.tensor, []).append(hold)
-
-
-def _key(plan: Plan, t: int, around: _Around) -> Hashable:
+def _key(index: PlanIndex, t: int) -> Hashable:
     """All that an entry says, with the numbers in module paths out of it."""
-    tensor = plan.tensors[t]
+    plan, tensor = index.plan, index.plan.tensors[t]
     last = _LAST.search(tensor.name)
     made: Hashable = None
-    if t in around.producers:
-        op = plan.ops[around.producers[t][0]]
+    if t in index.makers:
+        op = plan.ops[index.makers[t]]
         made = (op.name, template(op.module), op.phase, op.strategy, op.nanoseconds, op.implementation, op.collectives, op.recompute)
     moves = tuple(
         (r.purpose, r.family, r.source, r.layout, r.copy, r.steps, r.bucket, r.nanoseconds, r.nbytes, readers_text(plan, r, template))
-        for r in around.reshards.get(t, ())
+        for r in index.reshards.get(t, ())
     )
-    kept = tuple((h.layout, h.nbytes, h.reshard is None) for h in around.holds.get(t, ()))
+    kept = tuple((h.layout, h.nbytes, h.reshard is None) for h in index.saved.get(t, ()))
     # a number at the end counts the results of one module: x.mul.1 and x.mul.2 are not copies of each other
     return (last[1] if last else None, tensor.shape, tensor.dtype, tensor.role, tensor.layout, tensor.state, made, moves, kept)
 
 
-def _entry(plan: Plan, t: int, around: _Around, entry_of: Sequence[int], *, folds: bool) -> dict[str, Any]:
-    tensor = plan.tensors[t]
+def _entry(index: PlanIndex, t: int, entry_of: Sequence[int], *, folds: bool) -> dict[str, Any]:
+    plan, tensor = index.plan, index.plan.tensors[t]
     show: Show = template if folds else str
     made = None
-    if t in around.producers:
-        i, k = around.producers[t]
-        op = plan.ops[i]
+    if t in index.makers:
+        op = plan.ops[index.makers[t]]
         made = {
             "op": op.name,
             "module": show(op.module) or "the model",
@@ -117,7 +101,7 @@ def _entry(plan: Plan, t: int, around: _Around, entry_of: Sequence[int], *, fold
                 {"entry": entry_of[operand], "chips": chips(layout, plan.mesh)}
                 for operand, layout in zip(op.operands, op.operand_layouts, strict=True)
             ],
-            "layout": chips(op.result_layouts[k], plan.mesh),
+            "layout": chips(index.layout(t), plan.mesh),
             "ns": op.nanoseconds,
             "source": op.source,
             "implementation": op.implementation,
@@ -145,16 +129,14 @@ def _entry(plan: Plan, t: int, around: _Around, entry_of: Sequence[int], *, fold
         "whole_bytes": _whole(plan, t),
         "state": chips(tensor.state, plan.mesh) if tensor.state is not None and tensor.state != tensor.layout else None,
         "made": made,
-        "moves": [_move(plan, r, show) for r in around.reshards.get(t, ()) if r.copy or r.purpose != "update"],
-        "kept": [_kept(plan, hold) for hold in around.holds.get(t, ()) if hold.nbytes],
-        "gradient": None if t not in around.gradient else entry_of[around.gradient[t]],
-        "parameter": None if t not in around.parameter else entry_of[around.parameter[t]],
+        "moves": [_move(plan, r, show) for r in index.reshards.get(t, ()) if r.copy or r.purpose != "update"],
+        "kept": [_kept(plan, hold) for hold in index.saved.get(t, ()) if hold.nbytes],
+        "gradient": None if t not in index.gradients else entry_of[index.gradients[t]],
+        "parameter": None if t not in index.parameters else entry_of[index.parameters[t]],
     }
 
 
 def _whole(plan: Plan, t: int) -> int:
-    from solver_shard.program import DTYPE_BYTES
-
     return math.prod(plan.tensors[t].shape) * DTYPE_BYTES[plan.tensors[t].dtype]
 
 
@@ -187,7 +169,7 @@ def _move(plan: Plan, reshard: Reshard, show: Show) -> dict[str, Any]:
     }
 
 
-def _kept(plan: Plan, hold: Hold) -> dict[str, Any]:
+def _kept(plan: Plan, hold: SavedTensor) -> dict[str, Any]:
     copied = "as produced" if hold.reshard is None else f"the copy made for forward {plan.reshards[hold.reshard].family}"
     return {"chips": chips(hold.layout, plan.mesh), "how": copied, "bytes": hold.nbytes}
 

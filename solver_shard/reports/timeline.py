@@ -35,9 +35,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from solver_shard.files import write_whole
+from solver_shard.plan.index import PlanIndex
 from solver_shard.plan.io import check_times
-from solver_shard.plan.plan import Inside, Plan, PlannedOp, Reshard
-from solver_shard.plan.summary import CLIPPED, places_of, purpose_of
+from solver_shard.plan.plan import OpCollective, Plan, PlannedOp, Reshard
+from solver_shard.plan.summary import CLIPPED, purpose_of
 from solver_shard.text import format_ns
 
 Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
@@ -100,7 +101,7 @@ def timeline(plan: Plan) -> Timeline:
         InputError: the parts of the plan do not add up to its costs, see ``plan.figures``.
     """
     check_times(plan)
-    return _Walk(plan).run()
+    return _TimelineBuilder(plan).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class _Hidden:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _OpSpan:
     """What an op takes with the reshards around it."""
 
     op: PlannedOp
@@ -132,10 +133,10 @@ class _Block:
     stop: int
 
 
-class _Walk:
+class _TimelineBuilder:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.count = plan, plan.options.microbatches
-        self.place = places_of(plan)
+        self.index = PlanIndex(plan)
         self.now = 0
         self.chains = itertools.count()
         self.slices: list[Slice] = []
@@ -162,9 +163,8 @@ class _Walk:
 
     def _order(self) -> None:
         """Which op each reshard runs before or after."""
-        maker = {t: i for i, op in enumerate(self.plan.ops) for t in op.results}
         for reshard in self.plan.reshards:
-            made = maker.get(reshard.tensor)
+            made = self.index.makers.get(reshard.tensor)
             if not reshard.steps and not reshard.traffic_ns:
                 continue
             if reshard.purpose == "update":
@@ -202,7 +202,7 @@ class _Walk:
     # One microbatch, those between the first and the last, the update
 
     def _microbatch(self, number: int) -> None:
-        start, blocks = self.now, list[_Block]()
+        start, blocks = self.now, list[_OpSpan]()
         for i, op in enumerate(self.plan.ops):
             begin = self.now
             self._remember(i)
@@ -215,7 +215,7 @@ class _Walk:
             for reshard in self.after.get(i, ()):
                 self._reshard(reshard)
             if self.now > begin:
-                blocks.append(_Block(op=op, start=begin, stop=self.now))
+                blocks.append(_OpSpan(op=op, start=begin, stop=self.now))
         for reshard in self.ending:
             self._reshard(reshard)
         if self.count > 1:
@@ -254,13 +254,13 @@ class _Walk:
             self._reshard(reshard)
         self._add(PHASES, "phase", "update", start)
 
-    def _phases(self, blocks: Sequence[_Block]) -> None:
+    def _phases(self, blocks: Sequence[_OpSpan]) -> None:
         runs = [list(run) for _, run in itertools.groupby(blocks, key=lambda block: block.op.phase)]
         for run in runs:
             stop = self.now if run is runs[-1] else run[-1].stop
             self._add(PHASES, "phase", run[0].op.phase, run[0].start, stop)
 
-    def _modules(self, blocks: Sequence[_Block]) -> None:
+    def _modules(self, blocks: Sequence[_OpSpan]) -> None:
         """Modules from where their ops begin until those of others do, inner ones inside outer ones."""
         opened: list[tuple[str, int]] = []
         for block in (*blocks, None):
@@ -292,12 +292,12 @@ class _Walk:
         for inside in op.collectives:
             self._collective(inside, op.module or short, {"purpose": f"inside {short}", "implementation": op.implementation})
 
-    def _collective(self, inside: Inside, place: str, args: Mapping[str, str | int]) -> None:
+    def _collective(self, inside: OpCollective, place: str, args: Mapping[str, str | int]) -> None:
         axes = ",".join(self.plan.mesh.joined(inside.axes))
         self._expose(axes, f"{inside.kind} {axes}: {place}", inside.nanoseconds, {**args, "bytes": inside.nbytes})
 
     def _reshard(self, reshard: Reshard, late: bool = False) -> None:
-        place = self.place(reshard)
+        place = self.index.place(reshard)
         if reshard.purpose == "accumulate":
             self._steps(reshard, place)
             self._spend(reshard.traffic_ns, f"add gradient: {place}", {})

@@ -31,7 +31,7 @@ from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.ops.implementations import FREE
 from solver_shard.ops.shards import Box, Shape, boxes, covers, group_of, local_move
-from solver_shard.plan.plan import LOCAL, Inside
+from solver_shard.plan.plan import LOCAL, OpCollective
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 """From one local tensor or buffer to the next."""
@@ -383,7 +383,7 @@ class Processes:
         """An all-reduce within the group over these axes."""
         return in_turn(self.stages(all_reduce_over(axes, reduction, self.mesh, self.device)))
 
-    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
         """What an implementation asks for, one run of it after the other.
 
         The two reductions that a plan does not price (``FREE``: rows that lie with their experts) are all-reduces here, recorded as

@@ -28,7 +28,7 @@ from solver_shard.ops.implementations import Part, Running, way_of
 from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
 from solver_shard.ops.run import DTYPES, arguments_of, call
 from solver_shard.ops.shards import Box, Shape, boxes, local_move
-from solver_shard.plan.plan import Inside, Plan, Reshard
+from solver_shard.plan.plan import OpCollective, Plan, Reshard
 from solver_shard.program import Op, Phase, Program, Role
 from solver_shard.runtime.collectives import Exchange, Move, in_turn, prepare
 from solver_shard.runtime.schedule import Bring, Run, Schedule, Take, schedule
@@ -45,7 +45,7 @@ class Communicator(Protocol):
     def stages(self, exchange: Exchange) -> tuple[Move, ...]:
         """One step, prepared: from the local tensor before to the one after, in one or more moves."""
 
-    def inside(self, axes: Sequence[int], planned: Sequence[Inside]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
+    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
         """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
 
 

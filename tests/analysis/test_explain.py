@@ -14,7 +14,7 @@ from plan_examples import example
 
 from solver_shard.analysis import counterfactual
 from solver_shard.analysis.difference import changes
-from solver_shard.analysis.explain import Explanation, Price, Value, explain
+from solver_shard.analysis.explain import Explanation, ObjectiveBounds, Price, explain
 from solver_shard.analysis.explanation import Explainer, explanation
 from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.graph.build import Lowered
@@ -35,11 +35,11 @@ def asked(plan: Plan, pattern: str, instead: str | None = None, **options: Any) 
     return explain(plan, pattern, instead, model=traced()[0], **{"time_limit": 120.0, **options})
 
 
-def value_of(plan: Plan) -> Value:
-    return Value(bound=plan.certificate.bound, objective=plan.certificate.objective)
+def value_of(plan: Plan) -> ObjectiveBounds:
+    return ObjectiveBounds(bound=plan.certificate.bound, objective=plan.certificate.objective)
 
 
-def agree(one: Value, other: Value) -> None:
+def agree(one: ObjectiveBounds, other: ObjectiveBounds) -> None:
     """Equal where both are proven, overlapping elsewhere."""
     if one.proven and other.proven:
         assert one == other

@@ -9,7 +9,7 @@ import pytest
 from tiny_llama import planned, traced
 
 from solver_shard.analysis.compare import Comparison, compare
-from solver_shard.analysis.other_tools import Given, Style, follow, read_parallelize, read_tp_plan
+from solver_shard.analysis.other_tools import Style, ToolPlan, follow, read_parallelize, read_tp_plan
 from solver_shard.analysis.reopen import Retraced
 from solver_shard.errors import InputError
 from solver_shard.exporters import parallelize
@@ -26,7 +26,7 @@ def tutorial() -> Program:
     return traced_of("tutorial_llama:build")[0]
 
 
-def compared(plan: Plan, *given: Given) -> Comparison:
+def compared(plan: Plan, *given: ToolPlan) -> Comparison:
     return compare(plan, recipes=(), given=given, retraced=Retraced(program=traced()[0], traced=None, source=""))
 
 

@@ -38,7 +38,7 @@ def again(plan: Plan) -> Reopened:
 
 def check(plan: Plan, found: Reopened) -> None:
     assert found.lowered.lowering.graph.allowed(found.assignment)
-    parts = found.writer().parts(found.assignment)
+    parts = found.writer().build_plan(found.assignment)
     assert parts.costs == plan.costs
     assert parts.memory == plan.memory
     assert (parts.tensors, parts.ops, parts.clip) == (plan.tensors, plan.ops, plan.clip)

@@ -9,7 +9,7 @@ import pytest
 from lowered import Lowered, lowered, random_assignment
 from programs import gated, trained_mlp
 
-from solver_shard.analysis.compare import KINDS, Row, row_of
+from solver_shard.analysis.compare import KINDS, ComparisonRow, row_of
 from solver_shard.analysis.difference import changes, difference
 from solver_shard.analysis.recipes import Made
 from solver_shard.plan.plan import LOCAL, Plan
@@ -41,7 +41,7 @@ def two_plans(seed: int) -> tuple[Lowered, Plan, Plan]:
     return case, one, two
 
 
-def row(case: Lowered, first: Plan, plan: Plan) -> Row:
+def row(case: Lowered, first: Plan, plan: Plan) -> ComparisonRow:
     return row_of(first, Made(name="a plan", kind="template", plan=plan, program=case.program))
 
 

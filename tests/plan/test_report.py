@@ -12,8 +12,9 @@ from plan_examples import example, stepped
 
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import Holder, Inside, MemoryTimeline, Plan
-from solver_shard.plan.summary import find, largest_holders, lookup, lookup_json, output_names
+from solver_shard.plan.index import output_names
+from solver_shard.plan.plan import MemoryEntry, MemoryTimeline, OpCollective, Plan
+from solver_shard.plan.summary import find, largest_holders, lookup, lookup_json
 from solver_shard.text import table
 
 
@@ -74,7 +75,7 @@ def test_the_report_says_what_the_optimizer_keeps(options: dict[str, Any], text:
 
 
 def test_what_every_microbatch_runs_counts_that_often() -> None:
-    plan = dataclasses.replace(example(), clip=Inside(kind="all_reduce", axes=("dp", "tp"), nbytes=4, nanoseconds=7000))
+    plan = dataclasses.replace(example(), clip=OpCollective(kind="all_reduce", axes=("dp", "tp"), nbytes=4, nanoseconds=7000))
     plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, microbatches=5))
     lines = [line.split() for line in str(plan).splitlines()]
     for line in (
@@ -241,8 +242,8 @@ def test_an_output_is_named_by_its_innermost_module() -> None:
 
 
 def test_what_fills_the_memory_counts_all_copies_of_a_layer() -> None:
-    holders = tuple(Holder(name=f"h.{i}.w", category="optimizer", nbytes=2048) for i in range(4))
-    memory = dataclasses.replace(example().memory, holders=(Holder(name="head", category="parameters", nbytes=4096), *holders))
+    holders = tuple(MemoryEntry(name=f"h.{i}.w", category="optimizer", nbytes=2048) for i in range(4))
+    memory = dataclasses.replace(example().memory, holders=(MemoryEntry(name="head", category="parameters", nbytes=4096), *holders))
     assert largest_holders(memory, 5) == ["h.{0..3}.w (optimizer) 8.00 KiB", "head (parameters) 4.00 KiB"]
 
 

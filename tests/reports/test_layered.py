@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver_shard.reports.dataflow import Box, draw, isotonic
+from solver_shard.reports.dataflow import DrawnBox, draw, isotonic
 
 
 @st.composite
-def graphs(draw_: st.DrawFn) -> tuple[list[Box], list[tuple[int, int]]]:
+def graphs(draw_: st.DrawFn) -> tuple[list[DrawnBox], list[tuple[int, int]]]:
     count = draw_(st.integers(1, 12))
-    boxes = [Box(draw_(st.integers(5, 90)), draw_(st.integers(5, 60))) for _ in range(count)]
+    boxes = [DrawnBox(draw_(st.integers(5, 90)), draw_(st.integers(5, 60))) for _ in range(count)]
     pairs = [(a, b) for b in range(count) for a in range(b)]
     return boxes, draw_(st.lists(st.sampled_from(pairs), max_size=20)) if pairs else []
 
 
 @settings(deadline=None, max_examples=40)
 @given(graphs())
-def test_edges_go_down_and_boxes_stay_apart(graph: tuple[list[Box], list[tuple[int, int]]]) -> None:
+def test_edges_go_down_and_boxes_stay_apart(graph: tuple[list[DrawnBox], list[tuple[int, int]]]) -> None:
     boxes, edges = graph
     drawn = draw(boxes, edges)
     for (a, b), line in zip(edges, drawn.lines, strict=True):
@@ -37,12 +37,12 @@ def test_edges_go_down_and_boxes_stay_apart(graph: tuple[list[Box], list[tuple[i
 
 @settings(deadline=None, max_examples=40)
 @given(graphs())
-def test_the_same_graph_is_drawn_the_same(graph: tuple[list[Box], list[tuple[int, int]]]) -> None:
+def test_the_same_graph_is_drawn_the_same(graph: tuple[list[DrawnBox], list[tuple[int, int]]]) -> None:
     assert draw(*graph) == draw(*graph)
 
 
 def test_a_line_passes_beside_the_boxes_of_a_layer() -> None:
-    drawn = draw([Box(40, 20)] * 3, [(0, 1), (1, 2), (0, 2)])
+    drawn = draw([DrawnBox(40, 20)] * 3, [(0, 1), (1, 2), (0, 2)])
     (middle, _), box = drawn.places[1], 40
     passing = [x for x, y in drawn.lines[2][1:-1]]
     assert passing
@@ -51,7 +51,7 @@ def test_a_line_passes_beside_the_boxes_of_a_layer() -> None:
 
 def test_a_cycle_has_no_layers() -> None:
     with pytest.raises(ValueError, match="cycle"):
-        draw([Box(1, 1)] * 2, [(0, 1), (1, 0)])
+        draw([DrawnBox(1, 1)] * 2, [(0, 1), (1, 0)])
 
 
 @settings(deadline=None, max_examples=40)

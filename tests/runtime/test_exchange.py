@@ -15,7 +15,7 @@ from solver_shard.costs.transitions import TransitionStep, TransitionTable, inte
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.ops.shards import boxes
-from solver_shard.plan.plan import Step as PlannedStep
+from solver_shard.plan.plan import ReshardStep as PlannedStep
 from solver_shard.runtime.collectives import Exchange, Move, in_turn, prepare
 from solver_shard.verification.simulate import World
 

@@ -18,7 +18,7 @@ from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
 from solver_shard.ops.shards import Parts, boxes, coordinates, join, move, split
-from solver_shard.plan.plan import Step
+from solver_shard.plan.plan import ReshardStep
 from solver_shard.verification.simulate import World
 
 SHAPES = {
@@ -63,7 +63,7 @@ def test_transitions_keep_the_tensor(text: str, shape: tuple[int, ...], reductio
             parts = spread(full, before, mesh, draw)
             torch.testing.assert_close(join(parts, before, shape, mesh, exact=False), full)
             for step in table.path(before, after):
-                named = Step(
+                named = ReshardStep(
                     kind=step.kind, axes=tuple(mesh.names[a] for a in step.axes), nbytes=step.nbytes,
                     nanoseconds=0, before=step.before, after=step.after,
                 )  # fmt: skip
@@ -89,7 +89,7 @@ def test_every_transition_from_or_to_another_order_keeps_the_tensor(text: str, s
             parts = spread(full, before, mesh, draw)
             for step in table.path(before, after):
                 axes = tuple(mesh.names[a] for a in step.axes)
-                named = Step(kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=0, before=step.before, after=step.after)
+                named = ReshardStep(kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=0, before=step.before, after=step.after)
                 parts = world.run(parts, named, shape)
             torch.testing.assert_close(join(parts, after, shape, mesh), full)
 
@@ -129,7 +129,7 @@ def test_free_moves_keep_the_tensor(text: str) -> None:
                     move(split(full, before, mesh), before, after, shape, mesh)
 
 
-STEP = Step(kind="all_gather", axes=("d1",), nbytes=32, nanoseconds=0, before=Layout.parse("S(0)S(0)"), after=Layout.parse("S(0)R"))
+STEP = ReshardStep(kind="all_gather", axes=("d1",), nbytes=32, nanoseconds=0, before=Layout.parse("S(0)S(0)"), after=Layout.parse("S(0)R"))
 
 
 @pytest.mark.parametrize(
