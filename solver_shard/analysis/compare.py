@@ -30,7 +30,7 @@ from solver_shard.analysis.reopen import Retraced, retrace
 from solver_shard.codec import encode
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError, SolverShardError
-from solver_shard.options import check_search
+from solver_shard.options import OPTIONS, check_search
 from solver_shard.plan.evaluate import Evaluation, evaluate, evaluated
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
@@ -45,10 +45,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-MATTERS = (
-    *("batch", "seq", "dtype", "microbatches", "optimizer", "master_weights", "state_bytes", "reduce_dtype", "clip"),
-    *("forward_only", "checkpoint", "overlap", "fusion"),
-)
+MATTERS = tuple(entry.recorded for entry in OPTIONS.values() if entry.of_step)
 """Options in which plans of one table must agree: they say what a step is, and what it costs."""
 
 TIME_LIMIT = 20.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanModel, check_output, plan_model
+from solver_shard.cli.options import PlanConfig, PlanModel, check_output, plan_model, takes_options
 from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _SUFFIXES = (".md", ".json", ".csv", ".txt")
 MAX_PINS = 1000
 
 
+@takes_options("compare", time_limit=20.0)
 def compare(
     plans: Annotated[list[Path], typer.Argument(metavar="PLAN [OTHER...]", help="Plan files of solve; the first one says the step.")],
     recipes: Annotated[
@@ -75,8 +76,7 @@ def compare(
     ] = None,
     model: PlanModel = None,
     config: PlanConfig = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds of solving for each plan that is made.")] = 20.0,
-    workers: Annotated[int, typer.Option(min=1, help="Processor cores for the solver.")] = 2,
+    *,
     wide: Annotated[bool, typer.Option("--wide", help="Show what fills the memory at the peak, too.")] = False,
     output: Annotated[
         Path | None,
@@ -85,6 +85,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+    **options: Any,
 ) -> None:
     """Price plans for the step of a plan beside it: greedy propagation, DTensor, experts' templates, other tools' plans, pins.
 
@@ -126,8 +127,7 @@ def compare(
             given=given,
             pins={path.name: _pins(path) for path in pins or ()},
             model=source,
-            time_limit=time_limit,
-            workers=workers,
+            **options,
             progress=progress,
         )
         said = None if diff is None else difference(found.row(diff[0]), found.row(diff[1]))

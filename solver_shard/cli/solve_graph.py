@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from solver_shard.cli.options import Objective, check_output, written_if_possible
+from solver_shard.cli.options import check_output, written_if_possible
 from solver_shard.cli.terminal import INFEASIBLE, catch_interrupts, progress_lines
 from solver_shard.errors import InfeasibleError, SolverShardError
 
@@ -40,7 +40,7 @@ def solve_graph(
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="Processor cores that may be used; with a work limit the result does not depend on it.")
     ] = 2,
-    objective: Annotated[Objective, typer.Option(help="Minimise the total cost, or the peak usage.")] = Objective.TIME,
+    objective: Annotated[Literal["time", "memory"], typer.Option(help="Minimise the total cost, or the peak usage.")] = "time",
     start: Annotated[
         Path | None, typer.Option(help="A solution to start from: a file of -o, or a JSON list of strategy indices.", show_default=False)
     ] = None,
@@ -83,9 +83,7 @@ def solve_graph(
     given = None if start is None else read_solution(start)
     graph = read(file)
     starts = () if given is None else (start_from(given, graph, str(start)),)
-    task = Task(
-        graph=graph, file=str(file), nodes=file_nodes(graph), objective=objective.value, time_limit=time_limit, work_limit=work_limit
-    )
+    task = Task(graph=graph, file=str(file), nodes=file_nodes(graph), objective=objective, time_limit=time_limit, work_limit=work_limit)
     from solver_shard.solve.engine import clock_of
 
     clock = clock_of(time_limit, work_limit)
