@@ -57,13 +57,14 @@ def plan_model(model: str | None, config: str | None) -> str | None:
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def takes_options(name: str, *, panel: str | None = None, **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command the options that the table shows there, in place of its ``**options``, before its keyword-only parameters.
+def takes_options(name: str, *first: str, panel: str | None = None, **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command the options that the table shows there, in place of its ``**options``, before its keyword-only parameters; ``first``
+    before the others.
 
     The command is called with the keywords of ``solver_shard.optimize``. ``panel``: the heading of those with a help text of their own;
     without it they are listed as the command's own are, with their types as placeholders. ``defaults``: where they differ there.
     """
-    entries = sorted(shown(name), key=_place)
+    entries = sorted(shown(name), key=lambda entry: (entry.name not in first, _place(entry)))
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)

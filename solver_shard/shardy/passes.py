@@ -23,6 +23,10 @@ Dump = Callable[[Graph, str], None]
 """Called with the graph as it stands, rules on its ops, and the name of the file to write."""
 
 
+FactorStrategy = Literal["basic", "aggressive", "basic-then-aggressive"]
+"""How the axes of one op's factors are settled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the passes can be asked.
@@ -36,7 +40,7 @@ class Options:
     """
 
     conservative: bool = False
-    strategy: Literal["basic", "aggressive", "basic-then-aggressive"] = "aggressive"
+    strategy: FactorStrategy = "aggressive"
     run_op_priority: bool = True
     keep_rules: bool = False
     dump: Dump | None = None
