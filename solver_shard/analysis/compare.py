@@ -154,15 +154,22 @@ def compare(
 ) -> Comparison:
     """Price plans for the step of the first one.
 
+    >>> found = compare(plan, recipes=["dp=zero3,tp=megatron", "user-priority"], given=[read_tp_plan(text, name="mine")])  # doctest: +SKIP
+    >>> print(found)                                                                                                     # doctest: +SKIP
+
     Args:
-        plan: says model, mesh, cluster, memory limit and options; its row is called ``name``.
+        plan, name: says model, mesh, cluster, memory limit and options; its row is called ``name``.
         others: row name to another plan for the same step.
         recipes: names of greedy passes, and templates as in ``optimize(template=...)``; None for those of
             :func:`solver_shard.analysis.recipes.default_recipes`.
-        given: plans for other tools, see :func:`solver_shard.analysis.other_tools.read_tp_plan` and ``read_parallelize``.
+        given: plans for other tools, see :func:`solver_shard.read_tp_plan` and :func:`solver_shard.read_parallelize`.
         pins: row name to pins; everything else is the solver's choice.
         model, inputs, loss_fn: as of :func:`solver_shard.analysis.reopen.retrace`; ``retraced``: its result, where there is one.
         time_limit: seconds of solving for each row that is made.
+        workers, progress: as of ``solver_shard.optimize``.
+
+    Returns:
+        A row for each plan, with times in nanoseconds and bytes per device; ``str()`` is the table.
 
     Raises:
         InputError: plans are not of one step (the first difference is named), or the model cannot be told from the plan.

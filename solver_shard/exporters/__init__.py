@@ -18,10 +18,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from solver_shard.errors import InputError, printable
+from solver_shard.mesh import Mesh
 from solver_shard.text import fold_names
 
 if TYPE_CHECKING:
     from solver_shard.plan.plan import Plan
+    from solver_shard.program import Program
 
 _SHOWN = 8
 
@@ -99,6 +101,40 @@ def export(plan: Plan, to: str, *, lossy: bool = False, plan_path: str | os.Path
     form = importlib.import_module(f"{__name__}.{FORMS[to]}")
     exported: Exported = form.export(plan, plan_path=os.fspath(plan_path)) if to == "dtensor-script" else form.export(plan, lossy=lossy)
     return exported
+
+
+def read_pins(text: str, form: str, program: Program, *, mesh: str | Mesh | None = None, axis: str = "tp") -> tuple[str, ...]:
+    """Pins of what another tool's declarations say, for ``optimize(pins=...)``; the text is read as data.
+
+    >>> read_pins(Path("tp_plan.json").read_text(), "hf", program, axis="tp")  # doctest: +SKIP
+    ('model.layers.*.mlp.up_proj.weight=tp=S(0)',)
+
+    Args:
+        text: a ``tp_plan`` (hf), styles (parallelize), sharding configs (torchtitan), PartitionSpecs (jax) or an annotated module (sdy).
+        form: hf, parallelize, torchtitan, jax or sdy.
+        program: that the pins are for; its tensors have the names.
+        mesh: of jax and sdy, whose axes are named.
+        axis: of the others, the mesh axis that they are about.
+
+    Returns:
+        A pin for each tensor or pattern.
+
+    Raises:
+        InputError: no such form, not such a text, or a name or placement that cannot be.
+    """
+    if form not in FORMS or form == "dtensor-script":
+        raise InputError(f"there are no pins in the form {form!r}; legal: {', '.join(name for name in FORMS if name != 'dtensor-script')}")
+    reader = importlib.import_module(f"{__name__}.{FORMS[form]}")
+    dims = {tensor.name: len(tensor.shape) for tensor in program.tensors}
+    pins: tuple[str, ...]
+    if form in ("jax", "sdy"):
+        if mesh is None:
+            raise InputError(f"the form {form!r} names mesh axes; give the mesh, as in mesh='dp=4,tp=2'")
+        axes = mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh)
+        pins = reader.read(text, dims, axes) if form == "jax" else reader.pins(reader.read(text, axes))
+    else:
+        pins = reader.read(text, dims if form == "torchtitan" else program, axis=axis)
+    return pins
 
 
 def check_lossless(target: str, dropped: Sequence[Dropped], *, lossy: bool) -> None:

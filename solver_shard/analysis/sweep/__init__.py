@@ -65,6 +65,8 @@ def sweep(
 ) -> Sweep:
     """Plan a model at every combination of mesh, batch, memory limit and cluster.
 
+    >>> found = sweep("gpt2", devices=8, batches=[16], seq=1024, folder="gpt2-8")  # doctest: +SKIP
+
     Args:
         model, inputs, loss_fn: as of ``solver_shard.optimize``.
         devices: a mesh for every way to write this number as a product of factors larger than 1; give it, or ``meshes``.

@@ -130,6 +130,14 @@ class Sweep:
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     """Read ``sweep.json``, or the one in a folder.
 
+    >>> load_sweep("gpt2-8").rows[0].step_ns  # doctest: +SKIP
+
+    Args:
+        path: of the file, or of the folder of ``sweep -o``.
+
+    Returns:
+        A row for each point; ``str()`` is the table.
+
     Raises:
         InputError: no such file, too large, or not of this form; the message names the place.
     """
