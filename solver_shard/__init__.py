@@ -8,7 +8,35 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that type checkers and editors see what __getattr__ gives
+    from solver_shard.analysis.compare import compare
+    from solver_shard.analysis.explain import explain
+    from solver_shard.analysis.greedy_plans import propagate
+    from solver_shard.analysis.other_tools import read_parallelize, read_tp_plan
+    from solver_shard.analysis.sweep import sweep
+    from solver_shard.analysis.sweep.results import load_sweep
+    from solver_shard.api import optimize
+    from solver_shard.costs.cluster import Cluster, load_cluster
+    from solver_shard.errors import InfeasibleError, InputError, InternalError, RuleError, SolverShardError, TraceError
+    from solver_shard.expander.expander import expand
+    from solver_shard.expander.single_axis import register_single_axis_strategy
+    from solver_shard.exporters import export, read_pins
+    from solver_shard.layout import Layout
+    from solver_shard.mesh import Mesh
+    from solver_shard.plan.io import load_plan, save_plan
+    from solver_shard.plan.plan import Plan
+    from solver_shard.program import Program
+    from solver_shard.reports.html import report
+    from solver_shard.reports.timeline import chrome_trace, timeline, write_trace
+    from solver_shard.rules.rulebook import Rulebook
+    from solver_shard.runtime.apply import apply, recorded_collectives
+    from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
+    from solver_shard.shardy.stablehlo import propagate_module
+    from solver_shard.solve.graph_file import solve_graph
+    from solver_shard.tracing.torch import trace
+    from solver_shard.verification import verify
 
 __version__ = "0.1.0"
 

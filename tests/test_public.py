@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -10,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from plan_examples import example
 
 import solver_shard
+from solver_shard.program import Program, Role, Tensor
 
 PACKAGE = Path(solver_shard.__file__).parent
 README = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
@@ -28,6 +31,13 @@ def test_the_promised_names_are_sorted_and_are_those_with_a_home() -> None:
 def test_every_promised_name_can_be_imported(name: str) -> None:
     home = importlib.import_module(f"solver_shard.{solver_shard._HOMES[name]}")
     assert getattr(solver_shard, name) is getattr(home, name)
+
+
+def test_type_checkers_are_told_the_same_names_and_homes() -> None:
+    block = next(node for node in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.name: str(node.module).removeprefix("solver_shard.") for node in imports for alias in node.names}
+    assert told == solver_shard._HOMES
 
 
 def test_nothing_else_is_public() -> None:
@@ -75,3 +85,20 @@ def test_help_has_an_example_every_argument_what_comes_back_and_what_goes_wrong(
     returns = inspect.signature(function).return_annotation
     assert "\nReturns:\n" in text or inspect.isclass(function) or returns in (None, "None")
     assert "\nRaises:\n" in text or name in ("chrome_trace",)
+
+
+def test_forms_that_are_not_there_are_named_with_those_that_are() -> None:
+    plan, program = example(), Program(name="none", tensors=(), ops=(), outputs=())
+    with pytest.raises(solver_shard.InputError, match="no form 'onnx'; legal: dtensor-script, parallelize, hf"):
+        solver_shard.export(plan, "onnx")
+    with pytest.raises(solver_shard.InputError, match="no pins in the form 'dtensor-script'; legal: parallelize, hf"):
+        solver_shard.read_pins("", "dtensor-script", program)
+    with pytest.raises(solver_shard.InputError, match="'jax' names mesh axes; give the mesh"):
+        solver_shard.read_pins("", "jax", program)
+
+
+def test_declarations_of_other_tools_come_back_as_pins() -> None:
+    weight = Tensor(name="up.weight", dtype="f32", shape=(16, 8), role=Role.PARAMETER)
+    program = Program(name="one", tensors=(weight,), ops=(), outputs=())
+    assert solver_shard.read_pins('{"up": "colwise"}', "hf", program) == ("up.weight=tp=S(0)",)
+    assert solver_shard.read_pins('{"up.weight": ["tp", null]}', "jax", program, mesh="dp=2,tp=2") == ("up.weight=R,S(0)",)
