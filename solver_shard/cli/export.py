@@ -1,4 +1,4 @@
-"""``solver-shard export``: a plan in the form that another tool reads, or as a program."""
+"""Commands that write a plan as something else: ``export`` (for a tool, or a program), ``report`` (a page), ``trace`` (a timeline)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from solver_shard.cli.options import check_output
+from solver_shard.cli.options import PlanFile, check_output
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     to: Annotated[
         Literal["dtensor-script", "parallelize", "hf", "torchtitan", "jax", "sdy"],
         typer.Option(
@@ -47,11 +47,8 @@ def export(
     sys.stdout.write(text_of(lines) + "\n")
 
 
-# ``solver-shard report``: a plan as one HTML file.
-
-
 def report(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")] = ...,  # type: ignore[assignment]  # typer's mark for a required option
     compared: Annotated[
         Path | None,
@@ -89,11 +86,8 @@ def report(
         sys.stdout.write(printable(f"wrote {output} ({size}): {loaded.name} on {loaded.mesh.whole}; open it in a browser") + "\n")
 
 
-# ``solver-shard trace``: the predicted timeline of a plan's step, for a trace viewer.
-
-
 def trace(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Write the trace to this file; compressed if its name ends in .gz.")
     ] = ...,  # type: ignore[assignment]  # typer's mark for a required option

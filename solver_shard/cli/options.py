@@ -36,6 +36,7 @@ Model = Annotated[
     typer.Argument(metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False),
 ]
 
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")]
 PlanModel = Annotated[
     str | None,
     typer.Option(

@@ -91,7 +91,7 @@ def sweep(
     so_far: list[Sweep] = []
     try:
         with progress_lines(quiet, keep=True) as progress:
-            found = study.sweep(
+            swept = study.sweep(
                 source,
                 devices=devices,
                 axes=_numbers(axes),
@@ -113,10 +113,10 @@ def sweep(
             _write(so_far[0], as_json)
             print(printable(_how_to_go_on(so_far[0], output)), file=sys.stderr)
         raise
-    _write(found, as_json)
-    if any(row.status == "error" for row in found.rows):
+    _write(swept, as_json)
+    if any(row.status == "error" for row in swept.rows):
         raise typer.Exit(1)
-    if not any(row.fits for row in found.rows):
+    if not any(row.fits for row in swept.rows):
         raise typer.Exit(3)
 
 

@@ -125,7 +125,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     """A preset by name, or a cluster from the user's TOML file (anything with a ``.toml`` ending or a slash).
 
     >>> load_cluster("h100").device.memory
-    85899345920
+    84932978278
 
     The presets are TOML files in ``solver_shard/costs/clusters``; a user's own file has the same keys:
 
