@@ -13,10 +13,19 @@ import os
 import re
 import secrets
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from solver_shard.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesFile:
+    """A rules file of the user's: its name, for messages, and its whole text, which plans keep."""
+
+    name: str
+    text: str
 
 
 def read_text(path: str | os.PathLike[str], most: int) -> str:

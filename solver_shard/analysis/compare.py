@@ -30,7 +30,7 @@ from solver_shard.analysis.reopen import Retraced, retrace
 from solver_shard.codec import encode
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError, SolverShardError
-from solver_shard.options import check_search
+from solver_shard.options import OPTIONS, check_search
 from solver_shard.plan.evaluate import Evaluation, evaluate, evaluated
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
@@ -45,10 +45,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-MATTERS = (
-    *("batch", "seq", "dtype", "microbatches", "optimizer", "master_weights", "state_bytes", "reduce_dtype", "clip"),
-    *("forward_only", "checkpoint", "overlap", "fusion"),
-)
+MATTERS = tuple(entry.recorded for entry in OPTIONS.values() if entry.of_step)
 """Options in which plans of one table must agree: they say what a step is, and what it costs."""
 
 TIME_LIMIT = 20.0
@@ -157,15 +154,22 @@ def compare(
 ) -> Comparison:
     """Price plans for the step of the first one.
 
+    >>> found = compare(plan, recipes=["dp=zero3,tp=megatron", "user-priority"], given=[read_tp_plan(text, name="mine")])  # doctest: +SKIP
+    >>> print(found)                                                                                                     # doctest: +SKIP
+
     Args:
-        plan: says model, mesh, cluster, memory limit and options; its row is called ``name``.
+        plan, name: says model, mesh, cluster, memory limit and options; its row is called ``name``.
         others: row name to another plan for the same step.
         recipes: names of greedy passes, and templates as in ``optimize(template=...)``; None for those of
             :func:`solver_shard.analysis.recipes.default_recipes`.
-        given: plans for other tools, see :func:`solver_shard.analysis.other_tools.read_tp_plan` and ``read_parallelize``.
+        given: plans for other tools, see :func:`solver_shard.read_tp_plan` and :func:`solver_shard.read_parallelize`.
         pins: row name to pins; everything else is the solver's choice.
         model, inputs, loss_fn: as of :func:`solver_shard.analysis.reopen.retrace`; ``retraced``: its result, where there is one.
         time_limit: seconds of solving for each row that is made.
+        workers, progress: as of ``solver_shard.optimize``.
+
+    Returns:
+        A row for each plan, with times in nanoseconds and bytes per device; ``str()`` is the table.
 
     Raises:
         InputError: plans are not of one step (the first difference is named), or the model cannot be told from the plan.

@@ -174,7 +174,10 @@ def explain(
 ) -> Explanation:
     """Explain what a plan decides for a tensor or op, and price the alternatives: one that is asked for, or the best ones.
 
+    >>> explain(plan, "lm_head.weight", "R,S(0)").instead.price  # doctest: +SKIP
+
     Args:
+        plan: what ``optimize`` returned, or ``load_plan`` read.
         pattern: a tensor's name, an op's, a module's path for its ops, or a glob.
         instead: a layout as in a pin (``"S(0),R"``, ``"dp=S(0)"``, ``"S(*),*"``), or names of strategies where ``of`` is strategy.
         of: layout, state, forward, backward or strategy: which decision is meant, see ``analysis/counterfactual.py``.
@@ -184,6 +187,9 @@ def explain(
         work_limit: units of solver work per alternative; the same limit and seed, and no time limit, give the same explanation.
         gap, seed: of the solver; the plan's own by default.
         workers, progress, stop: as of ``solver_shard.optimize``.
+
+    Returns:
+        What was chosen and why, and step time (nanoseconds) and peak (bytes) of each alternative with what is proven; ``str()`` says it.
 
     Raises:
         InputError: nothing matches, or without ``instead`` several different tensors do; the layout is not legal; the plan is of another

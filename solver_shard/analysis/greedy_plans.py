@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 from solver_shard.baselines import left_over
 from solver_shard.baselines.dijkstra_greedy import decide
@@ -22,14 +22,16 @@ from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.pins import Allowed, parse_pin, resolve_pins
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
-from solver_shard.options import Options
+from solver_shard.options import Options, SolveOptions, part_of, with_options
 from solver_shard.program import Program
-from solver_shard.shardy.passes import PassName, PropagationOptions
+from solver_shard.shardy.passes import FactorStrategy, PassName, PropagationOptions
 from solver_shard.text import fold_items, format_bytes, format_ns, table, text_of
 from solver_shard.tracing.clean import TracedProgram
-from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, traced_of
+from solver_shard.tracing.load import traced_of
 
 if TYPE_CHECKING:
+    import torch
+
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Plan
 
@@ -37,56 +39,97 @@ if TYPE_CHECKING:
 NO_LIMIT = 2**50
 
 
-def propagated_plan(
-    model: Any,
+GreedyName = Literal["dtensor-greedy", "dijkstra-greedy"]
+
+MAX_UNSUPPORTED = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PropagatedPlan:
+    """What greed makes of a model: a plan, and where DTensor was followed the walk with its own collectives. ``str()`` is the report."""
+
+    plan: Plan
+    walk: Walk | None = None
+
+    def __str__(self) -> str:
+        return str(self.plan) if self.walk is None else f"{self.plan}\n\n{walk_report(self.walk, self.plan.cluster)}"
+
+
+@with_options("propagate")
+def propagate(
+    model: str | torch.nn.Module | Program,
     *,
     mesh: str,
-    name: PassName,
-    pins: Sequence[str] = (),
-    options: PropagationOptions | None = None,
+    which: PassName | GreedyName = "user-priority",
+    strategy: FactorStrategy = "aggressive",
+    conservative_propagation: bool = False,
+    run_op_priority: bool = True,
     cluster: str = "h100",
-    batch: int | None = None,
-    seq: int | None = None,
-    dtype: str | None = None,
-    forward_only: bool = False,
-    optimizer: str = "adamw",
-    split: str | bool = True,
     command: str | None = None,
-    progress: Any = None,
-) -> Plan:
-    """Trace a model, propagate its pins, and price the plan that follows, whether it fits into a device or not.
+    progress: Callable[[str], None] | None = None,
+    **options: Unpack[SolveOptions],
+) -> PropagatedPlan:
+    """Decide a model's layouts greedily from its pins, and price the plan that follows, whether it fits into a device or not.
+
+    >>> greedy = propagate("gpt2", mesh="dp=4,tp=2", pins=["input_ids=S(0),R"], batch=16, seq=1024)  # doctest: +SKIP
+    >>> print(greedy.plan.costs.total_ns)                                                            # doctest: +SKIP
+
+    The passes are Shardy's (:func:`solver_shard.propagate_module` runs them on StableHLO). ``dtensor-greedy`` and ``dijkstra-greedy``
+    decide op by op, as DTensor does and by our costs, and what is not pinned is replicated.
 
     Args:
-        model, mesh, pins, cluster, batch, seq, dtype, forward_only, optimizer, split: as in ``solver_shard.optimize``.
-        name: basic, aggressive, op-priority or user-priority.
-        options: strategy and levels of the pass.
+        model: as in ``solver_shard.optimize``.
+        mesh: axes, outermost first: ``"dp=4,tp=2"``.
+        which: basic, aggressive, op-priority or user-priority, each of which runs the ones before; dtensor-greedy or dijkstra-greedy.
+        strategy: of the passes from aggressive on, how the axes of one op's factors are settled: basic, aggressive or
+            basic-then-aggressive.
+        conservative_propagation: the passes propagate no part of an axis, nor what could yield uneven shards.
+        run_op_priority: op-priority takes five levels of ops one after the other; False takes all at once.
+        cluster: what prices the plan: a preset name or a TOML file.
+        command: what to record as the plan's origin; default: a call of this function.
+        progress: called with a line of text when a stage starts.
+        OPTIONS
+
+    Returns:
+        The plan, with times in nanoseconds and bytes per device, and DTensor's walk where ``which`` is dtensor-greedy.
 
     Raises:
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
     """
-    from solver_shard.api import optimize
+    from solver_shard.api import optimize, read_request
 
-    propagation = Propagation(name=name, options=options or PropagationOptions())
-    plan = optimize(
+    command = command or f"solver_shard.propagate({model!r}, mesh={mesh!r}, which={which!r}, ...)"
+    unlimited: SolveOptions = {**options, "memory": NO_LIMIT, "reserve": 0, "tied": False}
+    if which not in get_args(GreedyName):
+        passes = PropagationOptions(strategy=strategy, conservative=conservative_propagation, run_op_priority=run_op_priority)
+        propagation = Propagation(name=cast(PassName, which), options=passes)
+        plan = optimize(model, mesh=mesh, cluster=cluster, propagation=propagation, command=command, progress=progress, **unlimited)
+        return PropagatedPlan(plan=limited_to_itself(plan))
+    say = progress or (lambda line: None)
+    unlimited["split"] = False
+    request = read_request(model, mesh=mesh, cluster=cluster, **unlimited)
+    asked, axes, where = request.options, request.mesh, request.cluster
+    say("tracing the model")
+    program, traced, source = traced_of(
         model,
-        mesh=mesh,
-        pins=pins,
-        cluster=cluster,
-        memory=NO_LIMIT,
-        reserve=0,
-        batch=batch,
-        seq=seq,
-        dtype=dtype,
-        forward_only=forward_only,
-        optimizer=optimizer,
-        split=split,
-        tied=False,
-        propagation=propagation,
-        command=command,
-        progress=progress,
+        batch=part_of(asked.batch, asked.microbatches),
+        seq=asked.seq,
+        dtype=asked.dtype,
+        forward_only=asked.forward_only,
+        checkpoint=asked.checkpoint,
     )
-    return limited_to_itself(plan)
+    say(f"deciding {len(program.ops)} ops one by one")
+    if which != NAME:
+        plan = dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=asked, source=source, command=command)
+        return PropagatedPlan(plan=limited_to_itself(plan))
+    traced = followable(traced, asked)
+    stored = stored_layouts(program, resolve_pins([parse_pin(text, axes) for text in asked.pins], program, axes))
+    per_host = where.levels[0].size or axes.size
+    plan, walk = dtensor_greedy_plan(
+        traced, mesh=axes, cluster=where, options=asked, pins=stored, devices_per_host=per_host, source=source, command=command
+    )
+    return PropagatedPlan(plan=limited_to_itself(plan), walk=walk)
 
 
 def limited_to_itself(plan: Plan) -> Plan:
@@ -149,68 +192,13 @@ def dtensor_greedy_plan(
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, pins=options.pins)), found
 
 
-GreedyName = Literal["dtensor-greedy", "dijkstra-greedy"]
-
-MAX_UNSUPPORTED = 8
-
-
-def greedy_plan(
-    model: Any,
-    *,
-    mesh: str,
-    name: GreedyName,
-    pins: Sequence[str] = (),
-    cluster: str = "h100",
-    batch: int | None = None,
-    seq: int | None = None,
-    dtype: str | None = None,
-    forward_only: bool = False,
-    optimizer: str = "adamw",
-    command: str | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[Plan, Walk | None]:
-    """Trace a model, decide op by op from its pins, and price the plan that follows, whether it fits into a device or not.
-
-    What is not pinned is replicated. The second value has DTensor's own collectives, None for ``dijkstra-greedy``.
-
-    Args:
-        model, mesh, pins, cluster, batch, seq, dtype, forward_only, optimizer: as in ``solver_shard.optimize``.
-
-    Raises:
-        InputError: an argument is not usable; the message says what is legal.
-        TraceError: the model cannot be traced.
-    """
-    from solver_shard.costs.cluster import load_cluster
-
-    axes, where, say = Mesh.parse(mesh), load_cluster(cluster), progress or (lambda line: None)
-    parsed = [parse_pin(text, axes) for text in pins]
-    if dtype is None and isinstance(model, str) and not is_entry_point(model):
-        dtype = DEFAULT_DTYPE
-    say("tracing the model")
-    program, traced, source = traced_of(model, batch=batch, seq=seq, dtype=dtype, forward_only=forward_only)
-    options = Options(
-        batch=batch,
-        seq=seq,
-        dtype=dtype,
-        forward_only=forward_only,
-        optimizer=optimizer,
-        memory_limit=NO_LIMIT,
-        pins=tuple(pins),
-        split="off",
-        tied=False,
-    )
-    command = command or f"greedy_plan({model!r}, name={name!r}, ...)"
-    say(f"deciding {len(program.ops)} ops one by one")
-    if name == NAME:
-        if traced is None:
-            raise InputError(f"{NAME} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
-        stored = stored_layouts(program, resolve_pins(parsed, program, axes))
-        per_host = where.levels[0].size or axes.size
-        plan, walk = dtensor_greedy_plan(
-            traced, mesh=axes, cluster=where, options=options, pins=stored, devices_per_host=per_host, source=source, command=command
-        )
-        return limited_to_itself(plan), walk
-    return limited_to_itself(dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=options, source=source, command=command)), None
+def followable(traced: TracedProgram | None, options: Options) -> TracedProgram:
+    """The trace that DTensor is followed through; InputError where there is none, or it is not the step as it runs."""
+    if traced is None:
+        raise InputError(f"{NAME} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
+    if options.microbatches > 1 or options.fusion or options.conservative:
+        raise InputError(f"{NAME} decides the ops of a plain step: one microbatch, unfused, with all rules")
+    return traced
 
 
 def stored_layouts(program: Program, pinned: Mapping[int, Allowed]) -> dict[str, Layout]:

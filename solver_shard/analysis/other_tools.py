@@ -107,9 +107,17 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
 
     transformers adds the plan that the model's class has (the head's, mostly) to a dict that it is given: ``model.tp_plan`` is the whole.
 
+    >>> read_tp_plan('{"layers.*.q_proj": "colwise"}', name="mine").name  # doctest: +SKIP
+    'mine'
+
     Args:
         text: JSON or a Python literal.
+        name: of its row in a comparison.
+        axis: the mesh axis that it is about; default tp, or the rightmost.
         data: template of the other mesh axes; by default ``zero3``, or ``ddp`` where the file has replicas and no ``fsdp_size``.
+
+    Returns:
+        What ``compare(given=[...])`` takes.
 
     Raises:
         InputError: no such dict, or a style that cannot be followed.
@@ -143,10 +151,18 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
 def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> ToolPlan:
     """A dict of ``parallelize_module``: module pattern to style, by name or as a call such as ``RowwiseParallel(output_layouts=Shard(1))``.
 
+    >>> read_parallelize('{"layers.*.q_proj": "ColwiseParallel"}', name="mine").name  # doctest: +SKIP
+    'mine'
+
     Args:
         text: JSON, a Python literal, or a Python file that assigns such a dict: ``TENSOR_PARALLEL`` as ``export --format parallelize``
             writes it, or the only one of calls. The file is not run.
+        name: of its row in a comparison.
+        axis: the mesh axis that it is about; default tp, or the rightmost.
         data: template of the other mesh axes; by default ``zero3``, or ``ddp`` where the file is an exported one without ``fully_shard``.
+
+    Returns:
+        What ``compare(given=[...])`` takes.
 
     Raises:
         InputError: no such dict, or a style that cannot be followed.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan, stored_layouts
+from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan, followable, stored_layouts
 from solver_shard.analysis.reopen import Retraced
 from solver_shard.baselines import MAX_NAMES
 from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
@@ -182,11 +182,7 @@ class Maker:
                     name, "greedy", program, options, lambda asked: self._plan(self.program, asked, mesh=mesh, baseline=decide_by_cost)
                 )
             )
-        traced, cluster = self.retraced.traced, self.plan.cluster
-        if traced is None:
-            raise InputError(f"{name} follows DTensor through the ops of a trace, which a Program has no more; give the model itself")
-        if options.microbatches > 1 or options.fusion or options.conservative:
-            raise InputError(f"{name} decides the ops of a plain step: one microbatch, unfused, with all rules")
+        traced, cluster = followable(self.retraced.traced, options), self.plan.cluster
         stored = stored_layouts(self.program, resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh))
 
         walks: list[Walk] = []

@@ -5,7 +5,7 @@ completes the plan at the least cost: sources are stored as decided, optimizer s
 agrees with the most placements of its operands and results (a result that is still to be reduced on an axis agrees with any), and what
 then does not fit is a transition with a price.
 
->>> plan = propagated_plan("gpt2", mesh="dp=4,tp=2", pins=["input_ids=S(0),R"], name="user-priority", batch=16, seq=1024)
+>>> plan = solver_shard.propagate("gpt2", mesh="dp=4,tp=2", pins=["input_ids=S(0),R"], batch=16, seq=1024).plan
 """
 
 from __future__ import annotations

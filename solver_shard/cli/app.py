@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from solver_shard import __version__
-from solver_shard.cli import compare, expand, explain, export, propagate, solve, solve_graph, sweep, verify
+from solver_shard.cli import compare, expand, explain, export, propagate, solve, solve_graph, sweep
 from solver_shard.cli.rules import rules
 from solver_shard.errors import printable
 
@@ -74,7 +74,7 @@ app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)
 app.command("report")(export.report)
 app.command("trace")(export.trace)
-app.command("verify")(verify.verify)
+app.command("verify")(explain.verify)
 app.add_typer(rules, name="rules")
 
 

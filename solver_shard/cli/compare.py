@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanModel, check_output, plan_model
+from solver_shard.cli.options import PlanConfig, PlanModel, check_output, plan_model, takes_options
 from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _SUFFIXES = (".md", ".json", ".csv", ".txt")
 MAX_PINS = 1000
 
 
+@takes_options("compare", time_limit=20.0)
 def compare(
     plans: Annotated[list[Path], typer.Argument(metavar="PLAN [OTHER...]", help="Plan files of solve; the first one says the step.")],
     recipes: Annotated[
@@ -75,8 +76,7 @@ def compare(
     ] = None,
     model: PlanModel = None,
     config: PlanConfig = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds of solving for each plan that is made.")] = 20.0,
-    workers: Annotated[int, typer.Option(min=1, help="Processor cores for the solver.")] = 2,
+    *,
     wide: Annotated[bool, typer.Option("--wide", help="Show what fills the memory at the peak, too.")] = False,
     output: Annotated[
         Path | None,
@@ -85,6 +85,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+    **options: Any,
 ) -> None:
     """Price plans for the step of a plan beside it: greedy propagation, DTensor, experts' templates, other tools' plans, pins.
 
@@ -95,7 +96,7 @@ def compare(
     Exit codes: 0 done, 1 bad input, also where a row that was asked for cannot be had, 2 usage.
     """
     from solver_shard.analysis.compare import compare as compare_plans
-    from solver_shard.analysis.difference import difference
+    from solver_shard.analysis.difference import difference as difference_of
     from solver_shard.analysis.other_tools import read_parallelize, read_tp_plan
     from solver_shard.errors import printable
     from solver_shard.files import write_whole
@@ -114,11 +115,11 @@ def compare(
     first, *others = [(str(path) if plans.count(path) < 2 else "", load_plan(path)) for path in plans]
     if not all(title for title, _ in (first, *others)):
         raise typer.BadParameter("a plan is given twice", param_hint="PLAN")
-    held = {title for title, _ in (first, *others)} | {item.name for item in given} | {path.name for path in pins or ()}
+    titles = {title for title, _ in (first, *others)} | {item.name for item in given} | {path.name for path in pins or ()}
     if diff is not None and not recipes:
-        recipes = [title for title in dict.fromkeys(diff) if title not in held] or ["none"]
+        recipes = [title for title in dict.fromkeys(diff) if title not in titles] or ["none"]
     with progress_lines(quiet) as progress:
-        found = compare_plans(
+        comparison = compare_plans(
             first[1],
             dict(others),
             name=first[0],
@@ -126,31 +127,30 @@ def compare(
             given=given,
             pins={path.name: _pins(path) for path in pins or ()},
             model=source,
-            time_limit=time_limit,
-            workers=workers,
+            **options,
             progress=progress,
         )
-        said = None if diff is None else difference(found.row(diff[0]), found.row(diff[1]))
+        difference = None if diff is None else difference_of(comparison.row(diff[0]), comparison.row(diff[1]))
         if output is not None:
-            write_whole(output, _written(found, output.suffix))
+            write_whole(output, _written(comparison, output.suffix))
     if as_json:
-        sys.stdout.write(json.dumps(found.to_json() if said is None else said.to_json(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(comparison.to_json() if difference is None else difference.to_json(), indent=1) + "\n")
     else:
-        sys.stdout.write(f"{found.text(wide=wide) if said is None else said}\n")
+        sys.stdout.write(f"{comparison.text(wide=wide) if difference is None else difference}\n")
     named = {*(recipes or ()), *(item.name for item in given), *(path.name for path in pins or ())}
-    missing = [f"{title}: {why}" for title, why in found.left_out if title in named]
+    missing = [f"{title}: {why}" for title, why in comparison.left_out if title in named]
     for line in missing:
         print(printable(f"error: {line}"), file=sys.stderr)
     if missing:
         raise typer.Exit(1)
 
 
-def _written(found: Comparison, suffix: str) -> str:
+def _written(comparison: Comparison, suffix: str) -> str:
     if suffix == ".json":
-        return json.dumps(found.to_json(), indent=1) + "\n"
+        return json.dumps(comparison.to_json(), indent=1) + "\n"
     if suffix == ".csv":
-        return found.csv()
-    return found.markdown() if suffix == ".md" else found.text(wide=True) + "\n"
+        return comparison.csv()
+    return comparison.markdown() if suffix == ".md" else comparison.text(wide=True) + "\n"
 
 
 def _text(path: Path) -> str:
@@ -170,7 +170,7 @@ def _pins(path: Path) -> list[str]:
     from solver_shard.errors import InputError
 
     lines = [line.partition("#")[0].strip() for line in _text(path).splitlines()]
-    found = [line for line in lines if line]
-    if not found or len(found) > MAX_PINS:
-        raise InputError(f"{path} holds {len(found):,} pins; write one a line, as in 'lm_head.weight=S(0),R', {MAX_PINS:,} at most")
-    return found
+    pins = [line for line in lines if line]
+    if not pins or len(pins) > MAX_PINS:
+        raise InputError(f"{path} holds {len(pins):,} pins; write one a line, as in 'lm_head.weight=S(0),R', {MAX_PINS:,} at most")
+    return pins

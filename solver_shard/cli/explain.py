@@ -1,30 +1,18 @@
-"""``solver-shard explain``: why a tensor lies as it does, and what another layout would cost."""
+"""Commands that ask about one plan: ``explain`` (why is it so, what would cost what), ``show`` (what is in it), ``verify`` (is it so)."""
 
 from __future__ import annotations
 
-import enum
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanModel, plan_model
+from solver_shard.cli.options import PlanConfig, PlanFile, PlanModel, given_model, plan_model
 from solver_shard.cli.terminal import catch_interrupts, progress_lines
 
 
-class Decision(enum.StrEnum):
-    """Which decision about a tensor is meant."""
-
-    LAYOUT = "layout"
-    STATE = "state"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    STRATEGY = "strategy"
-
-
 def explain(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     subject: Annotated[
         str,
         typer.Argument(
@@ -41,12 +29,12 @@ def explain(
         ),
     ] = None,
     of: Annotated[
-        Decision,
+        Literal["layout", "state", "forward", "backward", "strategy"],
         typer.Option(
             help="What to ask about: the layout (what a pin fixes), the state of the optimizer, what forward or backward readers get, or "
             "the strategy of the op that makes it.",
         ),
-    ] = Decision.LAYOUT,
+    ] = "layout",
     alternatives: Annotated[int, typer.Option(min=0, help="Price the best so many; 0 only explains, without tracing or solving.")] = 5,
     model: PlanModel = None,
     config: PlanConfig = None,
@@ -94,11 +82,11 @@ def explain(
     from solver_shard.analysis.explain import explain as run
 
     with progress_lines(quiet) as progress, catch_interrupts(progress) as interrupt:
-        found = run(
+        priced = run(
             loaded,
             subject,
             instead,
-            of=of.value,
+            of=of,
             alternatives=alternatives,
             model=source,
             time_limit=time_limit,
@@ -109,16 +97,13 @@ def explain(
             progress=progress,
             stop=interrupt,
         )
-    sys.stdout.write(f"{found.to_json() if as_json else found}\n")
-    if found.instead is not None and found.instead.outcome in ("too large", "impossible"):
+    sys.stdout.write(f"{priced.to_json() if as_json else priced}\n")
+    if priced.instead is not None and priced.instead.outcome in ("too large", "impossible"):
         raise typer.Exit(3)
 
 
-# ``solver-shard show``: read a saved plan.
-
-
 def show(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     pattern: Annotated[
         str | None,
         typer.Argument(metavar="TENSOR-PATTERN", help="A tensor name, module path or glob: '*q_proj.weight'.", show_default=False),
@@ -135,3 +120,63 @@ def show(
         sys.stdout.write(plan_to_json(loaded) if as_json else f"{loaded}\n")
     else:
         sys.stdout.write((lookup_json if as_json else lookup)(loaded, pattern) + "\n")
+
+
+def verify(
+    plan: PlanFile,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="What the plan was made for: a preset or an entry point package.module:function.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Run in so many processes of this machine, by gloo (default: all devices simulated in one).", show_default=False
+        ),
+    ] = None,
+    twin: Annotated[
+        bool | None,
+        typer.Option(
+            "--twin/--no-twin",
+            help="Carry the plan to a small twin, or run it as it is (default: a twin where model or mesh are large, or --processes "
+            "differs from the plan's devices).",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Of a twin's widths and vocabulary, as 0.05 or 1/64 (default: about 64 wide).", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that the processes may take.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON with every tensor instead of the tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Run one step of a plan, and compare outputs, loss, every gradient and the updated parameters with the unsharded model, and the
+    collectives with those that the plan predicts.
+
+    Exit codes: 0 all of it holds, 1 something does not or an error, 2 usage.
+    """
+    source = given_model(model, config)
+    from solver_shard.verification import verify as run
+
+    with progress_lines(quiet) as progress:
+        verdict = run(
+            plan,
+            source,
+            processes=processes,
+            twin=twin,
+            scale=scale,
+            seed=seed,
+            timeout=timeout,
+            progress=progress,
+        )
+    sys.stdout.write(f"{verdict.to_json() if as_json else verdict}\n")
+    if not verdict.holds:
+        raise typer.Exit(1)

@@ -1,33 +1,21 @@
-"""``solver-shard export``: a plan in the form that another tool reads, or as a program."""
+"""Commands that write a plan as something else: ``export`` (for a tool, or a program), ``report`` (a page), ``trace`` (a timeline)."""
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from solver_shard.cli.options import check_output
-
-
-class Target(enum.StrEnum):
-    """Forms of a plan."""
-
-    DTENSOR_SCRIPT = "dtensor-script"
-    PARALLELIZE = "parallelize"
-    HF = "hf"
-    TORCHTITAN = "torchtitan"
-    JAX = "jax"
-    SDY = "sdy"
+from solver_shard.cli.options import PlanFile, check_output
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     to: Annotated[
-        Target,
+        Literal["dtensor-script", "parallelize", "hf", "torchtitan", "jax", "sdy"],
         typer.Option(
             help="dtensor-script: a torchrun program that runs all of the plan; parallelize: a Python file of parallelize_module styles "
             "and FSDP2 calls; hf: a tp_plan with the other arguments of transformers' DistributedConfig; torchtitan: sharding configs; "
@@ -43,36 +31,24 @@ def export(
     A form that cannot express a part of the plan refuses, and names the tensors; with --lossy it lists what it leaves out.
     """
     check_output(output, plan)
-    from solver_shard.exporters import Exported
+    from solver_shard.exporters import export as export_plan
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan
     from solver_shard.text import text_of
 
-    loaded = load_plan(plan)
-    made: Exported
-    if to is Target.DTENSOR_SCRIPT:
-        from solver_shard.exporters import script
-
-        made = script.export(loaded, plan_path=os.path.relpath(plan.resolve(), output.resolve().parent))
-    else:
-        import importlib
-
-        name = {Target.HF: "huggingface", Target.SDY: "shardy"}.get(to, to.value)
-        made = importlib.import_module(f"solver_shard.exporters.{name}").export(loaded, lossy=lossy)
-    write_whole(output, made.text)
+    beside = os.path.relpath(plan.resolve(), output.resolve().parent)
+    exported = export_plan(load_plan(plan), to, lossy=lossy, plan_path=beside)
+    write_whole(output, exported.text)
     lines = [f"wrote {output}"]
-    if made.dropped:
-        lines += ["left out:", *(f"  - {item}" for item in made.dropped)]
-    if made.notes:
-        lines += ["in another way than in the plan:", *(f"  - {note}" for note in made.notes)]
+    if exported.dropped:
+        lines += ["left out:", *(f"  - {item}" for item in exported.dropped)]
+    if exported.notes:
+        lines += ["in another way than in the plan:", *(f"  - {note}" for note in exported.notes)]
     sys.stdout.write(text_of(lines) + "\n")
 
 
-# ``solver-shard report``: a plan as one HTML file.
-
-
 def report(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")] = ...,  # type: ignore[assignment]  # typer's mark for a required option
     compared: Annotated[
         Path | None,
@@ -99,29 +75,19 @@ def report(
     from solver_shard.errors import printable
     from solver_shard.files import write_whole
     from solver_shard.plan.io import load_plan
-    from solver_shard.reports.html import html
-    from solver_shard.reports.studies import read_comparison, read_prices
+    from solver_shard.reports.html import report as page_of
     from solver_shard.text import format_bytes
 
     loaded = load_plan(plan)
-    comparison = None if compared is None else read_comparison(compared)
-    sweep = None
-    if swept is not None:
-        from solver_shard.analysis.sweep.results import load_sweep
-
-        sweep = load_sweep(swept)
-    page = html(loaded, comparison=comparison, sweep=sweep, asked=[read_prices(path) for path in explained or ()])
+    page = page_of(loaded, compared=compared, swept=swept, explained=tuple(explained or ()))
     write_whole(output, page)
     if not quiet:
         size = format_bytes(len(page.encode()))
         sys.stdout.write(printable(f"wrote {output} ({size}): {loaded.name} on {loaded.mesh.whole}; open it in a browser") + "\n")
 
 
-# ``solver-shard trace``: the predicted timeline of a plan's step, for a trace viewer.
-
-
 def trace(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file that solve wrote with -o.")],
+    plan: PlanFile,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Write the trace to this file; compressed if its name ends in .gz.")
     ] = ...,  # type: ignore[assignment]  # typer's mark for a required option

@@ -71,8 +71,8 @@ def list_rules(
     wanted = model if model is not None else config
     if wanted is None:
         check_ops(table)
-        found = _rows(table)
-        text = _row_text(found)
+        rows = _rows(table)
+        text = _row_text(rows)
     else:
         from solver_shard.rules.rulebook import usage
         from solver_shard.tracing.load import is_entry_point, program_of
@@ -84,9 +84,9 @@ def list_rules(
         check_ops(table, known=frozenset(op.name for op in program.ops))
         used = usage(program, Rulebook(table, conservative=conservative))
         replaced = {row.op: row.file for row in table.replaced}
-        found = [{**dataclasses.asdict(row), "source": SOURCES[row.source].lower(), "replaces": replaced.get(row.op)} for row in used]
+        rows = [{**dataclasses.asdict(row), "source": SOURCES[row.source].lower(), "replaces": replaced.get(row.op)} for row in used]
         text = _usage_text(used, replaced)
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else text + "\n")
+    sys.stdout.write(json.dumps(rows, indent=1) + "\n" if as_json else text + "\n")
 
 
 def _sequence(wanted: str) -> int | None:

@@ -5,26 +5,22 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from solver_shard.cli import options
+from solver_shard.cli.options import Config, Debug, Model, Quiet, given_model, takes_options
 from solver_shard.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
     from solver_shard.analysis.sweep.results import Sweep
 
 
+@takes_options("sweep")
 def sweep(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="A preset (llama3-8b, gpt2, ...) or an entry point package.module:function.", show_default=False
-        ),
-    ] = None,
-    config: options.Config = None,
+    model: Model = None,
+    config: Config = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -50,33 +46,7 @@ def sweep(
         list[str] | None,
         typer.Option(help="a100, h100 (the default), gb200, tpu-v5p, ethernet, or a TOML file; repeatable.", show_default=False),
     ] = None,
-    seq: options.Seq = None,
-    reserve: options.Reserve = None,
-    dtype: options.Dtype = None,
-    microbatches: options.Microbatches = 1,
-    optimizer: options.OptimizerName = options.Optimizer.ADAMW,
-    master_weights: options.MasterWeights = True,
-    state_bytes: options.StateBytes = None,
-    reduce_dtype: options.ReduceDtypeName = None,
-    clip: options.Clip = False,
-    forward_only: options.ForwardOnly = False,
-    checkpoint: options.Checkpoint = False,
-    pin: options.Pins = None,
-    split: options.Split = None,
-    no_split: options.NoSplit = False,
-    template: options.Template = None,
-    rules: options.Rules = None,
-    conservative: options.Conservative = False,
-    trust_dtensor: options.TrustDTensor = False,
-    free: options.Free = False,
-    objective: options.ObjectiveName = options.Objective.TIME,
-    memory_weight: options.MemoryWeight = 0,
-    overlap: options.Overlap = 0.0,
-    fusion: options.Fusion = False,
-    gap: options.Gap = 1e-4,
-    time_limit: options.TimeLimit = 60.0,
-    work_limit: options.WorkLimit = None,
-    seed: options.Seed = 0,
+    *,
     workers: Annotated[int, typer.Option(min=1, help="Processor cores for each point.")] = 1,
     jobs: Annotated[
         int | None,
@@ -101,8 +71,9 @@ def sweep(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print sweep.json instead of the table.")] = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Plan a model on many mesh shapes, batch sizes, memory limits and clusters: what is fastest, what is smallest, what is proven.
 
@@ -111,9 +82,7 @@ def sweep(
 
     Exit codes: 0 ok, 1 error (at some point, too), 2 usage, 3 no plan fits anywhere, 130 ended by Ctrl-C.
     """
-    shared = options.shared(locals())
-    if (model is None) == (config is None):
-        raise typer.BadParameter("give one of MODEL (a preset or package.module:function) and --config FILE", param_hint="MODEL")
+    source = given_model(model, config)
     if (devices is None) == (not mesh):
         raise typer.BadParameter("give one of --devices 64 (all shapes of that many) and --mesh dp=8,tp=8", param_hint="--devices")
     from solver_shard.analysis import sweep as study
@@ -122,8 +91,8 @@ def sweep(
     so_far: list[Sweep] = []
     try:
         with progress_lines(quiet, keep=True) as progress:
-            found = study.sweep(
-                config if config is not None else str(model),
+            swept = study.sweep(
+                source,
                 devices=devices,
                 axes=_numbers(axes),
                 meshes=tuple(mesh or ()),
@@ -137,17 +106,17 @@ def sweep(
                 command=shlex.join(["solver-shard", *context.find_root().obj]),
                 progress=progress,
                 watch=lambda sweep: so_far.__setitem__(slice(None), [sweep]),
-                **shared,
+                **options,
             )
     except KeyboardInterrupt:
         if so_far:
             _write(so_far[0], as_json)
             print(printable(_how_to_go_on(so_far[0], output)), file=sys.stderr)
         raise
-    _write(found, as_json)
-    if any(row.status == "error" for row in found.rows):
+    _write(swept, as_json)
+    if any(row.status == "error" for row in swept.rows):
         raise typer.Exit(1)
-    if not any(row.fits for row in found.rows):
+    if not any(row.fits for row in swept.rows):
         raise typer.Exit(3)
 
 

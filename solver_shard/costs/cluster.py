@@ -7,38 +7,7 @@
 Devices are numbered as the mesh numbers them, so the mesh's rightmost axis gets the fastest links. A level of size k
 joins the devices of every block of k neighbours (0 to k-1, k to 2k-1, ...); the last level joins all of them.
 
-The presets are TOML files beside this module; a user's own file has the same keys:
-
-    title = "Two boxes under my desk"
-    launch_ns = 6600                      # once per collective: launch and first synchronisation
-
-    [device]
-    name = "my GPU"
-    memory_gib = 24.0                     # GiB = 2**30 bytes
-    reserve_gib = 2.0                     # of it, what no tensor can have: context, collective library, fragmentation
-    memory_gb_per_s = 1000.0              # GB = 10**9 bytes
-    vector_tflops = 40.0                  # everything that is not a matrix product
-    matmul_tflops = { bf16 = 160.0, f16 = 160.0, f32 = 40.0 }   # dense, without sparsity
-
-    [device.efficiency]                   # part of these peaks that kernels reach
-    matmul = 0.7                          # of matmul_tflops: large matrix products and convolutions
-    attention = 0.5                       # of matmul_tflops: fused attention
-    streaming = 0.85                      # of memory_gb_per_s: pointwise ops, copies, gathers, optimizer updates, and matmul operands
-    reduction = 0.75                      # of memory_gb_per_s: sums, norms, softmax, losses
-
-    [[links]]                             # innermost first
-    name = "PCIe"
-    size = 4                              # devices per block; the last level has no size
-    gb_per_s = 25.0                       # per device and direction, with all devices active
-    efficiency = 0.8
-    latency_ns = 2000                     # per hop
-    topology = "switch"                   # or "torus": no direct links, so no trees and dearer all-to-all
-
-    [[links]]
-    name = "Ethernet"
-    gb_per_s = 3.125
-    efficiency = 0.9
-    latency_ns = 15000
+The presets are TOML files; :func:`load_cluster` shows one.
 """
 
 from __future__ import annotations
@@ -154,6 +123,48 @@ class Cluster:
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """A preset by name, or a cluster from the user's TOML file (anything with a ``.toml`` ending or a slash).
+
+    >>> load_cluster("h100").device.memory
+    84932978278
+
+    The presets are TOML files in ``solver_shard/costs/clusters``; a user's own file has the same keys:
+
+        title = "Two boxes under my desk"
+        launch_ns = 6600                      # once per collective: launch and first synchronisation
+
+        [device]
+        name = "my GPU"
+        memory_gib = 24.0                     # GiB = 2**30 bytes
+        reserve_gib = 2.0                     # of it, what no tensor can have: context, collective library, fragmentation
+        memory_gb_per_s = 1000.0              # GB = 10**9 bytes
+        vector_tflops = 40.0                  # everything that is not a matrix product
+        matmul_tflops = { bf16 = 160.0, f16 = 160.0, f32 = 40.0 }   # dense, without sparsity
+
+        [device.efficiency]                   # part of these peaks that kernels reach
+        matmul = 0.7                          # of matmul_tflops: large matrix products and convolutions
+        attention = 0.5                       # of matmul_tflops: fused attention
+        streaming = 0.85                      # of memory_gb_per_s: pointwise ops, copies, gathers, optimizer updates, and matmul operands
+        reduction = 0.75                      # of memory_gb_per_s: sums, norms, softmax, losses
+
+        [[links]]                             # innermost first
+        name = "PCIe"
+        size = 4                              # devices per block; the last level has no size
+        gb_per_s = 25.0                       # per device and direction, with all devices active
+        efficiency = 0.8
+        latency_ns = 2000                     # per hop
+        topology = "switch"                   # or "torus": no direct links, so no trees and dearer all-to-all
+
+        [[links]]
+        name = "Ethernet"
+        gb_per_s = 3.125
+        efficiency = 0.9
+        latency_ns = 15000
+
+    Args:
+        name_or_path: a100, ethernet, gb200, h100, tpu-v5p, or a path.
+
+    Returns:
+        The cluster: bytes of memory, operations and bytes per second of a device, its links from the innermost on.
 
     Raises:
         InputError: no such preset or file, or a field is wrong; the message names the file, the key and what is legal.

@@ -20,18 +20,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from solver_shard.costs.cluster import load_cluster
+from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.dtensor import DTensorCosts
 from solver_shard.errors import InputError
 from solver_shard.expander.call import Meta, Operand, PlacedCall, elements, is_list_op
-from solver_shard.expander.pricing import MovePricing
+from solver_shard.expander.pricing import ClusterPricing, DTensorPricing, MovePricing
 from solver_shard.expander.search import Expansion, expand_exhaustively, search, searchable
 from solver_shard.expander.single_axis import USER_STRATEGIES, Cut, Prepared, SingleAxis, Strategies, of_rule, prepare
-from solver_shard.layout import dtensor_placements
+from solver_shard.layout import Placements, dtensor_placements, show
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Ref, Tensor
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import RuleTable, load_table
+from solver_shard.text import format_ns, text_of
 
 
 def overload(op: str) -> Any | None:
@@ -269,3 +274,128 @@ def rule_strategies(call: PlacedCall, table: RuleTable) -> SingleAxis:
     place = [None if meta is None else next(present) for meta in call.results]
     rows = tuple((*(None if k is None else row[k] for k in place), *row[len(results) :]) for row in found.strategies)
     return SingleAxis(strategies=rows, allow_unbacked_sharding=found.allow_unbacked_sharding, legal=found.legal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """How one op runs on a mesh; ``str()`` says it in words.
+
+    Attributes:
+        call: the op, with its inputs, results and other arguments.
+        best: the cheapest way, and the moves that it needs.
+        ways: every way, cheapest first, where they were asked for; each priced as an executor would move each input.
+        prices: whose, in words.
+        mover: who would move inputs so, in words.
+    """
+
+    call: PlacedCall
+    best: Expansion
+    ways: tuple[Expansion, ...] | None
+    prices: str
+    mover: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: layouts as text, costs in the unit that is given with them."""
+        best = self.best
+        data = {**_data(best), "visited": best.visited, "product": best.product, "how": best.how}
+        return data if self.ways is None else {**data, "all": [_data(way) for way in self.ways]}
+
+    def __str__(self) -> str:
+        call, best = self.call, self.best
+        lines = [f"{call.op} on {call.mesh}, priced by {self.prices}"]
+        for i, operand in enumerate(call.operands):
+            moves = [move for move in best.moves if move.operand == i]
+            lines.append(f"  input {i}   {operand}| {show(operand.layout)}{'' if moves else '  as it is'}")
+            lines += [f"            {move}" for move in moves]
+        for k, meta in enumerate(call.results):
+            layout = best.results[k] if k < len(best.results) else None
+            lines.append(f"  result {k}  {'masked off' if meta is None or layout is None else f'{meta}| {show(layout)}'}")
+        axes = len(call.element_mesh.axes)
+        strategies = round(best.product ** (1 / axes))
+        visited = f"{best.visited} states visited" if best.how != "exhaustive" else "all combinations expanded"
+        lines.append(f"cost {_cost(best)}")
+        lines.append(f"{visited}; the full product of {strategies} strategies on {axes} axes has {best.product}")
+        if self.ways is not None:
+            lines += ["", f"{len(self.ways)} ways, moved as {self.mover} would:"]
+            lines += [f"  {_cost(way):>12}  {_layouts(way.inputs)} -> {_layouts(way.results)}" for way in self.ways]
+        return text_of(lines)
+
+
+def expand(
+    op: str,
+    inputs: Sequence[str],
+    *,
+    mesh: str | Mesh,
+    arguments: Mapping[str, Any] | None = None,
+    prices: Literal["cluster", "dtensor"] = "cluster",
+    cluster: str = "h100",
+    devices_per_host: int = 8,
+    source: Source = "auto",
+    ways: bool = False,
+) -> Expanded:
+    """How one op runs on a mesh from the layouts that its inputs have: the cheapest strategy on every axis, and the moves that it needs.
+
+    >>> found = expand("aten.mm.default", ["f32[512,1024]| S(0)R", "f32[1024,512]| RS(1)"], mesh="dp=4,tp=2")
+    >>> found.best.cost, found.best.how
+    (0, 'match')
+
+    Args:
+        op: an ATen op with its overload.
+        inputs: tensor arguments in order, with global shapes and layouts; ``?`` is an unknown size.
+        mesh: axes, outermost first.
+        arguments: the op's other arguments by name: ``{"dim": [1]}``.
+        prices: a cluster's costs in nanoseconds, or DTensor's own formulas in microseconds.
+        cluster: whose: a preset or a TOML file.
+        devices_per_host: for DTensor's formulas.
+        source: where single-axis strategies come from: our ``rules``, ``dtensor``, or ``auto`` for the first that has some, those that were
+            registered (:func:`solver_shard.register_single_axis_strategy`) before both.
+        ways: list every way to run the op, too.
+
+    Returns:
+        The cheapest way with its moves, their bytes and costs.
+
+    Raises:
+        InputError: no such op, or it does not run on these inputs; the message says what is legal.
+        RuleError: strategies that do not fit the op.
+    """
+    on = mesh if isinstance(mesh, Mesh) else Mesh.parse(mesh)
+    call = call_of(op, [Operand.parse(text, on) for text in inputs], on, arguments)
+    pricing: MovePricing
+    if prices == "dtensor":
+        pricing = DTensorPricing(DTensorCosts(mesh_shape=on.shape, devices_per_host=devices_per_host), on)
+        by, mover = f"DTensor's formulas, {devices_per_host} devices per host", "DTensor"
+    else:
+        pricing = ClusterPricing(Collectives(on, load_cluster(cluster)))
+        by, mover = f"cluster {cluster}", "an executor of our plans"
+    expander = Expander(pricing, source=source)
+    best = expander.expand(call)
+    return Expanded(call=call, best=best, ways=expander.ranked(call) if ways else None, prices=by, mover=mover)
+
+
+def _layouts(layouts: Sequence[Placements | None]) -> str:
+    return ", ".join("-" if layout is None else show(layout) for layout in layouts)
+
+
+def _cost(way: Expansion) -> str:
+    return format_ns(round(way.cost)) if way.unit == "ns" else f"{way.cost:.2f} {way.unit}"
+
+
+def _data(way: Expansion) -> dict[str, Any]:
+    return {
+        "inputs": [show(layout) for layout in way.inputs],
+        "results": [None if layout is None else show(layout) for layout in way.results],
+        "cost": way.cost,
+        "unit": way.unit,
+        "moves": [
+            {
+                "input": move.operand,
+                "kind": move.kind,
+                "axes": list(move.names),
+                "before": show(move.before),
+                "after": show(move.after),
+                "bytes": move.nbytes,
+                "cost": move.cost,
+            }
+            for move in way.moves
+        ],
+    }

@@ -151,7 +151,28 @@ def register_single_axis_strategy(
     different_mesh_args: Sequence[int] | None = None,
     static_arguments: Sequence[str] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a function for an op or a list of ops, for the whole process; see ``Strategies.register``."""
+    """Register the strategies that an op has along one mesh axis, for the whole process: ``expand`` takes them before rules and DTensor's.
+
+    The signature is that of DTensor's ``register_single_dim_strategy``.
+
+    >>> @register_single_axis_strategy("my.scale.default", allow_uneven_sharding=True)  # doctest: +SKIP
+    ... def scale(call):
+    ...     return [[Cut(d), Cut(d), R] for d in range(len(call.operands[0].shape))]
+
+    Args:
+        op: one op, ``aten.mm.default``, or a list of them.
+        allow_uneven_sharding: shards of a dim may differ in size.
+        allow_unbacked_sharding: dims of unknown size may be cut.
+        different_mesh_args: positions of tensor arguments that may lie on another mesh.
+        static_arguments: names of the arguments, tensors aside, that the result depends on; default all.
+
+    Returns:
+        A decorator of a function that takes a ``Call`` and returns lists of placements, outputs then inputs; replicating everything need
+        not be listed.
+
+    Raises:
+        RuleError: where the function is used, if what it returns does not fit the op.
+    """
     return USER_STRATEGIES.register(op, allow_uneven_sharding, allow_unbacked_sharding, different_mesh_args, static_arguments)
 
 

@@ -541,3 +541,10 @@ def start_from(solution: Sequence[int], graph: ChoiceGraph, name: str) -> WarmSt
         if v in joint:
             joint[v] &= graph.tables[table][solution[u]] < FORBIDDEN
     return WarmStart(name=name, allowed=allowed | {v: mask for v, mask in joint.items() if mask.any()})
+
+
+def usage_text(peak: int, limit: int | None) -> str:
+    """The peak against the limit."""
+    if limit is None:
+        return f"{peak:,}, no limit"
+    return f"{peak:,} of {limit:,}" + (f" ({peak / limit:.2%})" if limit else "")

@@ -33,6 +33,14 @@ SCHEMA_ID = "urn:solver-shard:plan:1"
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file.
 
+    >>> plan = load_plan("plan.json")  # doctest: +SKIP
+
+    Args:
+        path: of a file that ``solve -o`` or ``Plan.save`` wrote; it is read as data only.
+
+    Returns:
+        The plan, whose parts and figures agree with each other.
+
     Raises:
         InputError: no such file, too large, not JSON, not a plan, another schema version, or a part that does not fit.
     """
@@ -89,6 +97,12 @@ def plan_to_json(plan: Plan) -> str:
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to ``path``: a temporary file in the same folder, then renamed over it.
+
+    >>> save_plan(plan, "plan.json")  # doctest: +SKIP
+
+    Args:
+        plan: what ``optimize`` returned.
+        path: of the file, JSON by the schema of ``plan_schema``.
 
     Raises:
         InputError: the folder does not exist or cannot be written.

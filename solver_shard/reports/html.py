@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from solver_shard.analysis.sweep.results import Sweep, load_sweep
 from solver_shard.errors import printable
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
@@ -27,14 +29,51 @@ from solver_shard.plan.summary import PURPOSES, collected, headline, holders, ke
 from solver_shard.reports.charts import history_chart, memory_chart
 from solver_shard.reports.dataflow import layer_graphs
 from solver_shard.reports.modules import module_tree
-from solver_shard.reports.studies import Compared, PricedQuestion, comparison_table, prices_by_entry, sweep_chart
+from solver_shard.reports.studies import (
+    Compared,
+    PricedQuestion,
+    comparison_table,
+    prices_by_entry,
+    read_comparison,
+    read_prices,
+    sweep_chart,
+)
 from solver_shard.reports.tensors import chips, picture, tensor_entries, title
 from solver_shard.text import fold_members, format_bytes, format_ns, number_parts, shorten
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from solver_shard.analysis.sweep.results import Sweep
+
+def report(
+    plan: Plan,
+    *,
+    compared: str | os.PathLike[str] | None = None,
+    swept: str | os.PathLike[str] | None = None,
+    explained: Sequence[str | os.PathLike[str]] = (),
+) -> str:
+    """A plan as one HTML page, which opens from disk without a network and prints.
+
+    >>> Path("plan.html").write_text(report(plan), encoding="utf-8")  # doctest: +SKIP
+
+    Args:
+        plan: what to show: time and memory by module, the dataflow of a layer, how tensors are cut, what moves them and why.
+        compared: file of ``compare -o FILE.json``, whose plans are shown beside this one.
+        swept: folder of a sweep, or its ``sweep.json``, for a plot of step time against peak memory.
+        explained: files of ``explain --json``, whose prices stand with the tensors they are about.
+
+    Returns:
+        The text of the page.
+
+    Raises:
+        InputError: a file is not there, too large, or not of its form; the message names the place.
+    """
+    return html(
+        plan,
+        comparison=None if compared is None else read_comparison(compared),
+        sweep=None if swept is None else load_sweep(swept),
+        asked=[read_prices(path) for path in explained],
+    )
 
 
 def html(

@@ -97,8 +97,22 @@ class Timeline:
 def timeline(plan: Plan) -> Timeline:
     """Lay out one step of a plan.
 
+    >>> line = timeline(plan)                                # doctest: +SKIP
+    >>> write_trace(chrome_trace(line, plan), "trace.json")  # doctest: +SKIP
+
+    Ops stand under their modules, collectives in a row for each group of mesh axes, memory by category. A reshard runs just before
+    the first of its readers, a gradient's reduction just after the op that makes it, the update last. Exposed is what no compute
+    hides; what an overlap hides lies under compute on the same axes' row, and ``unplaced_ns`` is what finds no compute to lie under.
+    Of several microbatches the first and the last are drawn in full, those between as one block.
+
+    Args:
+        plan: what ``optimize`` returned, or ``load_plan`` read.
+
+    Returns:
+        Slices, memory and marks in integer nanoseconds; the last ends at ``plan.costs.total_ns``.
+
     Raises:
-        InputError: the parts of the plan do not add up to its costs, see ``plan.figures``.
+        InputError: the parts of the plan do not add up to its costs.
     """
     check_times(plan)
     return _TimelineBuilder(plan).run()
@@ -500,8 +514,14 @@ Event = Mapping[str, object]
 def chrome_trace(line: Timeline, plan: Plan) -> str:
     """JSON text, one event to a line; ``otherData`` names the plan and sums up the step in nanoseconds.
 
+    >>> text = chrome_trace(timeline(plan), plan)  # doctest: +SKIP
+
     Args:
         line: of this plan.
+        plan: whose timeline it is.
+
+    Returns:
+        The trace, which ui.perfetto.dev and chrome://tracing open; times in microseconds, as the format has them.
     """
     about = {
         "plan": plan.name,
@@ -548,6 +568,15 @@ def trace_events(line: Timeline) -> Iterator[Event]:
 
 def write_trace(text: str, path: str | os.PathLike[str]) -> int:
     """Write a trace, compressed if the name ends in ``.gz``, the same bytes for the same text; how many bytes were written.
+
+    >>> write_trace(chrome_trace(timeline(plan), plan), "trace.json.gz")  # doctest: +SKIP
+
+    Args:
+        text: of ``chrome_trace``.
+        path: of the file.
+
+    Returns:
+        Bytes that were written.
 
     Raises:
         InputError: the folder does not exist or cannot be written.

@@ -19,12 +19,11 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from solver_shard.errors import RuleError
-from solver_shard.files import read_toml
+from solver_shard.files import RulesFile, read_toml
 from solver_shard.rules.row import Exclusion, Family, RuleRow, is_text
 
 if TYPE_CHECKING:
@@ -40,14 +39,6 @@ _FOREIGN = ("shard", "stablehlo", "sdy")
 """Namespaces of ops that are not torch's."""
 MAX_RULES_BYTES = 1 << 18
 """Plans keep the files whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulesFile:
-    """A rules file of the user's: its name, for messages, and its whole text, which plans keep."""
-
-    name: str
-    text: str
 
 
 class RuleTable(Mapping[str, RuleRow]):

@@ -1,29 +1,6 @@
 """A plan as a real distributed program: parameters are DTensors in the planned layouts, a step runs the planned graph on local shards.
 
-Run under ``torchrun --nproc-per-node 8``, every process with the same model, inputs and seed:
-
->>> mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
->>> sharded = solver_shard.apply(model, solver_shard.load_plan("plan.json"), mesh)
->>> optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-3)
->>> loss = sharded(input_ids=ids, labels=ids)       # called like the model; returns the loss
->>> loss.backward()                                 # sharded.get_parameter("up.weight").grad is a DTensor
->>> optimizer.step()
-
-**What runs** is the plan's graph, forward and backward, op by op on local tensors, with the plan's collectives and no others.
-``recorded_collectives`` has what ran. Nothing is left to DTensor's own propagation but what the optimizer does.
-
-**Inputs** are whole tensors, the same in every process (each takes its part), or DTensors. They have the sizes that the plan was made for.
-
-**The result** is the loss, or with a forward-only plan what the model returns: the tensor, a tuple, or a mapping by name. A tensor that
-the plan hands over replicated is a plain one, any other a DTensor in its planned layout.
-
-**Microbatches.** Of a plan with N of them, N calls and backwards make a step; the N-th backward leaves the gradients. As always, what
-each backward starts from is yours: ``(loss / N).backward()`` for the mean.
-
-**Meta models.** Parameters of a model on the meta device are made without values: load a checkpoint, or initialise them. Calling the
-model before is an error.
-
-**torch.compile** of the applied model runs it as it is, uncompiled and with the same numbers: the planned graph is not traced again.
+:func:`apply` says how a program uses it.
 """
 
 from __future__ import annotations
@@ -67,13 +44,43 @@ def apply(
 ) -> nn.Module:
     """The model as a module whose parameters are DTensors and whose step is the planned one.
 
+    Run under ``torchrun --nproc-per-node 8``, every process with the same model, inputs and seed:
+
+    >>> mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+    >>> sharded = solver_shard.apply(model, solver_shard.load_plan("plan.json"), mesh)
+    >>> optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-3)
+    >>> loss = sharded(input_ids=ids, labels=ids)       # called like the model; returns the loss
+    >>> loss.backward()                                 # sharded.get_parameter("up.weight").grad is a DTensor
+    >>> optimizer.step()
+
     All processes of the mesh call it alike. The model itself is left as it was, and can be deleted afterwards.
+
+    **What runs** is the plan's graph, forward and backward, op by op on local tensors, with the plan's collectives and no others.
+    ``recorded_collectives`` has what ran. Nothing is left to DTensor's own propagation but what the optimizer does.
+
+    **Inputs** are whole tensors, the same in every process (each takes its part), or DTensors. They have the sizes that the plan was made
+    for.
+
+    **The result** is the loss, or with a forward-only plan what the model returns: the tensor, a tuple, or a mapping by name. A tensor that
+    the plan hands over replicated is a plain one, any other a DTensor in its planned layout.
+
+    **Microbatches.** Of a plan with N of them, N calls and backwards make a step; the N-th backward leaves the gradients. As always, what
+    each backward starts from is yours: ``(loss / N).backward()`` for the mean.
+
+    **Meta models.** Parameters of a model on the meta device are made without values: load a checkpoint, or initialise them. Calling the
+    model before is an error.
+
+    **torch.compile** of the applied model runs it as it is, uncompiled and with the same numbers: the planned graph is not traced again.
 
     Args:
         model: what the plan was made for, with values (the same in every process) or on the meta device.
+        plan: what ``optimize`` returned, or ``load_plan`` read.
         device_mesh: with the names and sizes of the plan's axes.
         inputs: example inputs, where the plan's are no plain keyword arguments or some argument is no tensor; as in ``trace``.
         loss_fn: what the plan was made with, where the model does not return its loss.
+
+    Returns:
+        A module that is called like the model, whose parameters and gradients are DTensors in the plan's layouts.
 
     Raises:
         InputError: the torch version, process group, mesh or model is not what the plan needs; the message says what is.
@@ -100,8 +107,14 @@ def apply(
 def recorded_collectives(sharded: nn.Module, *, reset: bool = False) -> list[Recorded]:
     """The collectives that have run in this process since it was applied, or since the last reset.
 
+    >>> [(ran.kind, ran.axes, ran.nbytes) for ran in recorded_collectives(sharded)]  # doctest: +SKIP
+
     Args:
+        sharded: what ``apply`` returned.
         reset: forget them.
+
+    Returns:
+        Kind, mesh axes and bytes of each, in the order in which they ran.
 
     Raises:
         InputError: the module is not an applied one.

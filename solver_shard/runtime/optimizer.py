@@ -71,6 +71,8 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
     Schedulers take it as any optimizer. ``state_dict`` is keyed by parameter name and has the masters, so that a
     ``torch.distributed.checkpoint`` of it loads under another plan.
 
+    >>> optimizer = ShardedOptimizer(sharded, torch.optim.AdamW, lr=1e-3)  # doctest: +SKIP
+
     Args:
         sharded: what ``apply`` returned.
         kind: the optimizer's class, called as ``kind(parameters, **options)``; one that can step all parameters at once, fused or one after
@@ -258,6 +260,15 @@ def clip_grad_norm_(sharded: nn.Module, max_norm: float) -> torch.Tensor:
 
     One all-reduce of one number, over the axes that the plan says. ``torch.nn.utils.clip_grad_norm_(sharded.parameters(), ...)`` gives
     the same, by whatever collectives DTensor takes for it.
+
+    >>> norm = clip_grad_norm_(sharded, 1.0)  # doctest: +SKIP
+
+    Args:
+        sharded: what ``apply`` returned, of a plan that was made with ``clip=True``.
+        max_norm: of all gradients together, in the 2-norm.
+
+    Returns:
+        The norm before, a tensor of no dims, the same in every process.
 
     Raises:
         InputError: the plan was made without clipping.

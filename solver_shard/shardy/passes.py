@@ -24,6 +24,10 @@ Dump = Callable[[PropagationGraph, str], None]
 """Called with the graph as it stands, rules on its ops, and the name of the file to write."""
 
 
+FactorStrategy = Literal["basic", "aggressive", "basic-then-aggressive"]
+"""How the axes of one op's factors are settled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagationOptions:
     """What the passes can be asked.
@@ -37,7 +41,7 @@ class PropagationOptions:
     """
 
     conservative: bool = False
-    strategy: Literal["basic", "aggressive", "basic-then-aggressive"] = "aggressive"
+    strategy: FactorStrategy = "aggressive"
     run_op_priority: bool = True
     keep_rules: bool = False
     dump: Dump | None = None

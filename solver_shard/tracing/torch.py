@@ -47,6 +47,8 @@ def trace(
     Regions under ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` are not kept for the backward pass but computed
     again in it, as they are when the model runs; selective policies are followed (see :mod:`solver_shard.tracing.clean.finish`).
 
+    >>> program = trace(model, {"x": torch.empty(8, 16)}, name="mlp", loss_fn=torch.sum)  # doctest: +SKIP
+
     Args:
         model: any module, on any device, meta included; it is left as it was. Training mode (dropout) is the model's own.
         inputs: keyword arguments by name, or positional arguments; tensors may be real, meta or fake, only their sizes are used.
@@ -54,6 +56,9 @@ def trace(
         loss_fn: called as ``loss_fn(outputs)`` or ``loss_fn(outputs, inputs)``; returns a scalar. Without it the loss is the
             output's ``loss`` (Hugging Face models given labels) or the output itself if it is a scalar.
         forward_only: no loss and no backward; everything the model returns is an output.
+
+    Returns:
+        Ops and tensors in order, with global shapes; ``optimize`` takes it in place of a model.
 
     Raises:
         InputError: the inputs do not fit, or there is no scalar loss.

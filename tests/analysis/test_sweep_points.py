@@ -51,16 +51,16 @@ def test_a_grid_has_every_combination_once_and_those_of_a_batch_follow_each_othe
         meshes=["dp=2,tp=2", "4"], batches=[8, 16], memories=["40GiB", "70GiB", "71680MiB"], clusters=["h100", "a100"], options={"seq": 128}
     )
     assert len(found) == 2 * 2 * 2 * 2  # two of the limits are one
-    assert [point.asked.options.batch for point in found] == [8] * 8 + [16] * 8
+    assert [point.request.options.batch for point in found] == [8] * 8 + [16] * 8
     assert len({point.name for point in found}) == len(found)
     assert found[0].name == "dp=2,tp=2_b8_40GiB_h100"
     assert found[0].file == "dp=2,tp=2_b8_40GiB_h100.json"
-    assert {point.asked.options.seq for point in found} == {128}
+    assert {point.request.options.seq for point in found} == {128}
 
 
 def test_what_is_not_given_is_as_in_optimize() -> None:
     (point,) = points_of(memories=[None])
-    options = point.asked.options
+    options = point.request.options
     assert (options.dtype, options.optimizer, options.gap, options.time_limit, options.tied) == ("bf16", "adamw", 1e-4, 60.0, True)
     assert options.memory_limit == int(load_cluster("h100").device.memory * 0.9)
     assert point.name == "d0=4_b8_h100"

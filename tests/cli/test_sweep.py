@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import shlex
 from pathlib import Path
@@ -86,9 +87,10 @@ def test_defaults_are_those_of_the_function_that_plans_one_point(monkeypatch: py
     from solver_shard.api import optimize
 
     _, given = run(monkeypatch, found("optimal"), "gpt2", "--devices", "8", "-q")
-    shared = [name for name in given if name in (optimize.__kwdefaults__ or {}) and name not in ("workers", "command", "progress")]
+    defaults = {name: parameter.default for name, parameter in inspect.signature(optimize).parameters.items()}
+    shared = [name for name in given if name in defaults and name not in ("model", "workers", "command", "progress")]
     assert len(shared) > 20
-    assert {name: given[name] for name in shared} == {name: (optimize.__kwdefaults__ or {})[name] for name in shared}
+    assert {name: given[name] for name in shared} == {name: defaults[name] for name in shared}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from entry_models import mlp
 from torch import nn
 from traced_models import squares
 
-from solver_shard.analysis.greedy_plans import propagated_plan
+from solver_shard.analysis.greedy_plans import propagate
 from solver_shard.api import optimize
 from solver_shard.baselines.propagated import Propagation
 from solver_shard.errors import InputError
@@ -117,7 +117,7 @@ def test_what_a_layout_cannot_say_is_told() -> None:
     layouts = {tensor.name: str(layout) for tensor, layout in zip(program.tensors, made.layouts, strict=True)}
     assert layouts["x"] == "RS(0)"
     assert {program.tensors[t].name: what for t, what in made.lost.items()}["x"] == "S(0) on dp"
-    plan = propagated_plan(program, mesh="dp=2,tp=4", pins=["weight=S(1),S(0)"], name="user-priority")
+    plan = propagate(program, mesh="dp=2,tp=4", pins=["weight=S(1),S(0)"], which="user-priority").plan
     assert "left out (too many shards, or an order that only parameters may have)" in str(plan)
     assert "x S(0) on dp" in str(plan)
     assert "no plan that keeps what propagation decided has less time" in str(plan)
@@ -137,7 +137,7 @@ def test_pins_without_one_placement_are_refused(pin: str, message: str) -> None:
 def test_every_pass_gives_a_complete_plan_that_costs_no_less_than_the_best(name: PassName) -> None:
     pins = ["x=S(0),R", "up.weight=R,S(0)"]
     program = traced()
-    plan = propagated_plan(program, mesh="dp=4,tp=2", pins=pins, name=name)
+    plan = propagate(program, mesh="dp=4,tp=2", pins=pins, which=name).plan
     best = optimize(program, mesh="dp=4,tp=2", pins=pins, memory="80GiB", reserve=0)
     assert plan.costs.total_ns >= best.costs.total_ns
     assert plan.options.propagation == name
@@ -149,8 +149,8 @@ def test_every_pass_gives_a_complete_plan_that_costs_no_less_than_the_best(name:
 
 def test_conflicts_become_transitions_with_a_price() -> None:
     """Input and weight both want tp; whoever loses is moved."""
-    free = propagated_plan(traced(), mesh="tp=4", pins=["x=S(0)"], name="user-priority")
-    both = propagated_plan(traced(), mesh="tp=4", pins=["x=S(0)", "up.weight=S(0)"], name="user-priority")
+    free = propagate(traced(), mesh="tp=4", pins=["x=S(0)"], which="user-priority").plan
+    both = propagate(traced(), mesh="tp=4", pins=["x=S(0)", "up.weight=S(0)"], which="user-priority").plan
 
     assert {reshard.purpose for reshard in free.reshards if reshard.steps} == {"optimizer", "output"}
     moved = {both.tensors[reshard.tensor].name for reshard in both.reshards if reshard.purpose == "forward" and reshard.steps}

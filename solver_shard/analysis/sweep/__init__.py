@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from solver_shard import __version__
 from solver_shard.analysis.sweep.points import DEFAULT_AXES, Point, grid
@@ -27,7 +27,7 @@ from solver_shard.analysis.sweep.run import Step, Task, run_local
 from solver_shard.codec import encode
 from solver_shard.errors import InputError
 from solver_shard.mesh import Mesh
-from solver_shard.options import MAX_WORKERS, Options, part_of
+from solver_shard.options import MAX_WORKERS, Options, SweepOptions, part_of, with_options
 from solver_shard.program import Program
 from solver_shard.text import format_bytes, format_ns, parse_bytes
 from solver_shard.tracing.load import is_entry_point, traced_of
@@ -42,6 +42,7 @@ OF_POINTS = ("batch", "memory_limit", "reserve")
 """Options that points differ in; the others are those of the sweep."""
 
 
+@with_options("sweep")
 def sweep(
     model: str | os.PathLike[str] | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
@@ -60,9 +61,11 @@ def sweep(
     command: str | None = None,
     progress: Callable[[str], None] | None = None,
     watch: Callable[[Sweep], None] | None = None,
-    **options: Any,
+    **options: Unpack[SweepOptions],
 ) -> Sweep:
     """Plan a model at every combination of mesh, batch, memory limit and cluster.
+
+    >>> found = sweep("gpt2", devices=8, batches=[16], seq=1024, folder="gpt2-8")  # doctest: +SKIP
 
     Args:
         model, inputs, loss_fn: as of ``solver_shard.optimize``.
@@ -79,7 +82,10 @@ def sweep(
         command: what plans record as their origin.
         progress: called with a line of text when something starts or is done.
         watch: called with what is known so far: at the start, and after every point.
-        options: all other arguments of ``optimize`` that describe a plan or the search, for all points.
+        OPTIONS
+
+    Returns:
+        A row for each point: step time in nanoseconds, peak in bytes per device, bound and gap; ``str()`` of it is the table.
 
     Raises:
         InputError: an argument is not usable, or the folder holds something else.
@@ -94,12 +100,13 @@ def sweep(
         batches=batches,
         memories=memories,
         clusters=clusters,
-        options={**options, "workers": workers},
+        workers=workers,
+        options=options,
     )
     fresh = Sweep(
         model=_named(model),
         tool=f"solver-shard {__version__}",
-        asked=_asked(model, points[0].asked.options, options.get("reserve")),
+        asked=_asked(model, points[0].request.options, options.get("reserve")),
         rows=tuple(map(pending_row, points)),
     )
     say = progress or (lambda line: None)
@@ -186,7 +193,7 @@ class _Steps:
         self.last: tuple[int | None, Step] | None = None
 
     def of(self, point: Point) -> Step:
-        options = point.asked.options
+        options = point.request.options
         if self.last is None or self.last[0] != options.batch:
             self.say(f"tracing the model{f', batch {options.batch}' if options.batch is not None else ''}")
             self.last = options.batch, self._traced(options)

@@ -17,18 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from solver_shard.api import Asked, asked, optimize
+from solver_shard.api import Request, read_request
 from solver_shard.costs.cluster import PRESETS, Cluster, load_cluster
 from solver_shard.errors import InputError
 from solver_shard.mesh import MAX_AXES, MAX_DEVICES, Mesh
+from solver_shard.options import shown
 
 DEFAULT_AXES = (1, 2)
 MAX_POINTS = 2000
-SWEPT = ("mesh", "batch", "memory", "cluster")
-"""Arguments of ``optimize`` that a sweep varies."""
-
-NOT_OF_SWEEPS = ("propagation", "total_time_limit", "inputs", "loss_fn", "command", "progress", "stop", "incumbent")
-"""Those that no point has: a sweep takes them itself, or they make no sense there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +33,11 @@ class Point:
 
     Attributes:
         name: stable, different for every point, fit for a file's name.
-        asked: its mesh, its cluster and its options.
+        request: its mesh, its cluster and its options.
     """
 
     name: str
-    asked: Asked
+    request: Request
 
     @property
     def file(self) -> str:
@@ -84,6 +80,7 @@ def grid(
     batches: Sequence[int | None],
     memories: Sequence[str | int | None],
     clusters: Sequence[str | os.PathLike[str] | Cluster],
+    workers: int = 1,
     options: Mapping[str, Any],
 ) -> tuple[Point, ...]:
     """Every combination once, with the arguments of ``optimize`` that all of them share; those of one batch size follow each other.
@@ -98,15 +95,15 @@ def grid(
     count = len(meshes) * len(batches) * len(memories) * len(clusters)
     if count > MAX_POINTS:
         raise InputError(f"{count:,} points were asked; a sweep has at most {MAX_POINTS:,}: give fewer axes, meshes or sizes")
-    shared = _shared(options)
+    _check(options)
     loaded = [cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster)) for cluster in clusters]
     points: dict[str, Point] = {}
     for batch, cluster, memory, mesh in itertools.product(batches, loaded, memories, meshes):
         try:
-            what = asked(model, mesh=mesh, batch=batch, memory=memory, cluster=cluster, **shared)
+            what = read_request(model, mesh=mesh, batch=batch, memory=memory, cluster=cluster, workers=workers, **options)
         except InputError as error:
             raise InputError(f"{error} (at mesh {mesh})" if len(meshes) > 1 and str(mesh) not in str(error) else str(error)) from None
-        point = Point(name=_name(what, limited=memory is not None), asked=what)
+        point = Point(name=_name(what, limited=memory is not None), request=what)
         points.setdefault(point.name, point)
     return tuple(points.values())
 
@@ -123,18 +120,15 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _shared(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``asked`` that all points share: those given, and the defaults of ``optimize`` for the others."""
-    defaults = optimize.__kwdefaults__ or {}
-    legal = [name for name in defaults if name not in (*SWEPT, *NOT_OF_SWEEPS)]
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuse what points differ in, or what a sweep does not have."""
+    legal = [entry.name for entry in shown("sweep")]
     unknown = [name for name in options if name not in legal]
     if unknown:
         raise InputError(f"a sweep has no argument {unknown[0]!r}; those of optimize that it takes are {', '.join(legal)}")
-    fixed = {name: defaults[name] for name in ("propagation", "total_time_limit")}
-    return {**fixed, **{name: defaults[name] for name in legal}, **options}
 
 
-def _name(what: Asked, *, limited: bool) -> str:
+def _name(what: Request, *, limited: bool) -> str:
     """``d0=8,d1=8_b64_70GiB_h100``; what is not asked is left out, and a cluster that is no preset shows its content's digest."""
     options, cluster = what.options, what.cluster
     parts = [str(what.mesh)]

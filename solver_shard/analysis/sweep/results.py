@@ -130,6 +130,14 @@ class Sweep:
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     """Read ``sweep.json``, or the one in a folder.
 
+    >>> load_sweep("gpt2-8").rows[0].step_ns  # doctest: +SKIP
+
+    Args:
+        path: of the file, or of the folder of ``sweep -o``.
+
+    Returns:
+        A row for each point; ``str()`` is the table.
+
     Raises:
         InputError: no such file, too large, or not of this form; the message names the place.
     """
@@ -155,7 +163,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 def pending_row(point: Point) -> Row:
     """The row of a point that is not run yet."""
-    what = point.asked
+    what = point.request
     return Row(
         name=point.name,
         mesh=str(what.mesh.whole),
@@ -536,7 +544,7 @@ def difference(one: Sweep, other: Sweep) -> str | None:
 
 def mismatch(plan: Plan, point: Point, sweep: Sweep) -> str | None:
     """Why a plan is not that of a point; None where it is."""
-    what = point.asked
+    what = point.request
     if what.mesh not in (plan.mesh, plan.mesh.whole):
         return f"it is for the mesh {plan.mesh.whole}"
     if plan.cluster != what.cluster:

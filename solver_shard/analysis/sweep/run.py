@@ -72,13 +72,13 @@ class Task:
 
 def solve_point(point: Point, step: Step) -> Plan | Exception:
     """The plan of a point, or why there is none."""
-    what = point.asked
+    request = point.request
     try:
         return plan_program(
             step.program,
-            mesh=what.mesh,
-            cluster=what.cluster,
-            options=what.options,
+            mesh=request.mesh,
+            cluster=request.cluster,
+            options=request.options,
             source=step.source,
             command=step.command,
             workers=step.workers,

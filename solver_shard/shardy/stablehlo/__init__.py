@@ -10,14 +10,19 @@ differs from the parsed one in what the graph changed, and in nothing else.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from solver_shard.errors import InputError
 from solver_shard.files import read_text
-from solver_shard.shardy.graph import PropagationGraph
+from solver_shard.shardy.data_flow import add_edges, sink_edges
+from solver_shard.shardy.graph import OpKind, PropagationGraph
+from solver_shard.shardy.passes import FactorStrategy, PassName, PropagationOptions, populate_rules, propagate
+from solver_shard.shardy.sharding import format_sharding
 from solver_shard.shardy.stablehlo.read import bindings, read_graph
 from solver_shard.shardy.stablehlo.write import write_graph
 
@@ -187,3 +192,116 @@ def _legal(message: str, text: str) -> str:
     meshes = ", ".join(f"@{name} = <{axes}>" for name, axes in _MESH.findall(text)) or "none"
     once = ", each axis once in a sharding" if "duplicate" in message else ""
     return f"; meshes of this module{once}: {meshes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropagatedModule:
+    """A module after a pass.
+
+    Attributes:
+        text: of the module.
+        shardings: plain data, the sharding of every value, function after function.
+        warnings: what the pass says, a sentence each, and the ops through which nothing propagates.
+        stages: name and text of the module after every user priority but the last, where they were asked for.
+    """
+
+    text: str
+    shardings: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    stages: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def propagate_module(
+    path: str | os.PathLike[str],
+    *,
+    which: PassName | Literal["populate-op-sharding-rules"] = "user-priority",
+    strategy: FactorStrategy = "aggressive",
+    conservative_propagation: bool = False,
+    run_op_priority: bool = True,
+    keep_rules: bool = False,
+    stages: bool = False,
+) -> PropagatedModule:
+    """Spread the shardings that a StableHLO module has over all its other values, greedily, as Shardy does.
+
+    A module without ``sdy.data_flow_edge`` ops gets edges on what its control flow hands on, and loses them after the pass; one that has
+    edges is taken as it is.
+
+    >>> print(propagate_module("mlp.mlir", which="user-priority"))  # doctest: +SKIP
+
+    Args:
+        path: of the module, as text. It is parsed and printed by jaxlib (``pip install 'solver-shard[jax]'``); nothing is run.
+        which: basic, aggressive, op-priority or user-priority, each of which runs the ones before; populate-op-sharding-rules only
+            attaches rules to the ops.
+        strategy: from aggressive on, how the axes of one op's factors are settled: basic, aggressive or basic-then-aggressive.
+        conservative_propagation: propagate no part of an axis, nor what could yield uneven shards.
+        run_op_priority: op-priority takes five levels of ops one after the other; False takes all at once.
+        keep_rules: leave the rules that were made on the ops.
+        stages: keep the module after every user priority but the last.
+
+    Returns:
+        The module's text, the sharding of every value as data, and warnings.
+
+    Raises:
+        InputError: no such file, no module, or jaxlib is missing; the message says what to do.
+    """
+    from solver_shard.shardy.stablehlo.rules import StablehloRules
+
+    module, rules = StablehloModule.load(Path(path)), StablehloRules()
+    warnings: tuple[str, ...] = ()
+    kept: list[tuple[str, str]] = []
+    if which == "populate-op-sharding-rules":
+        graph = populate_rules(module.graph, rules, conservative=conservative_propagation)
+    else:
+        has_edges = any(module.graph.ops[i].kind is OpKind.EDGE for i in module.graph.walk())
+
+        def without_edges(graph: PropagationGraph) -> PropagationGraph:
+            return graph if has_edges else sink_edges(graph)
+
+        def keep(graph: PropagationGraph, name: str) -> None:
+            kept.append((name, module.print(without_edges(graph), verify=False)))
+
+        options = PropagationOptions(
+            conservative=conservative_propagation,
+            strategy=strategy,
+            run_op_priority=run_op_priority,
+            keep_rules=keep_rules,
+            dump=keep if stages else None,
+        )
+        done = propagate(module.graph if has_edges else add_edges(module.graph), which, rules, options)
+        graph, warnings = without_edges(done.graph), done.warnings
+    text = module.print(graph)
+    unknown = (f"no sharding rule for {name}; nothing propagates through it" for name in rules.missing)
+    return PropagatedModule(text=text, shardings=_shardings(graph), warnings=(*warnings, *unknown), stages=tuple(kept))
+
+
+def _shardings(graph: PropagationGraph) -> dict[str, Any]:
+    """Every value's sharding, function after function."""
+
+    def entry(number: int, **more: Any) -> dict[str, Any]:
+        value = graph.values[number]
+        sharding = None if value.sharding is None else format_sharding(value.sharding, graph.meshes)
+        return {"value": value.name, **more, "shape": value.shape, "dtype": value.dtype, "sharding": sharding}
+
+    def inside(ops: tuple[int, ...]) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        for i in ops:
+            op = graph.ops[i]
+            rule = {} if op.rule is None else {"rule": str(op.rule)}
+            entries += [entry(value, op=op.name, **rule) for value in op.results]
+            for block in op.regions:
+                entries += inside(block.ops)
+        return entries
+
+    functions = [
+        {
+            "function": function.name,
+            "arguments": [entry(value) for value in function.body.arguments],
+            "values": inside(function.body.ops),
+            "results": [None if s is None else format_sharding(s, graph.meshes) for s in function.result_shardings],
+        }
+        for function in graph.functions
+    ]
+    return {"meshes": {name: str(mesh) for name, mesh in graph.meshes.items()}, "functions": functions}
