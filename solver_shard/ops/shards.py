@@ -69,10 +69,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def split(full: torch.Tensor, layout: Layout, mesh: Mesh) -> Parts:
     """Distribute a whole tensor; nothing may be partial."""
+    return tuple(shard(full, layout, mesh, device) for device in range(mesh.size))
+
+
+def shard(full: torch.Tensor, layout: Layout, mesh: Mesh, device: int) -> torch.Tensor:
+    """What one device has of a whole tensor; nothing may be partial."""
     if any(placement.is_partial for placement in layout):
         raise InternalError(f"a whole tensor cannot be distributed as {layout}")
-    whole = Box((0,) * full.ndim, tuple(full.shape))
-    return tuple(full[box.inside(whole)].contiguous() for box in boxes(layout, tuple(full.shape), mesh))
+    box = boxes(layout, tuple(full.shape), mesh)[device]
+    return full[box.inside(Box((0,) * full.ndim, tuple(full.shape)))].contiguous()
 
 
 def join(parts: Parts, layout: Layout, shape: Sequence[int], mesh: Mesh, *, exact: bool = True) -> torch.Tensor:

@@ -57,7 +57,7 @@ from solver_shard.plan.evaluate import evaluated
 from solver_shard.plan.plan import Plan, PlannedTensor
 from solver_shard.program import Program, Role, Tensor, constrain
 from solver_shard.runtime.collectives import Move, Processes, Recorded
-from solver_shard.runtime.step import Compiled, State, compile_step, moves_of
+from solver_shard.runtime.step import Compiled, GradientSum, State, compile_step
 from solver_shard.tracing.clean import clean
 from solver_shard.tracing.torch import argument_names, trace, trace_raw
 
@@ -136,7 +136,7 @@ class Runtime:
     Attributes:
         stored: by position in the program, the DTensors and local tensors of parameters, buffers and constants.
         parameters: those with a gradient, by position.
-        pending, count: gradients of the microbatches so far, by position of their parameter, and how many these are.
+        gradients: of the microbatches so far.
         seed, steps: of random ops; how many forward passes have run since it was set.
         loads: how often a state_dict was loaded.
     """
@@ -147,17 +147,13 @@ class Runtime:
         self.stored: dict[int, torch.Tensor] = {}
         self.empty: dict[str, torch.Tensor] = {}
         self.parameters: dict[int, nn.Parameter] = {}
-        self.pending: dict[int, torch.Tensor] = {}
-        self.count = 0
+        self.gradients = GradientSum(self.plan, self.program, processes.device, processes)
         self.seed, self.steps = 0, 0
         self.loads = 0
         last = {r.tensor: r for r in self.plan.reshards if r.purpose == "optimizer"}
-        self.reductions: dict[int, Move | None] = {}
         self.specs: dict[int, DTensorSpec] = {}
         for p, g in self.program.gradients.items():
             self.specs[p] = self.spec(self.program, g, last[g].layout, self.plan.options.reduce_dtype)
-            if self.plan.options.microbatches > 1:
-                self.reductions[p] = moves_of(self.plan, self.program, last[g], processes.device, processes)
         self.written = {t: self._written(t) for t in self.program.outputs if self.program.tensors[t].name.startswith("updated(")}
 
     def _written(self, t: int) -> tuple[int, Move | None]:
@@ -197,21 +193,12 @@ class Runtime:
 
     def backward(self, state: State, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
         """Run the backward pass; the gradients by position of their parameter, None before the last microbatch."""
-        found = self.step.backward(state, tangent)
-        microbatches = self.plan.options.microbatches
-        if microbatches > 1:
-            if self.count:
-                for p, part in found.items():
-                    self.pending[p] = self.pending[p] + part
-            else:
-                self.pending = found
-            self.count += 1
-            if self.count < microbatches:
-                return None
-            moved = ((p, part, self.reductions[p]) for p, part in self.pending.items())
-            found = {p: part if move is None else move(part) for p, part, move in moved}
-            self.pending, self.count = {}, 0
-        return {p: DTensor(part, self.specs[p], requires_grad=False) for p, part in found.items()}
+        gradients = self.gradients.add(self.step.backward(state, tangent))
+        if gradients is None:
+            return None
+        first = {id(part): p for p, part in reversed(gradients.items())}  # gradients may be scaled in place, so each parameter has its own
+        own = {p: part if first[id(part)] == p else part.clone() for p, part in gradients.items()}
+        return {p: DTensor(part, self.specs[p], requires_grad=False) for p, part in own.items()}
 
     def handed(self, t: int, state: State) -> torch.Tensor:
         """An output: a plain tensor where every device has it whole, else a DTensor."""
