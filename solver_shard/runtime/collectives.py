@@ -11,7 +11,7 @@ that would come from a device outside the group, say) is an error. Rows of equal
 arrive; what else needs a copy is what a plan counts (:mod:`solver_shard.costs.transitions`).
 
 A ``Communicator`` takes what is prepared to the other devices: ``Processes`` to the processes of a real mesh,
-``solver_shard.verification.simulate.Member`` to devices that are simulated in one process.
+``solver_shard.verification.simulate.SimulatedDevice`` to devices that are simulated in one process.
 """
 
 from __future__ import annotations
@@ -372,15 +372,6 @@ class Communicator(Protocol):
         """One of ``FREE`` reductions, which a plan does not list, within the groups over the axes at these positions."""
 
 
-# The devices of a real mesh: collectives among processes, and what has run of them.
-#
-# >>> processes = Processes(mesh, device_mesh)
-# >>> for stage in processes.stages(prepare(step, shape, mesh, processes.device)):
-# ...     part = stage(part)               # pack, a collective among the processes of the group, unpack
-# >>> processes.recorded()
-# (Recorded(kind='all_gather', axes=('dp',), nbytes=4096, count=1),)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Collectives of one kind and size that have run.
@@ -401,7 +392,13 @@ class Recorded:
 
 
 class Processes:
-    """One process of a mesh.
+    """One process of a real mesh: a ``Communicator`` that records what has run.
+
+    >>> processes = Processes(mesh, device_mesh)
+    >>> for stage in processes.stages(prepare(step, shape, mesh, processes.device)):
+    ...     part = stage(part)               # pack, a collective among the processes of the group, unpack
+    >>> processes.recorded()
+    (Recorded(kind='all_gather', axes=('dp',), nbytes=4096, count=1),)
 
     Attributes:
         mesh: the plan's.

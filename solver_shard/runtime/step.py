@@ -7,9 +7,13 @@ tensor(4.1589)
 >>> gradients = step.backward(state)        # by position of the parameter
 
 Everything that can be known when a plan is loaded is decided then: which slots an op reads and writes, what is forgotten after it, the
-sizes of shards, what a collective sends and where it puts what it receives. What is left for a step is a loop over functions.
+sizes of shards, what a collective sends and where it puts what it receives. What is left for a step is a loop over functions. Each op is
+a function of local tensors too (``localise``): free moves into the layouts that it reads, sizes of its shard in place of traced ones, the
+part of what an implementation cuts, the values of a factory that lie in the shard.
 
-The first step checks the shape of everything that is made; the later ones trust it.
+The first step checks the shape of everything that is made; the later ones trust it. What a plan's microbatches leave is summed and reduced
+by ``GradientSum``. A real mesh (:mod:`solver_shard.runtime.apply`) and the simulation of one (:mod:`solver_shard.verification.simulate`)
+run the same steps; they differ in the ``Communicator``, and in that the simulation watches.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ class Watch(Protocol):
 
 
 @dataclass(slots=True, weakref_slot=True)
-class State:
+class StepState:
     """A step between its forward and its backward pass."""
 
     values: Values
@@ -82,7 +86,7 @@ class Compiled:
     checks: tuple[tuple[tuple[int, Shape, str], ...], ...]
     checked: set[bool] = field(default_factory=set)
 
-    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> State:
+    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> StepState:
         """Run the forward pass.
 
         Args:
@@ -94,9 +98,9 @@ class Compiled:
         for t in self.sources:
             values[t] = sources[t]
         self._run(self.ahead, values, 0)
-        return State(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
+        return StepState(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
 
-    def backward(self, state: State, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
+    def backward(self, state: StepState, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
         """Run the backward pass; the local gradients by position of their parameter, as their reshards leave them.
 
         Args:
@@ -182,9 +186,12 @@ def compile_step(
     compiled: list[Instruction] = []
     checks: list[tuple[tuple[int, Shape, str], ...]] = []
     taken: set[int] = set()
+    layouts = {t: plan.tensors[t].layout for t in program.sources()}
     for instruction in order.instructions:
         if isinstance(instruction, Bring):
             reshard = plan.reshards[instruction.reshard]
+            _check_source(reshard, layouts[instruction.source], program)
+            layouts[instruction.result] = reshard.layout
             move = moves_of(plan, program, reshard, device, communicator, watch)
             run = _unary(move, instruction.source, instruction.result, instruction.drops)
             shape = boxes(reshard.layout, program.tensors[reshard.tensor].shape, plan.mesh)[device].length
@@ -203,6 +210,9 @@ def compile_step(
             expected = _expected(plan, program, instruction, device)
             run = _op(local, plan, program, instruction, communicator, watch, expected)
             checks.append(expected)
+        if isinstance(instruction, Run):
+            written = zip(instruction.results, plan.ops[instruction.op].result_layouts, strict=True)
+            layouts |= {slot: layout for slot, layout in written if slot is not None}
         compiled.append(run if watch is None else _begun(watch, instruction.time, run))
     for g in slot_of:
         if g not in taken:
@@ -247,6 +257,12 @@ def moves_of(
     return in_turn(moves) if moves else None
 
 
+def _check_source(reshard: Reshard, layout: Layout, program: Program) -> None:
+    """InternalError where a reshard does not start from the layout that its tensor has."""
+    if layout != reshard.source:
+        raise InternalError(f"{program.tensors[reshard.tensor].name!r} is {layout} where its reshard starts from {reshard.source}")
+
+
 def _moved(watch: Watch, reshard: Reshard, move: Move, *, last: bool) -> Move:
     def run(before: torch.Tensor) -> torch.Tensor:
         after = move(before)
@@ -281,8 +297,10 @@ class GradientSum:
         self._sums: dict[int, torch.Tensor] = {}
         self._reductions: dict[int, Move | None] = {}
         if self.microbatches > 1:
+            summed = {reshard.tensor: reshard.layout for reshard in plan.reshards if reshard.purpose == "accumulate"}
             for reshard in plan.reshards:
                 if reshard.purpose == "optimizer":
+                    _check_source(reshard, summed[reshard.tensor], program)
                     self._reductions[reshard.tensor] = moves_of(plan, program, reshard, device, communicator)
 
     def add(self, gradients: dict[int, torch.Tensor]) -> dict[int, torch.Tensor] | None:
@@ -486,15 +504,6 @@ def _random(
     return run
 
 
-# One op as one device runs it: a function of local tensors, prepared once.
-#
-# >>> run = localise(plan, program, instruction, device=0)
-# >>> run(x, weight)
-# (tensor(...),)
-#
-# What a device does with its operands is known beforehand: free moves into the layouts that the op reads, sizes of its shard in place of
-# traced ones, its part of what an implementation cuts, the values of a factory that lie in its shard.
-
 Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
 
@@ -527,7 +536,11 @@ class LocalOp:
 
 
 def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
-    """Prepare an op for a device.
+    """One op as one device runs it: a function of local tensors, prepared once.
+
+    >>> local = localise(plan, program, instruction, device=0)
+    >>> local.run(x, weight)
+    tensor(...)
 
     Args:
         number: of a random op, among those of the program.

@@ -41,7 +41,7 @@ from solver_shard.ops.shards import Parts, boxes, groups, join, local_move, shar
 from solver_shard.options import Options
 from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import Program, Role
-from solver_shard.runtime.collectives import Exchange, Move, StepLike, all_reduce_over, in_turn, prepare
+from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.optimizer import clipping_scale, norm_of
 from solver_shard.runtime.schedule import Run
 from solver_shard.runtime.step import GradientSum, compile_step, moves_of, where
@@ -159,7 +159,7 @@ class _SimulatedStep:
     meter: MeterLike | None
     seed: int
 
-    def on_device(self, member: Member) -> dict[str, Any]:
+    def on_device(self, member: SimulatedDevice) -> dict[str, Any]:
         """Run the step on one device; what it returns, put together of all devices."""
         plan, program, device = self.plan, self.program, member.device
         watch = _Watch(self, member)
@@ -208,7 +208,7 @@ class _SimulatedStep:
         """The reshards of the new values of parameters that have an optimizer, by position."""
         return {reshard.tensor: reshard for reshard in self.plan.reshards if reshard.purpose == "update"}
 
-    def _clipped(self, gradients: dict[int, torch.Tensor], member: Member) -> tuple[float | None, dict[int, torch.Tensor]]:
+    def _clipped(self, gradients: dict[int, torch.Tensor], member: SimulatedDevice) -> tuple[float | None, dict[int, torch.Tensor]]:
         """The norm of all gradients, on which all devices must agree, and the gradients clipped; None where the plan does not clip."""
         if not self.plan.options.clip or not self._updates:
             return None, gradients
@@ -219,7 +219,7 @@ class _SimulatedStep:
         return float(norm), gradients | {p: gradient * scale for p, gradient in trained.items()}
 
     def _updated(
-        self, gradients: Mapping[int, torch.Tensor], reduced: Mapping[int, Layout], member: Member, watch: _Watch
+        self, gradients: Mapping[int, torch.Tensor], reduced: Mapping[int, Layout], member: SimulatedDevice, watch: _Watch
     ) -> dict[str, torch.Tensor]:
         """The whole parameters after a gradient step on the shards of their states."""
         plan, program, mesh, updates = self.plan, self.program, self.plan.mesh, self._updates
@@ -255,7 +255,7 @@ class _Watch:
         stay: optimizer states, which are on the device for the whole step.
     """
 
-    def __init__(self, step: _SimulatedStep, member: Member) -> None:
+    def __init__(self, step: _SimulatedStep, member: SimulatedDevice) -> None:
         self.step, self.member = step, member
         self.meter = step.meter if member.device == 0 else None
         self.reference: Values = {}
@@ -315,8 +315,9 @@ class _Watch:
 class World:
     """All devices of a mesh in this process; a context manager that holds a fake process group of the mesh's size.
 
-    >>> with World(Mesh.parse("2,2")) as world:
-    ...     parts = world.run(parts, Step(kind="all_gather", axes=("d1",), before=S(0)S(0), after=S(0)R, ...), shape)
+    >>> with World(Mesh.parse("2")) as world:
+    ...     world.each(lambda device: world.member(device).all_reduce(("d0",), "sum")(torch.ones(3)))
+    [tensor([2., 2., 2.]), tensor([2., 2., 2.])]
 
     Each device is a thread, and one of them runs at a time: from one meeting with the others to the next, in the order of the devices. So
     what happens is always the same. Collectives are torch's own functional ones, run by its LocalTensorMode on the buffers of all devices.
@@ -355,9 +356,9 @@ class World:
         dist.destroy_process_group()
         sys.excepthook = self._excepthook
 
-    def member(self, device: int) -> Member:
+    def member(self, device: int) -> SimulatedDevice:
         """What a device talks to the others by."""
-        return Member(self, device)
+        return SimulatedDevice(self, device)
 
     def each(self, work: Callable[[int], T]) -> list[T]:
         """What a function returns on every device; the first error of a device is raised."""
@@ -417,19 +418,6 @@ class World:
         answer: T = self._answers.pop(device)
         return answer
 
-    def run(self, parts: Parts, step: StepLike, shape: Sequence[int]) -> Parts:
-        """Take a tensor of this global shape through one step.
-
-        Raises:
-            InternalError: the step is not the collective that it says it is, or its buffer has another size.
-        """
-
-        def work(device: int) -> torch.Tensor:
-            exchange = prepare(step, tuple(shape), self.mesh, device)
-            return in_turn((exchange.pack,) if exchange.is_local else self.member(device).stages(exchange))(parts[device])
-
-        return tuple(self.each(work))
-
     def collective(self, exchange: Exchange, buffers: Parts) -> Parts:
         """One functional collective on every device's buffer, counted."""
         from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -453,7 +441,7 @@ class _Stopped(BaseException):
     """Another device has failed."""
 
 
-class Member:
+class SimulatedDevice:
     """A simulated device among the others: a ``Communicator``."""
 
     def __init__(self, world: World, device: int) -> None:
