@@ -190,10 +190,11 @@ def compile_step(
     for instruction in order.instructions:
         if isinstance(instruction, Bring):
             reshard = plan.reshards[instruction.reshard]
-            _check_source(reshard, layouts[instruction.source], program)
-            layouts[instruction.result] = reshard.layout
             move = moves_of(plan, program, reshard, device, communicator, watch)
             run = _unary(move, instruction.source, instruction.result, instruction.drops)
+            if layouts[instruction.source] != reshard.source:
+                run = _checking(reshard, layouts[instruction.source], program)
+            layouts[instruction.result] = reshard.layout
             shape = boxes(reshard.layout, program.tensors[reshard.tensor].shape, plan.mesh)[device].length
             checks.append(((instruction.result, shape, f"the reshard of {program.tensors[reshard.tensor].name!r}"),))
         elif isinstance(instruction, Take):
@@ -261,6 +262,11 @@ def _check_source(reshard: Reshard, layout: Layout, program: Program) -> None:
     """InternalError where a reshard does not start from the layout that its tensor has."""
     if layout != reshard.source:
         raise InternalError(f"{program.tensors[reshard.tensor].name!r} is {layout} where its reshard starts from {reshard.source}")
+
+
+def _checking(reshard: Reshard, layout: Layout, program: Program) -> Instruction:
+    """``_check_source`` when the step gets there: what is wrong with the op before it is said first."""
+    return lambda _: _check_source(reshard, layout, program)
 
 
 def _moved(watch: Watch, reshard: Reshard, move: Move, *, last: bool) -> Move:
