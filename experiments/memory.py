@@ -3,7 +3,7 @@
     python experiments/memory.py [MODEL ...] [--markdown experiments/memory.md]
 
 Small models with random weights take one training step with AdamW, all devices of the mesh in one process; the bytes of the fullest
-device are those of the storages that exist (see solver_shard.verification.simulate). States are parameters, gradients, optimizer
+device are those of the storages that exist (see tests/measured.py). States are parameters, gradients, optimizer
 states, master weights and inputs; the rest is activations, copies and what transitions hold in between. Every row is taken at the peak,
 the plan's and the measured one; "at other times" is the largest difference at any op, in parts of the measured peak.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ from solver_shard.plan.evaluate import evaluate
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
 from solver_shard.tracing.torch import trace
-from solver_shard.verification.simulate import STATES, measure
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from measured import STATES, measure
 
 MODELS = ("gpt2", "llama", "llama bf16", "mixtral")
 ONE = ["replicate", "ddp", "zero1", "zero2", "zero3", "megatron", "megatron-sp", "vocab-parallel", "context-parallel"]

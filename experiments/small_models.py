@@ -3,7 +3,7 @@
     python experiments/small_models.py [MODEL ...] [--markdown experiments/small_models.md]
 
 Every model of ``tests/small_models.py`` takes one training step with AdamW as random plans on two and on four devices say, and with every
-op replicated. A row has the peak of forward and backward, planned and measured (see solver_shard.verification.simulate), how much of the
+op replicated. A row has the peak of forward and backward, planned and measured (see tests/measured.py), how much of the
 measured one the plan says more (+) or less (-), the same of the update, and the op at which planned and measured bytes differ most.
 """
 
@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from measured import measure
 from memory import near
 from small_models import MODELS, make
 
@@ -33,7 +34,6 @@ from solver_shard.plan.evaluate import evaluate
 from solver_shard.rules.rulebook import Rulebook
 from solver_shard.runtime.schedule import schedule
 from solver_shard.tracing.torch import trace
-from solver_shard.verification.simulate import measure
 
 PLANS = (("2,2", None), ("2", 1))
 """Mesh and seed; None with every op replicated."""

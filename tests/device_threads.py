@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solver_shard.mesh import Mesh
-from solver_shard.ops.implementations import FREE, free
-from solver_shard.ops.shards import group_of, groups, reduce
-from solver_shard.plan.plan import OpCollective, Plan
+from solver_shard.ops.implementations import free
+from solver_shard.ops.shards import groups, reduce
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.step import Compiled, compile_step
@@ -41,7 +41,7 @@ class Device:
 
     def stages(self, exchange: Exchange) -> tuple[Move, ...]:
         def call(buffer: torch.Tensor) -> torch.Tensor:
-            self.counts[exchange.kind, exchange.axes, exchange.nbytes(buffer)] += 1
+            self.counts[exchange.kind, exchange.axes, exchange.called_with(buffer)] += 1
             return self.meeting.share(self.device, buffer, lambda buffers: self._made(exchange, buffers))
 
         return exchange.pack, call, exchange.unpack
@@ -56,24 +56,18 @@ class Device:
         total = reduce(members, exchange.reduction)
         return total if exchange.kind == "all_reduce" else total.chunk(size)[place].clone()
 
-    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
-        team = group_of(tuple(axes), self.meeting.mesh, self.device) if axes else (self.device,)
+    def all_reduce(self, axes: Sequence[str], reduction: str, nbytes: int | None = None) -> Move:
+        return in_turn(self.stages(all_reduce_over(axes, reduction, self.meeting.mesh, self.device, nbytes)))
 
-        def start() -> Callable[[str, torch.Tensor], torch.Tensor]:
-            left = list(planned)
+    def free(self, axes: Sequence[int], reduction: str) -> Move:
+        teams = groups(tuple(axes), self.meeting.mesh)
 
-            def run(reduction: str, buffer: torch.Tensor) -> torch.Tensor:
-                if reduction in FREE:
-                    kinds = groups(tuple(axes), self.meeting.mesh)
-                    assert team in kinds
-                    return self.meeting.share(
-                        self.device, buffer, lambda buffers: free(reduction, [buffers[d] for d in sorted(buffers)], kinds)[self.device]
-                    )
-                return in_turn(self.stages(all_reduce_over(left.pop(0).axes, reduction, self.meeting.mesh, self.device)))(buffer)
+        def run(buffer: torch.Tensor) -> torch.Tensor:
+            return self.meeting.share(
+                self.device, buffer, lambda buffers: free(reduction, [buffers[d] for d in sorted(buffers)], teams)[self.device]
+            )
 
-            return run
-
-        return start
+        return run
 
 
 def compiled(plan: Plan, program: Program) -> list[tuple[Compiled, Device]]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.errors import InputError, InternalError
-from solver_shard.exporters.literal import Call, Name, read_assignments, read_value
+from solver_shard.exporters.literal import LiteralCall, Name, read_assignments, read_value
 from solver_shard.graph.build import Lowered
 from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.nodes import Lowering, OpNode, SourceNode, StateNode
@@ -234,14 +234,14 @@ def _dictionary(text: str, name: str) -> tuple[Any, str]:
     if "TENSOR_PARALLEL" in found:
         return found["TENSOR_PARALLEL"], "ddp" if "INPUT_AXES" in found and "FULLY_SHARD" not in found else "zero3"
     dicts = [value for value in found.values() if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value)]
-    dicts = [value for value in dicts if all(isinstance(style, Call) for style in value.values())]
+    dicts = [value for value in dicts if all(isinstance(style, LiteralCall) for style in value.values())]
     if len(dicts) > 1:
         raise InputError(f"{name} assigns {len(dicts)} dicts of calls; call the one that is meant TENSOR_PARALLEL")
     return (dicts[0] if dicts else None), "zero3"
 
 
 def _style(pattern: str, value: Any) -> Style:
-    call = value if isinstance(value, Call) else Call(value.name if isinstance(value, Name) else str(value))
+    call = value if isinstance(value, LiteralCall) else LiteralCall(value.name if isinstance(value, Name) else str(value))
     if call.name == "SharedInput":
         if len(call.args) != 3 or not isinstance(call.args[1], Name):
             raise InputError(f"{pattern!r}: SharedInput has a style, the name of what lays the input out, and a placement")
@@ -262,7 +262,7 @@ def _columns(pattern: str, arguments: dict[str, Any]) -> Style:
     return Style(
         cut="columns",
         arrives=_said(pattern, arguments.pop("input_layouts", None)),
-        given=_said(pattern, arguments.pop("output_layouts", None) or Call("Shard", (-1,))),
+        given=_said(pattern, arguments.pop("output_layouts", None) or LiteralCall("Shard", (-1,))),
         local=bool(arguments.pop("use_local_output", True)),
     )
 
@@ -270,7 +270,7 @@ def _columns(pattern: str, arguments: dict[str, Any]) -> Style:
 def _rows(pattern: str, arguments: dict[str, Any]) -> Style:
     return Style(
         cut="rows",
-        arrives=_said(pattern, arguments.pop("input_layouts", None) or Call("Shard", (-1,))),
+        arrives=_said(pattern, arguments.pop("input_layouts", None) or LiteralCall("Shard", (-1,))),
         given=_said(pattern, arguments.pop("output_layouts", None)),
         local=bool(arguments.pop("use_local_output", True)),
     )
@@ -308,10 +308,10 @@ def _sequence_of(value: Any) -> tuple[Any, ...]:
 
 def _said(pattern: str, value: Any) -> Said:
     """``Replicate()``, ``Shard(1)``, or None where the style's own default is Replicate."""
-    name = value.name if isinstance(value, Call | Name) else None if value is None else str(value)
+    name = value.name if isinstance(value, LiteralCall | Name) else None if value is None else str(value)
     if name in (None, "Replicate"):
         return None
-    dims = [*value.args, *value.kwargs.values()] if isinstance(value, Call) else []
+    dims = [*value.args, *value.kwargs.values()] if isinstance(value, LiteralCall) else []
     if name != "Shard" or len(dims) != 1 or not isinstance(dims[0], int) or not -8 <= dims[0] < 8:
         raise InputError(f"{pattern!r}: the placement {name!r} cannot be followed; Replicate() and Shard(dim) can")
     return int(dims[0])

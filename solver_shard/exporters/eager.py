@@ -13,6 +13,9 @@ of modules that have weights; everything between such modules runs on the local 
 
 A plan that converts a tensor anywhere else is not expressible. Activations that are connected by ops outside the parallel modules are a
 *region*; where a plan cannot be followed in a region, a lossy form keeps the whole region replicated on the tensor axis.
+
+What ``fully_shard`` and ``replicate`` can say of the data axes is ``read_data_parallel``; the collectives that the form issues are held
+against those of the plan by ``compare``.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ def read_eager(plan: Plan, *, reduces: bool = False) -> Eager:
         reduces: whether the form can sum, over the tensor axis, the gradients of parameters that are whole there and act on cut
             activations (norms of heads); else such plans do not fit.
     """
-    reader = _Reader(plan, reduces)
+    reader = _EagerReader(plan, reduces)
     dropped: list[Dropped] = []
     tensor, data, idle = reader.roles(dropped)
     if tensor is None:
@@ -112,7 +115,7 @@ def read_eager(plan: Plan, *, reduces: bool = False) -> Eager:
             dropped=merged(dropped),
         )
     reader.check_data(data, dropped)
-    reader = _Reader(reduced_early(plan, tensor), reduces)
+    reader = _EagerReader(reduced_early(plan, tensor), reduces)
     modules = reader.parallel(tensor, dropped)
     return Eager(
         tensor_axis=plan.mesh.names[tensor],
@@ -125,7 +128,7 @@ def read_eager(plan: Plan, *, reduces: bool = False) -> Eager:
     )
 
 
-class _Reader:
+class _EagerReader:
     def __init__(self, plan: Plan, reduces: bool) -> None:
         self.plan = plan
         self.reduces = reduces
@@ -298,11 +301,11 @@ class _Reader:
             )
         return tuple(found)
 
-    def _cores(self, a: int, dropped: list[Dropped]) -> dict[str, _Core]:
+    def _cores(self, a: int, dropped: list[Dropped]) -> dict[str, _ModuleCore]:
         """The op of every module that is cut by columns or rows; other cut weights are dropped."""
         axis = self.plan.mesh.names[a]
         uses: dict[int, list[tuple[int, int]]] = {t: self.readers.get(t, []) for t in range(len(self.plan.tensors)) if self.is_parameter(t)}
-        cores: dict[str, _Core] = {}
+        cores: dict[str, _ModuleCore] = {}
         for t, readers in uses.items():
             tensor = self.plan.tensors[t]
             if not any(self.plan.ops[i].operand_layouts[k][a].is_shard for i, k in readers) or len(tensor.shape) != 2:
@@ -340,7 +343,7 @@ class _Reader:
                 )
         return cores
 
-    def _core(self, weight: int, readers: list[tuple[int, int]], a: int) -> _Core | None:
+    def _core(self, weight: int, readers: list[tuple[int, int]], a: int) -> _ModuleCore | None:
         """How one op uses a cut weight, where it does so by columns or rows."""
         if len(readers) != 1:
             return None  # tied, or used twice
@@ -366,7 +369,7 @@ class _Reader:
             return None
         bias = self._bias(weight, result, a, cut)
         after = result if bias is None else self.plan.ops[bias[0]].results[0]
-        return _Core(
+        return _ModuleCore(
             path=owner(self.name(weight)),
             op=i,
             position=position,
@@ -389,7 +392,9 @@ class _Reader:
                 return (uses[0][0], k) if op.operand_layouts[k][a] == wanted else None
         return None
 
-    def _given(self, t: int, core: _Core, at: Mapping[int, _Core], a: int, dropped: list[Dropped], regions: Regions) -> Placement:
+    def _given(
+        self, t: int, core: _ModuleCore, at: Mapping[int, _ModuleCore], a: int, dropped: list[Dropped], regions: Regions
+    ) -> Placement:
         """In which placement a parallel module hands its output on: the one in which ops outside read it."""
         axis = self.plan.mesh.names[a]
         made = self.made[t][a]
@@ -414,7 +419,7 @@ class _Reader:
         return R
 
     def _check_local(
-        self, a: int, at: Mapping[int, _Core], given: Mapping[int, Placement], dropped: list[Dropped], regions: Regions
+        self, a: int, at: Mapping[int, _ModuleCore], given: Mapping[int, Placement], dropped: list[Dropped], regions: Regions
     ) -> None:
         """Ops outside the parallel modules must take every tensor as it lies."""
         axis = self.plan.mesh.names[a]
@@ -497,7 +502,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Core:
+class _ModuleCore:
     """The op of a parallel module: its position, which operand is the input, its final result, and the op that adds a bias."""
 
     path: str
@@ -508,17 +513,6 @@ class _Core:
     bias: int | None
     bias_position: int
 
-
-# What ``fully_shard`` and ``replicate`` can say of a plan: which axes cut parameters, by which dim, and what stays gathered.
-#
-# >>> found = read_data_parallel(plan, eager)
-# >>> found.shard_axes, found.dims["model.layers.0.mlp.down_proj.weight"], found.keeps["lm_head.weight"]
-# (('dp',), 0, True)
-#
-# FSDP2 cuts every parameter by one dim over all its axes, after the tensor axis has cut it (so the two may share a dim, in the order that
-# ``_S(d)S(d)`` says on ``dp,tp``). The optimizer's states lie as the parameters do. A module's parameters are gathered for forward, and are
-# then either kept until backward or freed and gathered again. Gradients are averaged over the processes of the axes, which is
-# the gradient of the whole batch where the loss is a mean over it.
 
 _MEANS = ("aten.mean.default", "aten.mean.dim")
 _WEIGHTED = ("shard.nll_loss_forward", "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
@@ -544,7 +538,17 @@ class DataParallel:
 
 
 def read_data_parallel(plan: Plan, eager: Eager) -> DataParallel:
-    """Read how a plan stores and gathers its parameters along the data axes of its eager form."""
+    """Read how a plan stores and gathers its parameters along the data axes of its eager form.
+
+    >>> found = read_data_parallel(plan, eager)
+    >>> found.shard_axes, found.dims["model.layers.0.mlp.down_proj.weight"], found.keeps["lm_head.weight"]
+    (('dp',), 0, True)
+
+    FSDP2 cuts every parameter by one dim over all its axes, after the tensor axis has cut it (so the two may share a dim, in the order
+    that ``_S(d)S(d)`` says on ``dp,tp``). The optimizer's states lie as the parameters do. A module's parameters are gathered for forward,
+    and are then either kept until backward or freed and gathered again. Gradients are averaged over the processes of the axes, which
+    is the gradient of the whole batch where the loss is a mean over it.
+    """
     positions = [plan.mesh.index(name) for name in eager.data_axes]
     parameters = [t for t, tensor in enumerate(plan.tensors) if tensor.role == "parameter"]
     shard = [a for a in positions if _mostly_cut(plan, parameters, a)]
@@ -751,9 +755,6 @@ def _block(name: str) -> str:
     return owner(name)
 
 
-# Sets of tensors that are connected by ops outside parallel modules.
-
-
 class Regions:
     """Sets of tensors that are connected by local ops, and those in which a plan cannot be followed."""
 
@@ -779,25 +780,7 @@ class Regions:
         return self._root(t) in self._bad
 
 
-# The collectives that an eager form issues along its tensor axis, held against those of the plan.
-#
-# >>> dropped, notes = compare(plan, eager, shared=True)
-#
-# What a module at its border does in forward follows from how its tensors lie and are read; what it does in backward is the transpose:
-#
-#     forward                          backward
-# input R as it is, columns        partial gradient of the input: all-reduce (reduce-scatter where the input was gathered from a cut dim)
-#     input cut as it is, rows         nothing
-#     input R cut to rows              all-gather
-#     output P -> R  all-reduce        nothing
-#     output P -> S  reduce-scatter    all-gather
-#     output S -> R  all-gather        nothing (its own part is taken)
-#
-# Collectives are compared by phase, kind and bytes per device. Where the form issues more than the plan, the plan is not expressed;
-# where it issues fewer, one collective serves what the plan moves in several equal copies, and that is noted.
-
-
-class Move(NamedTuple):
+class AxisCollective(NamedTuple):
     """One collective along the tensor axis: kinds and bytes as in ``plan.Step``."""
 
     phase: str
@@ -818,13 +801,13 @@ def move_of(before: Placement, after: Placement) -> str:
     return "all_gather" if after == R else "all_to_all"
 
 
-def implied(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> dict[Move, list[str]]:
+def implied(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> dict[AxisCollective, list[str]]:
     """The collectives of the form, each with the modules that issue it.
 
     Args:
         shared: whether modules that read one tensor alike lay it out once (else each does it for itself), or the groups that do.
     """
-    found: dict[Move, list[str]] = {}
+    found: dict[AxisCollective, list[str]] = {}
     done: set[tuple[int, int]] = set()
     training = not plan.options.forward_only
     for module in eager.modules:
@@ -838,9 +821,9 @@ def implied(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> dict
     return found
 
 
-def planned(plan: Plan, axis: str) -> dict[Move, list[str]]:
+def planned(plan: Plan, axis: str) -> dict[AxisCollective, list[str]]:
     """The plan's collectives along an axis between ops, and inside them, with the tensors that they move; not those of parameters."""
-    found: dict[Move, list[str]] = {}
+    found: dict[AxisCollective, list[str]] = {}
     for c in plan.collectives():
         if axis not in c.axes:
             continue
@@ -853,12 +836,28 @@ def planned(plan: Plan, axis: str) -> dict[Move, list[str]]:
             phase, t = plan.ops[c.op].phase, plan.ops[c.op].results[0]
         else:
             continue
-        found.setdefault(Move(phase, c.kind, c.nbytes), []).append(plan.tensors[t].name)
+        found.setdefault(AxisCollective(phase, c.kind, c.nbytes), []).append(plan.tensors[t].name)
     return found
 
 
 def compare(plan: Plan, eager: Eager, *, shared: bool | Collection[int]) -> tuple[list[Dropped], list[str]]:
-    """What the form issues beyond the plan's collectives, and notes on what it saves."""
+    """What the form issues beyond the plan's collectives, and notes on what it saves.
+
+    >>> dropped, notes = compare(plan, eager, shared=True)
+
+    What a module at its border does in forward follows from how its tensors lie and are read; what it does in backward is the transpose:
+
+        forward                          backward
+        input R as it is, columns        partial gradient of the input: all-reduce (reduce-scatter where it was gathered from a cut dim)
+        input cut as it is, rows         nothing
+        input R cut to rows              all-gather
+        output P -> R  all-reduce        nothing
+        output P -> S  reduce-scatter    all-gather
+        output S -> R  all-gather        nothing (its own part is taken)
+
+    Collectives are compared by phase, kind and bytes per device. Where the form issues more than the plan, the plan is not expressed;
+    where it issues fewer, one collective serves what the plan moves in several equal copies, and that is noted.
+    """
     if eager.tensor_axis is None:
         return [], []
     axis = eager.tensor_axis
@@ -905,12 +904,12 @@ def _exits(module: Parallel, training: bool) -> Iterator[tuple[str, Placement, P
 
 
 def _add(
-    found: dict[Move, list[str]], plan: Plan, eager: Eager, phase: str, before: Placement, after: Placement, t: int, path: str
+    found: dict[AxisCollective, list[str]], plan: Plan, eager: Eager, phase: str, before: Placement, after: Placement, t: int, path: str
 ) -> None:
     kind = move_of(before, after)
     if kind:
         axis = plan.mesh.names.index(str(eager.tensor_axis))
-        found.setdefault(Move(phase, kind, _nbytes(plan, t, axis, before if kind == "all_to_all" else R)), []).append(path)
+        found.setdefault(AxisCollective(phase, kind, _nbytes(plan, t, axis, before if kind == "all_to_all" else R)), []).append(path)
 
 
 def _nbytes(plan: Plan, t: int, axis: int, placement: Placement) -> int:
@@ -926,9 +925,6 @@ def _nbytes(plan: Plan, t: int, axis: int, placement: Placement) -> int:
     for n in Layout(layout).local_shape(tensor.shape, plan.mesh.shape):
         size *= n
     return size
-
-
-# Partial sums reduced before an addition rather than after it: two programs with the same numbers and collectives.
 
 
 def reduced_early(plan: Plan, axis: int) -> Plan:

@@ -20,7 +20,7 @@ from typing import Any
 
 from solver_shard.errors import InputError
 from solver_shard.exporters import Dropped, Exported, check_lossless, listing, merged
-from solver_shard.exporters.literal import Call, read_assignments, read_value
+from solver_shard.exporters.literal import LiteralCall, read_assignments, read_value
 from solver_shard.exporters.parallelize import fold_patterns
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
@@ -153,7 +153,7 @@ def read(text: str, tensors: Mapping[str, int], mesh: Mesh) -> tuple[str, ...]:
 
 
 def _read_spec(value: Any, dims: int, name: str) -> Spec:
-    entries = value.args if isinstance(value, Call) and not value.kwargs else value
+    entries = value.args if isinstance(value, LiteralCall) and not value.kwargs else value
     if not isinstance(entries, list | tuple):
         raise InputError(f"{name}: {value!r:.80} is no spec; give P('tp', None), or a list with an entry per dim")
     if len(entries) > dims:

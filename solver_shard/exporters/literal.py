@@ -1,9 +1,10 @@
 """Files of names, strings, numbers, tuples, lists, dicts and calls of a few known names, read as data: nothing in them is ever run.
 
 >>> read_assignments('SPECS = {"w": P("tp", None)}', calls=("P",))
-{'SPECS': {'w': Call(name='P', args=('tp', None), kwargs={})}}
+{'SPECS': {'w': LiteralCall(name='P', args=('tp', None), kwargs={})}}
 
-The forms that other tools keep as Python (PartitionSpecs, parallel styles, torchtitan's sharding configs) come back in this way.
+The forms that other tools keep as Python (PartitionSpecs, parallel styles, torchtitan's sharding configs) come back in this way;
+``weight_pins`` makes pins of the styles among them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAX_ITEMS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LiteralCall:
     """A call as written: the last part of the called name, and its arguments as data."""
 
     name: str
@@ -63,7 +64,7 @@ def read_assignments(text: str, *, calls: Collection[str] = (), file: str = "fil
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
             try:
-                found[statement.targets[0].id] = _Reader(calls, file).value(statement.value, 0)
+                found[statement.targets[0].id] = _LiteralReader(calls, file).value(statement.value, 0)
             except _NotLiteralError:
                 continue
     return found
@@ -79,7 +80,7 @@ def read_value(text: str, *, calls: Collection[str] = (), file: str = "file") ->
         pass
     tree = _parse(text.strip(), file, "eval")
     try:
-        return _Reader(calls, file).value(tree.body, 0)
+        return _LiteralReader(calls, file).value(tree.body, 0)
     except _NotLiteralError as error:
         raise InputError(f"{file}: {error}; give JSON, or a literal of strings, numbers, lists, tuples and dicts") from None
 
@@ -107,7 +108,7 @@ def _parse(text: str, file: str, mode: str) -> Any:
         raise InputError(f"{file}: cannot be read ({type(error).__name__}: {error}); give the file that export wrote") from None
 
 
-class _Reader:
+class _LiteralReader:
     def __init__(self, calls: Collection[str], file: str) -> None:
         self._calls = calls
         self._file = file
@@ -152,7 +153,7 @@ class _Reader:
             made[name] = self.value(item, depth + 1)
         return made
 
-    def _call(self, node: ast.Call, depth: int) -> Call:
+    def _call(self, node: ast.Call, depth: int) -> LiteralCall:
         name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if name not in self._calls:
             raise _NotLiteralError(
@@ -160,26 +161,24 @@ class _Reader:
             )
         if any(keyword.arg is None for keyword in node.keywords) or any(isinstance(arg, ast.Starred) for arg in node.args):
             raise _NotLiteralError(f"line {node.lineno} unpacks arguments")
-        return Call(
+        return LiteralCall(
             name,
             tuple(self.value(arg, depth + 1) for arg in node.args),
             {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords},
         )
 
 
-# Pins from the styles by which other tools say tensor parallelism: a module's weights are cut by columns or rows, or whole.
-#
-# >>> weight_pins({"layers.*.up_proj": "columns"}, program, "tp")
-# ('layers.0.up_proj.weight=tp=S(0)', 'layers.0.up_proj.bias=tp=S(0)')
-#
-# By columns is the next to last dim (the output features of nn.Linear), by rows the last one (its input features; biases stay whole).
-# Embeddings are the other way round, as their weight is [words, features]: rows are words.
-
 Cut = Literal["columns", "rows", "whole"]
 
 
 def weight_pins(cuts: Mapping[str, Cut], program: Program, axis: str) -> tuple[str, ...]:
     """One pin per parameter that the patterns match, in the program's order.
+
+    >>> weight_pins({"layers.*.up_proj": "columns"}, program, "tp")
+    ('layers.0.up_proj.weight=tp=S(0)', 'layers.0.up_proj.bias=tp=S(0)')
+
+    By columns is the next to last dim (the output features of nn.Linear), by rows the last one (its input features; biases stay whole).
+    Embeddings are the other way round, as their weight is [words, features]: rows are words.
 
     Args:
         cuts: module or parameter pattern to how it is cut; ``*`` stands for a layer's number (or any name between dots).

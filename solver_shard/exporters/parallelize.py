@@ -18,7 +18,7 @@ from typing import Any
 from solver_shard.errors import InputError, printable
 from solver_shard.exporters import Dropped, Exported, check_lossless, listing, merged
 from solver_shard.exporters.eager import DataParallel, Eager, Parallel, compare, read_data_parallel, read_eager, wrap_order, wrapped
-from solver_shard.exporters.literal import Call, Cut, Name, read_assignments, read_value, weight_pins
+from solver_shard.exporters.literal import Cut, LiteralCall, Name, read_assignments, read_value, weight_pins
 from solver_shard.layout import Placement
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
@@ -67,9 +67,9 @@ def read(text: str, program: Program, *, axis: str = "tp") -> tuple[str, ...]:
 
 
 def _cut(pattern: str, style: Any) -> Cut:
-    if isinstance(style, Call) and style.name == "SharedInput" and style.args:
+    if isinstance(style, LiteralCall) and style.name == "SharedInput" and style.args:
         style = style.args[0]
-    name = style.name if isinstance(style, Call | Name) else style
+    name = style.name if isinstance(style, LiteralCall | Name) else style
     if name not in STYLES:
         raise InputError(f"{pattern!r} has the style {name!r}; known are {', '.join(STYLES)}")
     return STYLES[name]

@@ -116,15 +116,6 @@ def export(plan: Plan, *, plan_path: str = "plan.json", lossy: bool = False) -> 
     return Exported(text=text)
 
 
-# The model of a plan again, with real weights, and inputs of one step: for programs that run a plan.
-#
-# >>> built = rebuild(plan.provenance.source, seed=0)
-# >>> type(built.model).__name__, {name: tuple(value.shape) for name, value in built.inputs.items()}
-# ('LlamaForCausalLM', {'input_ids': (8, 16), 'labels': (8, 16)})
-#
-# Weights are the model's own initialisation under the seed and inputs are random, both the same in every process. A real program loads
-# its checkpoint and its data instead.
-
 _SOURCE = re.compile(
     r"(?P<model>.+), batch (?P<batch>\d+)(, seq (?P<seq>\d+))?, (?P<dtype>f32|bf16|f16)(?P<ckpt>, checkpointed)?(, \d+ microbatches)?\Z"
 )
@@ -148,6 +139,13 @@ class Built:
 
 def rebuild(source: str, *, seed: int = 0, forward_only: bool = False) -> Built:
     """Build the model that a plan's ``provenance.source`` names.
+
+    >>> built = rebuild(plan.provenance.source, seed=0)
+    >>> type(built.model).__name__, {name: tuple(value.shape) for name, value in built.inputs.items()}
+    ('LlamaForCausalLM', {'input_ids': (8, 16), 'labels': (8, 16)})
+
+    Weights are the model's own initialisation under the seed and inputs are random, both the same in every process. A real program loads
+    its checkpoint and its data instead.
 
     Raises:
         InputError: the plan was made from a module in memory; or as for the source itself (no such file, entry point, ...).

@@ -25,7 +25,7 @@ from typing import Any
 from solver_shard.errors import InputError
 from solver_shard.exporters import Dropped, Exported, check_lossless, listing, merged
 from solver_shard.exporters.eager import DataParallel, Eager, Parallel, compare, owner, read_data_parallel, read_eager
-from solver_shard.exporters.literal import Call, Name, read_assignments
+from solver_shard.exporters.literal import LiteralCall, Name, read_assignments
 from solver_shard.exporters.parallelize import fold_patterns
 from solver_shard.layout import Placement
 from solver_shard.plan.plan import Plan
@@ -103,7 +103,7 @@ def read(text: str, tensors: Mapping[str, int], *, axis: str = "tp", file: str =
         forms.setdefault(template(name).replace("#", "*"), []).append(name)
     pins = []
     for pattern, config in sharding.items():
-        if not isinstance(config, Call) or config.name not in ("ShardingConfig", "ShardingSpec") or not isinstance(pattern, str):
+        if not isinstance(config, LiteralCall) or config.name not in ("ShardingConfig", "ShardingSpec") or not isinstance(pattern, str):
             raise InputError(f"{file}: {pattern!r} has no ShardingConfig")
         states = config.kwargs.get("state_shardings", {})
         for state, layout in states.items() if isinstance(states, Mapping) else ():
@@ -124,16 +124,16 @@ _WHOLE = 1 << 20
 
 def _placement_of(layout: Any, file: str, name: str) -> int | None:
     """The dim that TP cuts, ``_WHOLE``, or None where TP is not declared."""
-    axes = layout.args[0] if isinstance(layout, Call) and layout.name == "SpmdLayout" and layout.args else layout
+    axes = layout.args[0] if isinstance(layout, LiteralCall) and layout.name == "SpmdLayout" and layout.args else layout
     if not isinstance(axes, Mapping):
         raise InputError(f"{file}: {name} has no layout by axis; give SpmdLayout({{TP: spmd.S(0)}})")
     for key, value in axes.items():
         word = key.name if isinstance(key, Name) else str(key)
         if word.upper() != "TP":
             continue
-        if isinstance(value, Call) and value.name in ("S", "Shard") and len(value.args) == 1 and type(value.args[0]) is int:
+        if isinstance(value, LiteralCall) and value.name in ("S", "Shard") and len(value.args) == 1 and type(value.args[0]) is int:
             return int(value.args[0])
-        if (isinstance(value, Name) and value.name in ("R", "I")) or (isinstance(value, Call) and value.name == "Replicate"):
+        if (isinstance(value, Name) and value.name in ("R", "I")) or (isinstance(value, LiteralCall) and value.name == "Replicate"):
             return _WHOLE
         raise InputError(f"{file}: {name} has a placement that is no pin of a stored tensor; legal: spmd.S(dim), spmd.R, spmd.I")
     return None

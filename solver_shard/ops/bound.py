@@ -4,7 +4,7 @@
 >>> multiply.function(x, weight).shape
 torch.Size([8, 16, 96])
 
-``interpret.call`` looks at an op's arguments each time it runs; what is bound here has looked already: overloads are found, sizes are
+``ops.run.call`` looks at an op's arguments each time it runs; what is bound here has looked already: overloads are found, sizes are
 those of the shard, products of matrices are laid out, and what is left is one call of torch. Both give the same numbers, up to the
 order of sums.
 """
@@ -46,7 +46,7 @@ def bind(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Bound:
         operands, results: their shapes, on a shard the local ones.
 
     Raises:
-        InputError: the op cannot be executed here (see ``interpret.call``).
+        InputError: the op cannot be executed here (see ``ops.run.call``).
     """
     maker = _MAKERS.get(op.name)
     found = maker(op, tuple(operands), tuple(results)) if maker is not None else None
@@ -211,4 +211,4 @@ _MAKERS: Mapping[str, _Maker] = {
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
 }
-"""What is prepared in a way of its own; None from a maker leaves the op to ``interpret``."""
+"""What is prepared in a way of its own; None from a maker leaves the op to ``ops.run``."""

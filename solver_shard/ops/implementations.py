@@ -13,6 +13,13 @@ Two reductions are free (``FREE``), for what a real run has in place already: ``
 this one, and ``exchange`` a sum. Rows cut by expert (``own-experts``) lie with their experts in a real run, however many they
 are; here they lie in even chunks as their layout says, and are brought to where they would be.
 
+Reductions along a cut dim that no pending sum or maximum can say go by small statistics of every row:
+
+    log-sum-exp          maximum, then sum of exponentials                       class-statistics
+    variance, deviation  sum, then squares around the mean                       moment-statistics
+    norm of order 2      sum of squares                                          square-statistics
+    maximum and where    maximum, then the first position that has it            extreme-statistics
+
 Sources: statistics of a cut normalised dim and the losses of a cut vocabulary are those of Megatron-LM (Shoeybi et al.,
 arXiv:1909.08053, section 3, "parallel cross entropy", and its masked embedding); attention with cut queries and gathered keys
 and values is the context parallelism of Llama 3 (arXiv:2407.21783, section 3.3.2), here with contiguous queries.
@@ -31,15 +38,6 @@ from solver_shard.errors import InternalError
 from solver_shard.ops import experts
 from solver_shard.ops.run import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
-
-# Reductions along a cut dim that no pending sum or maximum can say, from small statistics of every row.
-#
-# Each runs as the implementations in ``export/implementations.py`` do: a generator that yields what is to be all-reduced.
-#
-#     log-sum-exp          maximum, then sum of exponentials                       class-statistics
-#     variance, deviation  sum, then squares around the mean                       moment-statistics
-#     norm of order 2      sum of squares                                          square-statistics
-#     maximum and where    maximum, then the first position that has it            extreme-statistics
 
 Results = tuple[torch.Tensor, ...]
 Running = Generator[tuple[str, torch.Tensor], torch.Tensor, Results]
@@ -200,16 +198,6 @@ def perform(
     """
     way = way_of(name, op)
     states = [way.run(op, arguments_of(op, local), part) for local, part in zip(operands, parts, strict=True)]
-    made = lockstep(name, states, all_reduce)
-    for results, wanted in zip(made, shapes, strict=True):
-        found = [tuple(result.shape) for result in results]
-        if found != [tuple(shape) for shape in wanted]:
-            raise InternalError(f"{name!r} of {op.name} gave results of shapes {found}, expected {[tuple(shape) for shape in wanted]}")
-    return [tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)) for results in made]
-
-
-def lockstep(name: str, states: Sequence[Running | Results], all_reduce: AllReduce) -> list[Results]:
-    """Take the implementation, started on all devices, to its end; by device, what it returns."""
     made = [state for state in states if isinstance(state, tuple)]
     running = [state for state in states if not isinstance(state, tuple)]
     reduced: Sequence[torch.Tensor | None] = [None] * len(running)
@@ -225,7 +213,11 @@ def lockstep(name: str, states: Sequence[Running | Results], all_reduce: AllRedu
             if len(asked) < len(states) or len(kinds) > 1:
                 raise InternalError(f"devices differ in the collectives of {name!r}")
             reduced = all_reduce(kinds.pop(), [buffer.contiguous() for _, buffer in asked])
-    return made
+    for results, wanted in zip(made, shapes, strict=True):
+        found = [tuple(result.shape) for result in results]
+        if found != [tuple(shape) for shape in wanted]:
+            raise InternalError(f"{name!r} of {op.name} gave results of shapes {found}, expected {[tuple(shape) for shape in wanted]}")
+    return [tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)) for results in made]
 
 
 # Picking and placing rows of a cut vocabulary.

@@ -148,7 +148,7 @@ def draw(
     if function is None:
         return _whole(name, a, key)
     tensors = [value for value in a.values() if isinstance(value, torch.Tensor)]
-    part = Draw(key=key, box=box, shape=tuple(shape), dtype=dtype, device=tensors[0].device if tensors else device)
+    part = PartDraw(key=key, box=box, shape=tuple(shape), dtype=dtype, device=tensors[0].device if tensors else device)
     return function(part, a)
 
 
@@ -157,7 +157,7 @@ def kept(a: Arguments, *, key: Key, box: Box, shape: Sequence[int]) -> torch.Ten
     return uniform(key, box, shape, a["query"].device) < 1.0 - float(a["dropout_p"])
 
 
-class Draw:
+class PartDraw:
     """Numbers for the elements of a part of a tensor."""
 
     def __init__(self, *, key: Key, box: Box, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> None:
@@ -182,40 +182,40 @@ class Draw:
         """Whole numbers in [low, high)."""
         return ((self.uniform().double() * (high - low)).floor().to(torch.int64) + low).clamp(max=high - 1).to(self.dtype)
 
-    def on(self, box: Box, shape: tuple[int, ...]) -> Draw:
+    def on(self, box: Box, shape: tuple[int, ...]) -> PartDraw:
         """For the elements of another tensor."""
-        return Draw(key=self.key, box=box, shape=shape, dtype=self.dtype, device=self.device)
+        return PartDraw(key=self.key, box=box, shape=shape, dtype=self.dtype, device=self.device)
 
 
-def _dropout(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _dropout(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     x, p = a["input"], float(a["p"])
     keep = draw.uniform() < 1.0 - p
     return x * keep * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), keep
 
 
-def _uniform(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _uniform(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     low, high = float(a.get("from", 0.0)), float(a.get("to", 1.0))
     found = torch.complex(draw.uniform(), draw.uniform(1)) if draw.dtype.is_complex else draw.uniform()
     return ((found * (high - low) + low).to(draw.dtype),)
 
 
-def _normal(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _normal(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return ((draw.normal() * a.get("std", 1.0) + a.get("mean", 0.0)).to(draw.dtype),)
 
 
-def _log_normal(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _log_normal(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return ((draw.normal() * a["std"] + a["mean"]).exp().to(draw.dtype),)
 
 
-def _coins(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _coins(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return ((draw.uniform() < (a["p"] if "p" in a else a["self"])).to(draw.dtype),)
 
 
-def _whole_numbers(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _whole_numbers(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return (draw.within(a.get("low", 0), int(a["high"])),)
 
 
-def _any_number(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _any_number(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     """random_: from a bound, or zero, to another, or what the dtype holds."""
     high = a.get("to")
     if high is None and draw.dtype.is_floating_point:
@@ -225,25 +225,25 @@ def _any_number(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return (draw.within(a.get("from", 0), int(high)),)
 
 
-def _exponential(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _exponential(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return ((-(draw.inner().log()) / a.get("lambd", 1.0)).to(draw.dtype),)
 
 
-def _geometric(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _geometric(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return ((draw.inner().log() / math.log1p(-a["p"])).ceil().clamp(min=1).to(draw.dtype),)
 
 
-def _cauchy(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _cauchy(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return (((math.pi * (draw.inner() - 0.5)).tan() * a.get("sigma", 1.0) + a.get("median", 0.0)).to(draw.dtype),)
 
 
-def _leak(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _leak(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     x, low, high = a["self"], float(a["lower"]), float(a["upper"])
     noise = torch.where(x <= 0, draw.uniform().to(x.dtype) * (high - low) + low, 1)
     return x * noise, noise
 
 
-def _permutation(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _permutation(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     """The order of one number each, of which a part is cut."""
     whole = Box((0,), (int(a["n"]),))
     every = draw.on(whole, whole.length)
@@ -251,7 +251,7 @@ def _permutation(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return (order[draw.box.inside(whole)].to(draw.dtype),)
 
 
-def _classes(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _classes(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     """Rows by themselves: one number for each class of a row, or for each sample of it where a class may be drawn twice."""
     weights, count = a["self"].double(), int(a["num_samples"])
     classes = weights.shape[-1]
@@ -262,7 +262,7 @@ def _classes(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
     return (torch.topk(weights / -(rows.inner().log()), count).indices[..., draw.box.start[-1] : draw.box.start[-1] + draw.box.length[-1]],)
 
 
-def _attention(draw: Draw, a: Arguments) -> tuple[torch.Tensor, ...]:
+def _attention(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     """Attention, or its backward pass, whose dropout is that of the scores."""
     return attention.run(a, keep=kept(a, key=draw.key, box=draw.box, shape=draw.shape))
 
@@ -279,7 +279,7 @@ def _whole(name: str, a: Arguments, key: Key) -> tuple[torch.Tensor, ...]:
     return (made,) if isinstance(made, torch.Tensor) else tuple(made)
 
 
-DRAWN: Mapping[str, Callable[[Draw, Arguments], tuple[torch.Tensor, ...]]] = {
+DRAWN: Mapping[str, Callable[[PartDraw, Arguments], tuple[torch.Tensor, ...]]] = {
     "aten.native_dropout.default": _dropout,
     **{f"aten.{name}.{form}": _uniform for name in ("rand", "rand_like") for form in ("default", "generator")},
     **{f"aten.{name}.{form}": _normal for name in ("randn", "randn_like") for form in ("default", "generator")},

@@ -417,22 +417,22 @@ INTERPRETED = frozenset(_SPECIAL) - frozenset(_SIZE_ARGUMENTS)
 """Ops for which more is done than to call the overload with the sizes of the shard."""
 
 
-# Products of two tensors as one matrix product, laid out once for their shapes.
-#
-# >>> run = product("abc,cd->abd", [(8, 16, 32), (32, 96)])
-# >>> run(x, weight).shape        # one mm of (128, 32) by (32, 96)
-# torch.Size([8, 16, 96])
-#
-# Letters that both operands and the result have are batch dims, letters of both that the result lacks are summed, the others are rows of
-# the left or columns of the right matrix. A block that lies transposed is read as such, and a result that wants its columns first is
-# computed with the sides exchanged, so that neither is copied. ``torch.einsum`` does the same work, and finds out how at each call.
-
 Shape = tuple[int, ...]
 Run = Callable[..., torch.Tensor]
 
 
 def product(equation: str, shapes: Sequence[Shape]) -> Run:
-    """The einsum as a function of its operands, which have these shapes; any equation that ``torch.einsum`` takes."""
+    """The einsum as a function of its operands, which have these shapes; any equation that ``torch.einsum`` takes.
+
+    >>> run = product("abc,cd->abd", [(8, 16, 32), (32, 96)])
+    >>> run(x, weight).shape        # one mm of (128, 32) by (32, 96)
+    torch.Size([8, 16, 96])
+
+    Products of two tensors are one matrix product, laid out once for their shapes. Letters that both operands and the result have are
+    batch dims, letters of both that the result lacks are summed, the others are rows of the left or columns of the right matrix. A block
+    that lies transposed is read as such, and a result that wants its columns first is computed with the sides exchanged, so that neither
+    is copied. ``torch.einsum`` does the same work, and finds out how at each call.
+    """
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or not arrow or "." in equation or any(len(set(term)) != len(term) for term in (*terms, out)):

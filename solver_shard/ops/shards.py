@@ -69,10 +69,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def split(full: torch.Tensor, layout: Layout, mesh: Mesh) -> Parts:
     """Distribute a whole tensor; nothing may be partial."""
+    return tuple(shard(full, layout, mesh, device) for device in range(mesh.size))
+
+
+def shard(full: torch.Tensor, layout: Layout, mesh: Mesh, device: int) -> torch.Tensor:
+    """What one device has of a whole tensor; nothing may be partial."""
     if any(placement.is_partial for placement in layout):
         raise InternalError(f"a whole tensor cannot be distributed as {layout}")
-    whole = Box((0,) * full.ndim, tuple(full.shape))
-    return tuple(full[box.inside(whole)].contiguous() for box in boxes(layout, tuple(full.shape), mesh))
+    box = boxes(layout, tuple(full.shape), mesh)[device]
+    return full[box.inside(Box((0,) * full.ndim, tuple(full.shape)))].contiguous()
 
 
 def join(parts: Parts, layout: Layout, shape: Sequence[int], mesh: Mesh, *, exact: bool = True) -> torch.Tensor:
@@ -114,22 +119,11 @@ def reduce(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     return stacked.amax(0) if reduction == "max" else stacked.amin(0)
 
 
-def move(parts: Parts, before: Layout, after: Layout, shape: Sequence[int], mesh: Mesh) -> Parts:
-    """Change the layout without communication: R → S(d) takes a slice, in a storage of its own; R → P(sum) keeps the value at
-    coordinate 0, R → P(avg | max | min) everywhere.
-
-    Raises:
-        InternalError: some device would need what another holds.
-    """
-    if before == after:
-        return parts
-    moves = (local_move(before, after, tuple(shape), mesh, device) for device in range(mesh.size))
-    return tuple(part if moved is None else moved(part) for part, moved in zip(parts, moves, strict=True))
-
-
 @functools.lru_cache(maxsize=65536)
 def local_move(before: Layout, after: Layout, shape: Shape, mesh: Mesh, device: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """``move`` on one device, prepared; None where it keeps its local tensor as it is.
+    """What changes the layout on one device without communication; None where it keeps its local tensor as it is.
+
+    R → S(d) takes a slice, in a storage of its own; R → P(sum) keeps the value at coordinate 0, R → P(avg | max | min) everywhere.
 
     Raises:
         InternalError: some device would need what another holds.

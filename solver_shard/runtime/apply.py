@@ -34,7 +34,7 @@ from solver_shard.plan.evaluate import evaluated
 from solver_shard.plan.plan import Plan, PlannedTensor
 from solver_shard.program import Program, Role, Tensor, constrain
 from solver_shard.runtime.collectives import Move, Processes, Recorded
-from solver_shard.runtime.step import Compiled, State, compile_step, moves_of
+from solver_shard.runtime.step import Compiled, GradientSum, StepState, compile_step
 from solver_shard.tracing.clean import clean
 from solver_shard.tracing.torch import argument_names, trace, trace_raw
 
@@ -97,7 +97,7 @@ def apply(
     agree(traced.values, refined, plan.mesh)
     processes = Processes(plan.mesh, refined)
     step = compile_step(plan, traced.program, device=processes.device, communicator=processes, place=torch.device(refined.device_type))
-    given = Given(model, plan, refined, processes.device, inputs)
+    given = StepInputs(model, plan, refined, processes.device, inputs)
     sharded = Sharded(model, step, processes, given, traced.values)
     if numbers(traced.program):
         reseed(sharded, common_seed(refined, plan.mesh))
@@ -149,28 +149,24 @@ class Runtime:
     Attributes:
         stored: by position in the program, the DTensors and local tensors of parameters, buffers and constants.
         parameters: those with a gradient, by position.
-        pending, count: gradients of the microbatches so far, by position of their parameter, and how many these are.
+        gradients: of the microbatches so far.
         seed, steps: of random ops; how many forward passes have run since it was set.
         loads: how often a state_dict was loaded.
     """
 
-    def __init__(self, step: Compiled, processes: Processes, given: Given) -> None:
+    def __init__(self, step: Compiled, processes: Processes, given: StepInputs) -> None:
         self.step, self.processes, self.given = step, processes, given
         self.plan, self.program, self.mesh = step.plan, step.program, processes.device_mesh
         self.stored: dict[int, torch.Tensor] = {}
         self.empty: dict[str, torch.Tensor] = {}
         self.parameters: dict[int, nn.Parameter] = {}
-        self.pending: dict[int, torch.Tensor] = {}
-        self.count = 0
+        self.gradients = GradientSum(self.plan, self.program, processes.device, processes)
         self.seed, self.steps = 0, 0
         self.loads = 0
         last = {r.tensor: r for r in self.plan.reshards if r.purpose == "optimizer"}
-        self.reductions: dict[int, Move | None] = {}
         self.specs: dict[int, DTensorSpec] = {}
         for p, g in self.program.gradients.items():
             self.specs[p] = self.spec(self.program, g, last[g].layout, self.plan.options.reduce_dtype)
-            if self.plan.options.microbatches > 1:
-                self.reductions[p] = moves_of(self.plan, self.program, last[g], processes.device, processes)
         self.written = {t: self._written(t) for t in self.program.outputs if self.program.tensors[t].name.startswith("updated(")}
 
     def _written(self, t: int) -> tuple[int, Move | None]:
@@ -195,7 +191,7 @@ class Runtime:
         meta = TensorMeta(torch.Size(tensor.shape), stride, DTYPES[dtype or tensor.dtype])
         return DTensorSpec(self.mesh, tuple(layout.to_dtensor(self.plan.mesh.shape)), tensor_meta=meta)
 
-    def forward(self, inputs: Mapping[int, torch.Tensor]) -> State:
+    def forward(self, inputs: Mapping[int, torch.Tensor]) -> StepState:
         """Run the forward pass, and write back the buffers that it has changed."""
         sources = dict(inputs)
         for t, tensor in self.stored.items():
@@ -208,25 +204,16 @@ class Runtime:
             kept[buffer][0].copy_(state.outputs[t] if move is None else move(state.outputs[t]))
         return state
 
-    def backward(self, state: State, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
+    def backward(self, state: StepState, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
         """Run the backward pass; the gradients by position of their parameter, None before the last microbatch."""
-        found = self.step.backward(state, tangent)
-        microbatches = self.plan.options.microbatches
-        if microbatches > 1:
-            if self.count:
-                for p, part in found.items():
-                    self.pending[p] = self.pending[p] + part
-            else:
-                self.pending = found
-            self.count += 1
-            if self.count < microbatches:
-                return None
-            moved = ((p, part, self.reductions[p]) for p, part in self.pending.items())
-            found = {p: part if move is None else move(part) for p, part, move in moved}
-            self.pending, self.count = {}, 0
-        return {p: DTensor(part, self.specs[p], requires_grad=False) for p, part in found.items()}
+        gradients = self.gradients.add(self.step.backward(state, tangent))
+        if gradients is None:
+            return None
+        first = {id(part): p for p, part in reversed(gradients.items())}  # gradients may be scaled in place, so each parameter has its own
+        own = {p: part if first[id(part)] == p else part.clone() for p, part in gradients.items()}
+        return {p: DTensor(part, self.specs[p], requires_grad=False) for p, part in own.items()}
 
-    def handed(self, t: int, state: State) -> torch.Tensor:
+    def handed(self, t: int, state: StepState) -> torch.Tensor:
         """An output: a plain tensor where every device has it whole, else a DTensor."""
         layout = self.plan.reshards[self.step.order.outputs[t][1]].layout
         local = state.outputs[t]
@@ -235,7 +222,7 @@ class Runtime:
         return DTensor(local, self.spec(self.program, t, layout), requires_grad=False)
 
 
-class _Step(torch.autograd.Function):  # type: ignore[misc]  # torch is not checked
+class _StepFunction(torch.autograd.Function):  # type: ignore[misc]  # torch is not checked
     """A training step: from the parameters to the loss, and back to their gradients."""
 
     @staticmethod
@@ -255,7 +242,9 @@ class _Step(torch.autograd.Function):  # type: ignore[misc]  # torch is not chec
 class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
     """An applied model; see ``apply``. Parameters and buffers have the names that they have in the model."""
 
-    def __init__(self, model: nn.Module, step: Compiled, processes: Processes, given: Given, values: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, step: Compiled, processes: Processes, given: StepInputs, values: Mapping[str, torch.Tensor]
+    ) -> None:
         super().__init__()
         self._runtime = Runtime(step, processes, given)
         self.training = self._traced_training = model.training
@@ -323,7 +312,7 @@ class Sharded(nn.Module):  # type: ignore[misc]  # torch is not checked
             self._check_values()
         inputs = runtime.given.bind(args, kwargs)
         if not runtime.plan.options.forward_only:
-            return _Step.apply(runtime, inputs, *runtime.parameters.values())
+            return _StepFunction.apply(runtime, inputs, *runtime.parameters.values())
         with torch.no_grad():
             state = runtime.forward(inputs)
         return _structured(
@@ -379,20 +368,12 @@ def _transient(model: nn.Module) -> set[str]:
     return {f"{path}.{name}" if path else name for path, child in model.named_modules() for name in child._non_persistent_buffers_set}
 
 
-# What a plan is held against before it runs: the installed torch, the device mesh, and the model, traced anew.
-#
-# >>> traced = retrace(model, plan, None, None)
-# >>> traced.program.tensors[0].name, traced.values["up.weight"].shape
-# ('up.weight', torch.Size([12, 8]))
-#
-# A plan holds no code, so the ops come from the model, and must be those that the plan names: the first difference is an error.
-
 TESTED = ((2, 13), (2, 14))
 """First torch version that plans were run with, and the first one that is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class FittedModel:
     """A model that a plan fits.
 
     Attributes:
@@ -473,8 +454,14 @@ def check_cuts(plan: Plan, device_mesh: DeviceMesh) -> None:
                 )
 
 
-def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., Any] | None) -> Traced:
+def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., Any] | None) -> FittedModel:
     """Trace the model as the plan's was, and hold one against the other.
+
+    >>> traced = retrace(model, plan, None, None)
+    >>> traced.program.tensors[0].name, traced.values["up.weight"].shape
+    ('up.weight', torch.Size([12, 8]))
+
+    A plan holds no code, so the ops come from the model, and must be those that the plan names: the first difference is an error.
 
     Args:
         inputs: example inputs; None to make them from the plan's, as keyword arguments.
@@ -494,7 +481,7 @@ def retrace(model: nn.Module, plan: Plan, inputs: Any, loss_fn: Callable[..., An
         tensor = program.tensors[t]
         if tensor.role is Role.BUFFER and tensor.name not in own:
             own[tensor.name] = _attribute(model, tensor.name)
-    return Traced(program=program, values=own)
+    return FittedModel(program=program, values=own)
 
 
 def fitting(plan: Plan, program: Program, advice: Callable[[], str | None] = lambda: None) -> Program:
@@ -636,18 +623,15 @@ def common_seed(device_mesh: DeviceMesh, mesh: Mesh) -> int:
     return int(seed)
 
 
-# What a step is called with, and the part of it that a device reads.
-#
-# >>> given = Given(plan, program, device_mesh, device, example, names)
-# >>> given.bind((), {"input_ids": ids, "labels": labels})
-# {16: tensor(...), 17: tensor(...)}
-#
-# Plain tensors are whole: every process passes the same, and each takes its part. DTensors are taken as they are laid out where that is
-# the plan's layout, and are redistributed where it is not.
+class StepInputs:
+    """What a step is called with, and the part of it that a device reads.
 
+    >>> given = StepInputs(model, plan, device_mesh, device, None)
+    >>> given.bind((), {"input_ids": ids, "labels": labels})
+    {16: tensor(...), 17: tensor(...)}
 
-class Given:
-    """The inputs of a plan on one device.
+    Plain tensors are whole: every process passes the same, and each takes its part. DTensors are taken as they are laid out where that
+    is the plan's layout, and are redistributed where it is not.
 
     Args:
         model: whose forward says the names of positional arguments.

@@ -1,16 +1,17 @@
-"""One step of a transition as one device runs it: what it sends, and what it makes of what it receives, prepared once.
+"""Collectives of a step as one device runs them: what it sends, and what it makes of what it receives, prepared once.
 
 >>> mesh = Mesh.parse("2,2")
->>> made = prepare(Step(kind="all_gather", axes=("d1",), before=S(0)S(0), after=S(0)R, ...), (8, 2), mesh, device=1)
->>> made.pack(part).shape, made.unpack(received).shape
+>>> exchange = prepare(Step(kind="all_gather", axes=("d1",), before=S(0)S(0), after=S(0)R, ...), (8, 2), mesh, device=1)
+>>> exchange.pack(part).shape, exchange.unpack(received).shape
 (torch.Size([4]), torch.Size([4, 2]))
 
 A collective is called on flat buffers, padded to equal sizes as a real run pads uneven shards. Which elements a device sends and
 where it puts what it receives follows from the layouts before and after the step alone, so a step that is not what it says (rows
 that would come from a device outside the group, say) is an error. Rows of equal length are sent from where they lie and stay where they
-arrive; what else needs a copy is what a plan counts (:mod:`solver_shard.costs.transitions`). Both the simulation of all devices in one
-process (:mod:`solver_shard.verification.simulate`) and a device of a real mesh (:mod:`solver_shard.runtime.collectives`) run what is
-prepared here.
+arrive; what else needs a copy is what a plan counts (:mod:`solver_shard.costs.transitions`).
+
+A ``Communicator`` takes what is prepared to the other devices: ``Processes`` to the processes of a real mesh,
+``solver_shard.verification.simulate.SimulatedDevice`` to devices that are simulated in one process.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from solver_shard.errors import InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.ops.implementations import FREE
 from solver_shard.ops.shards import Box, Shape, boxes, covers, group_of, local_move
-from solver_shard.plan.plan import LOCAL, OpCollective
+from solver_shard.plan.plan import LOCAL
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 """From one local tensor or buffer to the next."""
@@ -65,6 +65,8 @@ class Exchange:
         pack: from the local tensor to the flat buffer that the collective is called with.
         unpack: from the buffer that it returns to the new local tensor.
         placed: whether that is a copy; else it is the buffer as it lies.
+        nbytes: bytes of the call, as the plan says; None where it says nothing.
+        title: the step, for a person to find.
     """
 
     kind: str
@@ -75,29 +77,59 @@ class Exchange:
     pack: Move
     unpack: Move
     placed: bool = False
+    nbytes: int | None = None
+    title: str = ""
 
     @property
     def is_local(self) -> bool:
         return self.kind in LOCAL
 
-    def nbytes(self, sent: torch.Tensor) -> int:
+    def called_with(self, sent: torch.Tensor) -> int:
         """The bytes of the call, counted as in ``Step``: of a gathered output, of the buffer otherwise."""
         return int(sent.nbytes) * (len(self.members) if self.kind == "all_gather" else 1)
 
-    def call(self, buffer: torch.Tensor, group: str) -> torch.Tensor:
-        """The functional collective on a packed buffer, within the process group of this name; it is waited for."""
-        op, size = torch.ops._c10d_functional, len(self.members)
+    def collective(self, group: str, *, averages: bool = True) -> Move:
+        """The functional collective on a packed buffer, within the process group of this name; it is waited for.
+
+        Complex numbers go as pairs of real ones: not every backend knows them.
+
+        Args:
+            averages: whether the backend has an average; where it has none, a sum is divided.
+        """
+        move = self._real_collective(group, averages)
+
+        def paired(buffer: torch.Tensor) -> torch.Tensor:
+            if not buffer.is_complex():
+                return move(buffer)
+            return torch.view_as_complex(move(torch.view_as_real(buffer.contiguous())))
+
+        return paired
+
+    def _real_collective(self, group: str, averages: bool) -> Move:
+        op: Any = torch.ops._c10d_functional
+        size, wait, reduction = len(self.members), op.wait_tensor.default, self.reduction
+        divided = reduction == "avg" and not averages
+        if divided:
+            reduction = "sum"
         if self.kind == "all_gather":
-            made = op.all_gather_into_tensor.default(buffer, size, group)
-        elif self.kind == "reduce_scatter":
-            made = op.reduce_scatter_tensor.default(buffer, self.reduction, size, group)
-        elif self.kind == "all_reduce":
-            made = op.all_reduce.default(buffer, self.reduction, group)
+            gather = op.all_gather_into_tensor.default
+            return lambda buffer: wait(gather(buffer, size, group))
+        if self.kind == "all_to_all":
+            swap = op.all_to_all_single.default
+
+            def exchanged(buffer: torch.Tensor) -> torch.Tensor:
+                pieces = [len(buffer) // size] * size
+                received: torch.Tensor = wait(swap(buffer, pieces, pieces, group))
+                return received
+
+            return exchanged
+        if self.kind == "all_reduce":
+            reduce = op.all_reduce.default
+            total: Move = lambda buffer: wait(reduce(buffer, reduction, group))  # noqa: E731
         else:
-            pieces = [buffer.numel() // size] * size
-            made = op.all_to_all_single.default(buffer, pieces, pieces, group)
-        waited: torch.Tensor = op.wait_tensor.default(made)
-        return waited
+            scatter = op.reduce_scatter_tensor.default
+            total = lambda buffer: wait(scatter(buffer, reduction, size, group))  # noqa: E731
+        return (lambda buffer: total(buffer).div_(size)) if divided else total
 
 
 def prepare(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange:
@@ -121,7 +153,16 @@ def _prepared(step: StepLike, shape: Shape, mesh: Mesh, device: int) -> Exchange
     view = _View(step=step, shape=shape, mesh=mesh, device=device, group=group, members=group_of(group, mesh, device))
     reduction, pack, (unpack, placed) = _KINDS[step.kind](view)
     return Exchange(
-        kind=step.kind, axes=step.axes, group=group, members=view.members, reduction=reduction, pack=pack, unpack=unpack, placed=placed
+        kind=step.kind,
+        axes=step.axes,
+        group=group,
+        members=view.members,
+        reduction=reduction,
+        pack=pack,
+        unpack=unpack,
+        placed=placed,
+        nbytes=step.nbytes,
+        title=_title(step),
     )
 
 
@@ -138,8 +179,8 @@ def in_turn(moves: Sequence[Move]) -> Move:
     return run
 
 
-def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int) -> Exchange:
-    """An all-reduce inside an op, of a buffer that the op makes."""
+def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int, nbytes: int | None = None) -> Exchange:
+    """An all-reduce inside an op, of a buffer that the op makes; of these bytes, where the plan says so."""
     group = tuple(sorted(mesh.index(name) for name in axes))
     return Exchange(
         kind="all_reduce",
@@ -149,6 +190,8 @@ def all_reduce_over(axes: Sequence[str], reduction: str, mesh: Mesh, device: int
         reduction=reduction,
         pack=_same,
         unpack=_same,
+        nbytes=nbytes,
+        title=f"a {reduction} inside an op on {', '.join(axes)}",
     )
 
 
@@ -308,17 +351,25 @@ def _volume(box: Box) -> int:
     return math.prod(box.length)
 
 
+def _title(step: StepLike) -> str:
+    return f"step {step.kind} on {', '.join(step.axes)}, {step.before} → {step.after}"
+
+
 def _wrong(step: StepLike, problem: str) -> NoReturn:
-    raise InternalError(f"step {step.kind} on {', '.join(step.axes)}, {step.before} → {step.after}: {problem}; please report this")
+    raise InternalError(f"{_title(step)}: {problem}; please report this")
 
 
-# The devices of a real mesh: collectives among processes, and what has run of them.
-#
-# >>> processes = Processes(mesh, device_mesh)
-# >>> for stage in processes.stages(prepare(step, shape, mesh, processes.device)):
-# ...     part = stage(part)               # pack, a collective among the processes of the group, unpack
-# >>> processes.recorded()
-# (Recorded(kind='all_gather', axes=('dp',), nbytes=4096, count=1),)
+class Communicator(Protocol):
+    """What talks to the other devices."""
+
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        """One step, prepared: from the local tensor before to the one after, in one or more moves."""
+
+    def all_reduce(self, axes: Sequence[str], reduction: str, nbytes: int | None = None) -> Move:
+        """An all-reduce within the group over these axes; of a buffer of these bytes, where the plan says so."""
+
+    def free(self, axes: Sequence[int], reduction: str) -> Move:
+        """One of ``FREE`` reductions, which a plan does not list, within the groups over the axes at these positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +378,7 @@ class Recorded:
 
     Attributes:
         kind: all_gather, reduce_scatter, all_reduce or all_to_all; exchange for what brings tokens to the devices of their experts,
-            which a plan does not list (see ``Processes.inside``).
+            which a plan does not list (see ``Processes.free``).
         axes: names of the mesh axes that took part, as one group.
         nbytes: bytes of each call on this device: gathered output, input before a scatter, or the buffer. Device 0 has the fullest
             shards, so its numbers are the plan's.
@@ -341,7 +392,13 @@ class Recorded:
 
 
 class Processes:
-    """One process of a mesh.
+    """One process of a real mesh: a ``Communicator`` that records what has run.
+
+    >>> processes = Processes(mesh, device_mesh)
+    >>> for stage in processes.stages(prepare(step, shape, mesh, processes.device)):
+    ...     part = stage(part)               # pack, a collective among the processes of the group, unpack
+    >>> processes.recorded()
+    (Recorded(kind='all_gather', axes=('dp',), nbytes=4096, count=1),)
 
     Attributes:
         mesh: the plan's.
@@ -370,99 +427,40 @@ class Processes:
     def stages(self, exchange: Exchange) -> tuple[Move, ...]:
         """One step, from the local tensor before it to the one after it: what is sent, what comes, what is made of that."""
         pack, counts = exchange.pack, self.counts
-        kind, axes, nbytes = exchange.kind, exchange.axes, exchange.nbytes
+        kind, axes, nbytes = exchange.kind, exchange.axes, exchange.called_with
 
         def packed(part: torch.Tensor) -> torch.Tensor:
             buffer = pack(part)
             counts[kind, axes, nbytes(buffer)] += 1
             return buffer
 
-        return packed, self._collective(exchange), exchange.unpack
+        return packed, exchange.collective(self.group(exchange.group), averages=self._averages), exchange.unpack
 
-    def all_reduce(self, axes: Sequence[str], reduction: str) -> Move:
+    def all_reduce(self, axes: Sequence[str], reduction: str, nbytes: int | None = None) -> Move:
         """An all-reduce within the group over these axes."""
-        return in_turn(self.stages(all_reduce_over(axes, reduction, self.mesh, self.device)))
+        return in_turn(self.stages(all_reduce_over(axes, reduction, self.mesh, self.device, nbytes)))
 
-    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
-        """What an implementation asks for, one run of it after the other.
+    def free(self, axes: Sequence[int], reduction: str) -> Move:
+        """Rows that lie with their experts: an all-reduce here, for the rows of a real run lie in even chunks as their layout says.
 
-        The two reductions that a plan does not price (``FREE``: rows that lie with their experts) are all-reduces here, recorded as
-        kind ``exchange``, for the rows of a real run lie in even chunks as their layout says.
+        It is recorded as kind ``exchange``.
         """
-        reduces = [{kind: self.all_reduce(step.axes, kind) for kind in ("sum", "max", "min")} for step in planned]
         team = group_of(tuple(axes), self.mesh, self.device)
-        names = tuple(self.mesh.names[axis] for axis in axes)
-        total = self._total(tuple(axes), names)
-
-        def start() -> Callable[[str, torch.Tensor], torch.Tensor]:
-            left = iter(reduces)
-
-            def reduce(reduction: str, buffer: torch.Tensor) -> torch.Tensor:
-                if reduction not in FREE:
-                    following = next(left, None)
-                    if following is None:
-                        raise InternalError(
-                            f"an implementation asks for a {reduction} of {buffer.nbytes} bytes that the plan does not list"
-                        )
-                    return following[reduction](buffer)
-                if reduction == "exchange":
-                    return total(buffer)
-                apart = buffer.new_zeros((len(team), *buffer.shape))
-                apart[team.index(self.device)] = buffer
-                return total(apart)[: team.index(self.device)].sum(0).to(buffer.dtype)
-
-            return reduce
-
-        return start
-
-    def _total(self, axes: tuple[int, ...], names: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
-        group, counts = self.group(axes), self.counts
+        place, names = team.index(self.device), tuple(self.mesh.names[axis] for axis in axes)
+        group, counts = self.group(tuple(axes)), self.counts
         op = torch.ops._c10d_functional
 
-        def run(buffer: torch.Tensor) -> torch.Tensor:
+        def total(buffer: torch.Tensor) -> torch.Tensor:
             counts["exchange", names, buffer.nbytes] += 1
-            made: torch.Tensor = op.wait_tensor.default(op.all_reduce.default(buffer.contiguous(), "sum", group))
-            return made
+            reduced: torch.Tensor = op.wait_tensor.default(op.all_reduce.default(buffer.contiguous(), "sum", group))
+            return reduced
 
-        return run
+        def offset(buffer: torch.Tensor) -> torch.Tensor:
+            apart = buffer.new_zeros((len(team), *buffer.shape))
+            apart[place] = buffer
+            return total(apart)[:place].sum(0).to(buffer.dtype)
 
-    def _collective(self, exchange: Exchange) -> Move:
-        """Complex numbers go as pairs of real ones: not every backend knows them."""
-        move = self._real_collective(exchange)
-
-        def paired(buffer: torch.Tensor) -> torch.Tensor:
-            if not buffer.is_complex():
-                return move(buffer)
-            return torch.view_as_complex(move(torch.view_as_real(buffer.contiguous())))
-
-        return paired
-
-    def _real_collective(self, exchange: Exchange) -> Move:
-        group, size = self.group(exchange.group), len(exchange.members)
-        op: Any = torch.ops._c10d_functional
-        wait, reduction = op.wait_tensor.default, exchange.reduction
-        divided = reduction == "avg" and self._averages
-        if divided:
-            reduction = "sum"
-        if exchange.kind == "all_gather":
-            gather = op.all_gather_into_tensor.default
-            return lambda buffer: wait(gather(buffer, size, group))
-        if exchange.kind == "all_to_all":
-            swap = op.all_to_all_single.default
-
-            def exchanged(buffer: torch.Tensor) -> torch.Tensor:
-                pieces = [len(buffer) // size] * size
-                made: torch.Tensor = wait(swap(buffer, pieces, pieces, group))
-                return made
-
-            return exchanged
-        if exchange.kind == "all_reduce":
-            reduce = op.all_reduce.default
-            total: Move = lambda buffer: wait(reduce(buffer, reduction, group))  # noqa: E731
-        else:
-            scatter = op.reduce_scatter_tensor.default
-            total = lambda buffer: wait(scatter(buffer, reduction, size, group))  # noqa: E731
-        return (lambda buffer: total(buffer).div_(size)) if divided else total
+        return total if reduction == "exchange" else offset
 
     def group(self, axes: tuple[int, ...]) -> str:
         """Name of the process group over some axes, from left to right.

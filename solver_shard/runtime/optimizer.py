@@ -27,8 +27,10 @@ from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
 from solver_shard.ops.run import DTYPES
 from solver_shard.ops.shards import boxes, coordinates, local_move
+from solver_shard.plan.plan import Plan
+from solver_shard.program import Program
 from solver_shard.runtime.apply import Runtime, runtime_of
-from solver_shard.runtime.collectives import Move
+from solver_shard.runtime.collectives import Communicator, Move
 from solver_shard.runtime.step import moves_of
 
 
@@ -37,6 +39,7 @@ def squares(part: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
     return (torch.view_as_real(part) if part.is_complex() else part).to(dtype).square().sum()
 
 
+_CPU = torch.device("cpu")
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -128,10 +131,11 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._runtime.count:
+        gradients = self._runtime.gradients
+        if gradients.count:
             raise InputError(
-                f"{self._runtime.count} of the step's {self._runtime.plan.options.microbatches} microbatches have run backward; run all of "
-                "them before the optimizer steps"
+                f"{gradients.count} of the step's {gradients.microbatches} microbatches have run backward; run all of them before the "
+                "optimizer steps"
             )
         self._refresh()
         stepped = [master for master in self._masters.values() if master.apart and master.parameter.grad is not None]
@@ -279,23 +283,40 @@ def clip_grad_norm_(sharded: nn.Module, max_norm: float) -> torch.Tensor:
         raise InputError(
             "the plan was made without clipping; plan it with clip=True (--clip), or call torch.nn.utils.clip_grad_norm_ on the parameters"
         )
-    axes = () if plan.clip is None else plan.clip.axes
-    at = coordinates(plan.mesh)[device]
-    total = torch.zeros((), dtype=torch.float32, device=runtime.mesh.device_type)
-    known = [(t, p.grad) for t, p in runtime.parameters.items() if p.grad is not None]
-    for t, gradient in known:
+    local = {t: p.grad._local_tensor for t, p in runtime.parameters.items() if p.grad is not None}
+    norm = norm_of(local, plan, program, device, runtime.processes, torch.device(runtime.mesh.device_type))
+    scale = clipping_scale(norm, max_norm)
+    for gradient in local.values():
+        gradient.mul_(scale.to(gradient.dtype))
+    return norm
+
+
+def norm_of(
+    gradients: Mapping[int, torch.Tensor], plan: Plan, program: Program, device: int, communicator: Communicator, place: torch.device = _CPU
+) -> torch.Tensor:
+    """The norm of all gradients of a step together, by one all-reduce of one number.
+
+    Args:
+        gradients: local ones by position of their parameter, in the layouts that their reductions leave them in.
+        place: where they are.
+    """
+    mesh, axes = plan.mesh, () if plan.clip is None else plan.clip.axes
+    summed = [mesh.index(name) for name in axes]
+    at = coordinates(mesh)[device]
+    reduced = {r.tensor: r.layout for r in plan.reshards if r.purpose == "optimizer"}
+    total = torch.zeros((), dtype=torch.float32, device=place)
+    for t, gradient in gradients.items():
         planned = plan.tensors[t]
         state = planned.state or planned.layout
-        if any(at[plan.mesh.index(name)] for name in axes if not state[plan.mesh.index(name)].is_shard):
+        if any(at[axis] for axis in summed if not state[axis].is_shard):
             continue  # what several devices of a group hold counts once
-        layout = next(r.layout for r in plan.reshards if r.purpose == "optimizer" and r.tensor == program.gradients[t])
-        move = local_move(layout, state, planned.shape, plan.mesh, device)
-        part = gradient._local_tensor
-        total = total + squares(part if move is None else move(part))
+        move = local_move(reduced[program.gradients[t]], state, planned.shape, mesh, device)
+        total = total + squares(gradient if move is None else move(gradient))
     if axes:
-        total = runtime.processes.all_reduce(axes, "sum")(total)
-    norm = total.sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for _, gradient in known:
-        gradient._local_tensor.mul_(scale.to(gradient.dtype))
-    return norm
+        total = communicator.all_reduce(axes, "sum")(total)
+    return total.sqrt()
+
+
+def clipping_scale(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """By what gradients of this norm are multiplied, so that it is at most ``max_norm``; as torch's own clipping does."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)

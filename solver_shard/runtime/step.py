@@ -7,9 +7,13 @@ tensor(4.1589)
 >>> gradients = step.backward(state)        # by position of the parameter
 
 Everything that can be known when a plan is loaded is decided then: which slots an op reads and writes, what is forgotten after it, the
-sizes of shards, what a collective sends and where it puts what it receives. What is left for a step is a loop over functions.
+sizes of shards, what a collective sends and where it puts what it receives. What is left for a step is a loop over functions. Each op is
+a function of local tensors too (``localise``): free moves into the layouts that it reads, sizes of its shard in place of traced ones, the
+part of what an implementation cuts, the values of a factory that lie in the shard.
 
-The first step checks the shape of everything that is made; the later ones trust it.
+The first step checks the shape of everything that is made; the later ones trust it. What a plan's microbatches leave is summed and reduced
+by ``GradientSum``. A real mesh (:mod:`solver_shard.runtime.apply`) and the simulation of one (:mod:`solver_shard.verification.simulate`)
+run the same steps; they differ in the ``Communicator``, and in that the simulation watches.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ import torch
 from solver_shard.errors import InternalError
 from solver_shard.layout import Layout
 from solver_shard.ops.bound import bind
-from solver_shard.ops.implementations import Part, Running, way_of
+from solver_shard.ops.implementations import FREE, Part, Running, way_of
 from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
 from solver_shard.ops.run import DTYPES, arguments_of, call
 from solver_shard.ops.shards import Box, Shape, boxes, local_move
-from solver_shard.plan.plan import OpCollective, Plan, Reshard
+from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import Op, Phase, Program, Role
-from solver_shard.runtime.collectives import Exchange, Move, in_turn, prepare
+from solver_shard.runtime.collectives import Communicator, Move, in_turn, prepare
 from solver_shard.runtime.schedule import Bring, Run, Schedule, Take, schedule
 
 Values = Any
@@ -39,18 +43,21 @@ Values = Any
 Instruction = Callable[[Values], None]
 
 
-class Communicator(Protocol):
-    """What talks to the other devices."""
+class Watch(Protocol):
+    """Who is told what a device makes, as it is made; see ``solver_shard.verification.simulate``."""
 
-    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
-        """One step, prepared: from the local tensor before to the one after, in one or more moves."""
+    def begin(self, time: int) -> None:
+        """The op at this position begins, or what is brought to it."""
 
-    def inside(self, axes: Sequence[int], planned: Sequence[OpCollective]) -> Callable[[], Callable[[str, torch.Tensor], torch.Tensor]]:
-        """For each run of an implementation: its reductions, in the order in which the plan lists them; ``FREE`` ones among ``axes``."""
+    def results(self, run: Run, results: Sequence[torch.Tensor]) -> None:
+        """An op has made these."""
+
+    def moved(self, reshard: Reshard, before: torch.Tensor, after: torch.Tensor, *, last: bool) -> None:
+        """A reshard has made one tensor of another; ``last``: the one that its readers get."""
 
 
 @dataclass(slots=True, weakref_slot=True)
-class State:
+class StepState:
     """A step between its forward and its backward pass."""
 
     values: Values
@@ -76,10 +83,10 @@ class Compiled:
     size: int
     ahead: tuple[Instruction, ...]
     back: tuple[Instruction, ...]
-    checks: tuple[tuple[tuple[int, tuple[int, ...], str], ...], ...]
+    checks: tuple[tuple[tuple[int, Shape, str], ...], ...]
     checked: set[bool] = field(default_factory=set)
 
-    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> State:
+    def forward(self, sources: Mapping[int, torch.Tensor], *, seed: int = 0, step: int = 0) -> StepState:
         """Run the forward pass.
 
         Args:
@@ -91,9 +98,9 @@ class Compiled:
         for t in self.sources:
             values[t] = sources[t]
         self._run(self.ahead, values, 0)
-        return State(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
+        return StepState(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
 
-    def backward(self, state: State, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
+    def backward(self, state: StepState, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
         """Run the backward pass; the local gradients by position of their parameter, as their reshards leave them.
 
         Args:
@@ -107,11 +114,12 @@ class Compiled:
         values = state.values
         values[-1] = tangent
         self._run(self.back, values, len(self.ahead))
-        found = {p: values[slot] for p, slot in self.gradients.items()}
+        state.outputs |= {t: values[slot] for t, (slot, _) in self.order.outputs.items() if t not in state.outputs}
+        gradients = {p: values[slot] for p, slot in self.gradients.items()}
         values.clear()
         if self.tangent is None and tangent is not None:
-            found = {p: value * tangent for p, value in found.items()}
-        return found
+            gradients = {p: gradient * tangent for p, gradient in gradients.items()}
+        return gradients
 
     def _run(self, instructions: tuple[Instruction, ...], values: Values, first: int) -> None:
         with torch.no_grad():
@@ -122,10 +130,7 @@ class Compiled:
             for k, instruction in enumerate(instructions, start=first):
                 keeping = _Keeping(values)
                 instruction(keeping)
-                for slot, shape, said in self.checks[k]:
-                    made = keeping.made.get(slot)
-                    if made is not None and tuple(made.shape) != shape:
-                        raise InternalError(f"{said} made {tuple(made.shape)} where its device holds {shape}; please report this")
+                keeping.check(self.checks[k])
             self.checked.add(bool(first))
 
 
@@ -133,7 +138,7 @@ class _Keeping:
     """Slots that remember what was put into them."""
 
     def __init__(self, values: Values) -> None:
-        self.values, self.made = values, dict[int, torch.Tensor]()
+        self.values, self.written = values, dict[int, torch.Tensor]()
 
     def __getitem__(self, slot: int) -> Any:
         return self.values[slot]
@@ -141,76 +146,182 @@ class _Keeping:
     def __setitem__(self, slot: int, value: Any) -> None:
         self.values[slot] = value
         if value is not None:
-            self.made[slot] = value
+            self.written[slot] = value
+
+    def check(self, expected: Sequence[tuple[int, Shape, str]]) -> None:
+        for slot, shape, title in expected:
+            if slot in self.written:
+                _check_shard(self.written[slot], shape, title)
 
 
-def compile_step(plan: Plan, program: Program, *, device: int, communicator: Communicator, place: torch.device | None = None) -> Compiled:
+def _check_shard(shard: torch.Tensor, shape: Shape, title: str) -> None:
+    """InternalError where a tensor has not the shape of the device's shard."""
+    if tuple(shard.shape) != shape:
+        raise InternalError(f"{title} made {tuple(shard.shape)} where its device holds {shape}; please report this")
+
+
+def compile_step(
+    plan: Plan,
+    program: Program,
+    *,
+    device: int,
+    communicator: Communicator,
+    place: torch.device | None = None,
+    early: bool = True,
+    watch: Watch | None = None,
+) -> Compiled:
     """Prepare everything that a device does in one microbatch.
 
     Args:
         place: where tensors are made; default the CPU.
+        early: hand over at the end of the forward pass what it has made; else at the end of the step, as plans count memory.
+        watch: is told of everything that is made.
 
     Raises:
         InternalError: the plan is not executable.
     """
-    order = schedule(plan, program, early=True)
-    parameter_of = {g: p for p, g in program.gradients.items()}
-    slot_of = {g: order.slots + k for k, g in enumerate(parameter_of)}
-    size = order.slots + len(slot_of) + 2
+    order = schedule(plan, program, early=early)
+    slot_of = {g: order.slots + k for k, g in enumerate(dict.fromkeys(program.gradients.values()))}
     tangent, random = _tangent(program), numbers(program)
-    made: list[Instruction] = []
-    checks: list[tuple[tuple[int, tuple[int, ...], str], ...]] = []
+    compiled: list[Instruction] = []
+    checks: list[tuple[tuple[int, Shape, str], ...]] = []
+    taken: set[int] = set()
+    layouts = {t: plan.tensors[t].layout for t in program.sources()}
     for instruction in order.instructions:
         if isinstance(instruction, Bring):
             reshard = plan.reshards[instruction.reshard]
-            made.append(
-                _unary(moves_of(plan, program, reshard, device, communicator), instruction.source, instruction.result, instruction.drops)
-            )
+            move = moves_of(plan, program, reshard, device, communicator, watch)
+            run = _unary(move, instruction.source, instruction.result, instruction.drops)
+            if layouts[instruction.source] != reshard.source:
+                run = _checking(reshard, layouts[instruction.source], program)
+            layouts[instruction.result] = reshard.layout
             shape = boxes(reshard.layout, program.tensors[reshard.tensor].shape, plan.mesh)[device].length
             checks.append(((instruction.result, shape, f"the reshard of {program.tensors[reshard.tensor].name!r}"),))
         elif isinstance(instruction, Take):
-            made.append(_unary(None, instruction.source, slot_of[plan.reshards[instruction.reshard].tensor], instruction.drops))
+            gradient = plan.reshards[instruction.reshard].tensor
+            taken.add(gradient)
+            run = _unary(None, instruction.source, slot_of[gradient], instruction.drops)
             checks.append(())
         elif instruction.op == tangent:
             dtype = DTYPES[program.tensors[program.ops[tangent].results[0]].dtype]
-            made.append(_seed(instruction.results[0], dtype, instruction.drops))
+            run = _seed(instruction.results[0], dtype, instruction.drops)
             checks.append(())
         else:
             local = localise(plan, program, instruction, device, random.get(instruction.op), place or torch.device("cpu"))
-            made.append(_op(local, plan, instruction, communicator))
-            checks.append(_expected(plan, program, instruction, device))
+            expected = _expected(plan, program, instruction, device)
+            run = _op(local, plan, program, instruction, communicator, watch, expected)
+            checks.append(expected)
+        if isinstance(instruction, Run):
+            written = zip(instruction.results, plan.ops[instruction.op].result_layouts, strict=True)
+            layouts |= {slot: layout for slot, layout in written if slot is not None}
+        compiled.append(run if watch is None else _begun(watch, instruction.time, run))
+    for g in slot_of:
+        if g not in taken:
+            raise InternalError(f"the plan brings {program.tensors[g].name!r} nowhere at the end of the step")
     return Compiled(
         plan=plan,
         program=program,
         order=order,
         sources=tuple(program.sources()),
-        gradients={parameter_of[g]: slot for g, slot in slot_of.items()},
+        gradients={p: slot_of[g] for p, g in program.gradients.items()},
         tangent=tangent,
-        size=size,
-        ahead=tuple(made[: order.forward]),
-        back=tuple(made[order.forward :]),
+        size=order.slots + len(slot_of) + 2,
+        ahead=tuple(compiled[: order.forward]),
+        back=tuple(compiled[order.forward :]),
         checks=tuple(checks),
     )
 
 
-def moves_of(plan: Plan, program: Program, reshard: Reshard, device: int, communicator: Communicator) -> Move | None:
-    """What brings a tensor to a group of readers; None where it is read as it is."""
+def moves_of(
+    plan: Plan, program: Program, reshard: Reshard, device: int, communicator: Communicator, watch: Watch | None = None
+) -> Move | None:
+    """What brings a tensor to a group of readers, gradients in the dtype that they are reduced in; None where it is read as it is."""
     tensor = program.tensors[reshard.tensor]
-    steps: list[Move] = []
+    moves: list[Move] = []
+    converts = False
     if reshard.purpose in ("accumulate", "optimizer"):
         dtype = DTYPES[plan.options.reduce_dtype or tensor.dtype]
-        if dtype != DTYPES[tensor.dtype]:
-            steps.append(lambda part: part.to(dtype))
+        converts = dtype != DTYPES[tensor.dtype] or watch is not None  # from here on it is a gradient to who watches
+        if converts:
+            moves.append(lambda part: part.to(dtype))
     layout = reshard.source
     for step in reshard.steps:
         if step.before != layout:
             raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
         exchange = prepare(step, tensor.shape, plan.mesh, device)
-        steps.extend((exchange.pack,) if exchange.is_local else communicator.stages(exchange))
+        moves.extend((exchange.pack,) if exchange.is_local else communicator.stages(exchange))
         layout = step.after
     if layout != reshard.layout:
         raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
-    return in_turn(steps) if steps else None
+    if watch is not None:
+        moves = [_moved(watch, reshard, move, last=k == len(moves) - 1 or (converts and not k)) for k, move in enumerate(moves)]
+    return in_turn(moves) if moves else None
+
+
+def _check_source(reshard: Reshard, layout: Layout, program: Program) -> None:
+    """InternalError where a reshard does not start from the layout that its tensor has."""
+    if layout != reshard.source:
+        raise InternalError(f"{program.tensors[reshard.tensor].name!r} is {layout} where its reshard starts from {reshard.source}")
+
+
+def _checking(reshard: Reshard, layout: Layout, program: Program) -> Instruction:
+    """``_check_source`` when the step gets there: what is wrong with the op before it is said first."""
+    return lambda _: _check_source(reshard, layout, program)
+
+
+def _moved(watch: Watch, reshard: Reshard, move: Move, *, last: bool) -> Move:
+    def run(before: torch.Tensor) -> torch.Tensor:
+        after = move(before)
+        watch.moved(reshard, before, after, last=last)
+        return after
+
+    return run
+
+
+def _begun(watch: Watch, time: int, instruction: Instruction) -> Instruction:
+    def run(values: Values) -> None:
+        watch.begin(time)
+        instruction(values)
+
+    return run
+
+
+class GradientSum:
+    """The gradients of a step's microbatches on one device: summed as they come, reduced after the last.
+
+    >>> total = GradientSum(plan, program, device, communicator)       # of a plan with two microbatches
+    >>> total.add(step.backward(one)), total.add(step.backward(other))
+    (None, {0: tensor(...), ...})
+
+    Attributes:
+        count: how many microbatches of the step have been added.
+    """
+
+    def __init__(self, plan: Plan, program: Program, device: int, communicator: Communicator) -> None:
+        self.microbatches, self.count = plan.options.microbatches, 0
+        self._gradients = program.gradients  # several parameters may have one
+        self._sums: dict[int, torch.Tensor] = {}
+        self._reductions: dict[int, Move | None] = {}
+        if self.microbatches > 1:
+            summed = {reshard.tensor: reshard.layout for reshard in plan.reshards if reshard.purpose == "accumulate"}
+            for reshard in plan.reshards:
+                if reshard.purpose == "optimizer":
+                    _check_source(reshard, summed[reshard.tensor], program)
+                    self._reductions[reshard.tensor] = moves_of(plan, program, reshard, device, communicator)
+
+    def add(self, gradients: dict[int, torch.Tensor]) -> dict[int, torch.Tensor] | None:
+        """Take those of one microbatch, by position of the parameter; the reduced sums after the last, None before."""
+        if self.microbatches == 1:
+            return gradients
+        parts = {self._gradients[p]: part for p, part in gradients.items()}
+        self._sums = {g: self._sums[g] + part for g, part in parts.items()} if self.count else parts
+        self.count += 1
+        if self.count < self.microbatches:
+            return None
+        moves = ((g, part, self._reductions[g]) for g, part in self._sums.items())
+        reduced = {g: part if move is None else move(part) for g, part, move in moves}
+        self._sums, self.count = {}, 0
+        return {p: reduced[self._gradients[p]] for p in gradients}
 
 
 def _tangent(program: Program) -> int | None:
@@ -223,20 +334,31 @@ def _is_tangent(op: Op) -> bool:
     return op.name == "aten.full.default" and op.phase is Phase.BACKWARD and len(op.raw) == 1 and op.raw[0].startswith("tangents_")
 
 
-def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tuple[int, tuple[int, ...], str], ...]:
-    said = where(plan, program, run.op)
+def _expected(plan: Plan, program: Program, run: Run, device: int) -> tuple[tuple[int, Shape, str], ...]:
+    """The shapes of an op's results on a device, by slot, and what they are of."""
+    title = f"{where(plan, program, run.op)}, on device {device},"
     layouts = plan.ops[run.op].result_layouts
     return tuple(
-        (slot, boxes(layout, program.tensors[t].shape, plan.mesh)[device].length, said)
+        (slot, boxes(layout, program.tensors[t].shape, plan.mesh)[device].length, title)
         for slot, t, layout in zip(run.results, program.ops[run.op].results, layouts, strict=True)
         if slot is not None
     )
 
 
-def _op(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Instruction:
+def _op(
+    local: LocalOp,
+    plan: Plan,
+    program: Program,
+    run: Run,
+    communicator: Communicator,
+    watch: Watch | None,
+    expected: Sequence[tuple[int, Shape, str]],
+) -> Instruction:
     function: Callable[..., Any] = local.run
     if local.finish is not None:
-        function = _implementation(local, plan, run, communicator)
+        function = _implementation(local, plan, program, run, communicator)
+    if watch is not None:
+        function = _told(function, run, watch, expected, single=local.single)
     reads = tuple(slot for j in local.reads if (slot := run.operands[j]) is not None)
     writes = tuple((j, slot) for j, slot in enumerate(run.results) if slot is not None)
     if local.number is not None:
@@ -244,22 +366,52 @@ def _op(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Ins
     return _call(function, reads, writes, run.drops, single=local.single)
 
 
-def _implementation(local: LocalOp, plan: Plan, run: Run, communicator: Communicator) -> Callable[..., Sequence[torch.Tensor]]:
-    """An implementation with its reductions among the devices."""
+def _told(
+    function: Callable[..., Any], run: Run, watch: Watch, expected: Sequence[tuple[int, Shape, str]], *, single: bool
+) -> Callable[..., Any]:
+    """An op that tells what it makes, once that is what its device holds."""
+
+    def call(*operands: Any) -> Any:
+        results = function(*operands)
+        every = (results,) if single else results
+        written = (result for slot, result in zip(run.results, every, strict=True) if slot is not None)
+        for (_, shape, title), result in zip(expected, written, strict=True):
+            _check_shard(result, shape, title)
+        watch.results(run, every)
+        return results
+
+    return call
+
+
+def _implementation(
+    local: LocalOp, plan: Plan, program: Program, run: Run, communicator: Communicator
+) -> Callable[..., Sequence[torch.Tensor]]:
+    """An implementation with its reductions among the devices, in the order in which the plan lists them."""
     start, finish = local.run, local.finish
     assert finish is not None
-    inside = communicator.inside(local.axes, plan.ops[run.op].collectives)
+    title = where(plan, program, run.op)
+    planned = plan.ops[run.op].collectives
+    listed = [{kind: communicator.all_reduce(one.axes, kind, one.nbytes) for kind in ("sum", "max", "min")} for one in planned]
+    free = {kind: communicator.free(local.axes, kind) for kind in FREE}
 
     def call(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
         running = start(*operands)
         if isinstance(running, tuple):
             return finish(running)
-        reduce = inside()
+        left = iter(listed)
         try:
             reduction, buffer = next(running)
             while True:
-                reduction, buffer = running.send(reduce(reduction, buffer))
+                if reduction in FREE:
+                    reduce = free[reduction]
+                elif (following := next(left, None)) is not None:
+                    reduce = following[reduction]
+                else:
+                    raise InternalError(f"{title}: a {reduction} of {buffer.nbytes} bytes among the devices is not what the plan lists")
+                reduction, buffer = running.send(reduce(buffer))
         except StopIteration as end:
+            if next(left, None) is not None:
+                raise InternalError(f"{title}: the plan lists collectives that do not run, {list(planned)}") from None
             return finish(end.value)
 
     return call
@@ -358,15 +510,6 @@ def _random(
     return run
 
 
-# One op as one device runs it: a function of local tensors, prepared once.
-#
-# >>> run = localise(plan, program, instruction, device=0)
-# >>> run(x, weight)
-# (tensor(...),)
-#
-# What a device does with its operands is known beforehand: free moves into the layouts that the op reads, sizes of its shard in place of
-# traced ones, its part of what an implementation cuts, the values of a factory that lie in its shard.
-
 Results = tuple[torch.Tensor, ...]
 Local = Callable[..., Results]
 
@@ -397,18 +540,13 @@ class LocalOp:
     axes: tuple[int, ...] = ()
     number: int | None = None
 
-    def started(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Any:
-        """``run``; ``key`` gives the key of a random op's number."""
-        return self.run(*operands) if self.number is None else self.run(key(self.number), *operands)
-
-    def results(self, key: Callable[[int], Key], *operands: torch.Tensor) -> Results:
-        """``started``, with the results in a tuple."""
-        made = self.started(key, *operands)
-        return (made,) if self.single else tuple(made)
-
 
 def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
-    """Prepare an op for a device.
+    """One op as one device runs it: a function of local tensors, prepared once.
+
+    >>> local = localise(plan, program, instruction, device=0)
+    >>> local.run(x, weight)
+    tensor(...)
 
     Args:
         number: of a random op, among those of the program.
@@ -569,7 +707,10 @@ class _Device:
         """The results of an implementation in their dtypes (kernels differ in that of statistics), without its scratch."""
         found = [tuple(result.shape) for result in results]
         if found != list(self.lengths):
-            raise InternalError(f"{self.planned.implementation!r} gave results of shapes {found}, expected {list(self.lengths)}")
+            raise InternalError(
+                f"{where(self.plan, self.program, self.instruction.op)}, on device {self.device}: {self.planned.implementation!r} gave "
+                f"results of shapes {found}, expected {list(self.lengths)}"
+            )
         return tuple(_whole_storage(result.to(dtype)) for result, dtype in zip(results, self.dtypes, strict=True))
 
 

@@ -31,8 +31,8 @@ from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.runtime.optimizer import squares
 from solver_shard.verification.simulate import simulate
-from solver_shard.verification.subject import Step, Subject
-from solver_shard.verification.verdict import TOLERANCES, Difference, Traffic, Verdict, collectives, differences, planned_traffic
+from solver_shard.verification.subject import StepResult, Subject
+from solver_shard.verification.verdict import TOLERANCES, TensorDifference, Traffic, Verdict, collectives, differences, planned_traffic
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -46,9 +46,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a sharded step returned, put together to whole tensors; as ``Step``, with the updated parameters and the collectives."""
+    """What a sharded step returned, put together to whole tensors; as ``StepResult``, with the updated parameters and the collectives."""
 
-    step: Step
+    step: StepResult
     parameters: Mapping[str, torch.Tensor]
     traffic: Traffic
 
@@ -139,7 +139,7 @@ def check(plan: Plan, subject: Subject, *, processes: bool = False, timeout: flo
     return replace(verdict, problem=_locate(plan, subject, reference)) if wrong and not processes else verdict
 
 
-def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: Step) -> Verdict:
+def compare(verdict: Verdict, plan: Plan, subject: Subject, ran: Ran, graph: StepResult) -> Verdict:
     """A verdict with all differences and collectives filled in."""
     norm = "f32" if plan.options.clip else None  # one f32 number, by which all gradients are scaled
     tolerance = TOLERANCES[narrowest(subject.program, plan.options.reduce_dtype, norm)]
@@ -174,7 +174,7 @@ def run_simulated(plan: Plan, subject: Subject, *, max_norm: float = 1.0) -> Ran
     count = len(names)
     outputs = tuple(dict(zip(names, result.outputs[k * count : (k + 1) * count], strict=True)) for k in range(len(subject.values)))
     return Ran(
-        step=Step(outputs=outputs, gradients=result.gradients),
+        step=StepResult(outputs=outputs, gradients=result.gradients),
         parameters=result.parameters,
         traffic={key: (n, result.nbytes[key]) for key, n in result.collectives.items()},
     )
@@ -202,7 +202,7 @@ def narrowest(program: Program, *more: str | None) -> str:
     return next((dtype for dtype in ("bf16", "f16", "f32", "f64") if dtype in floats), "f32")
 
 
-def _all(plan: Plan, subject: Subject, ran: Ran, expected: Step, reference: str, tolerance: float) -> list[Difference]:
+def _all(plan: Plan, subject: Subject, ran: Ran, expected: StepResult, reference: str, tolerance: float) -> list[TensorDifference]:
     """Every tensor that a step returns, against one reference."""
     gradients = {name: _wide(g) for name, g in expected.gradients.items()}
     if plan.options.clip and ran.parameters:

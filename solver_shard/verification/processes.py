@@ -32,7 +32,7 @@ from solver_shard.mesh import Mesh
 from solver_shard.ops.shards import coordinates, join
 from solver_shard.plan.io import plan_from_json, plan_to_json
 from solver_shard.plan.plan import Plan
-from solver_shard.verification.subject import Step, Subject
+from solver_shard.verification.subject import StepResult, Subject
 from solver_shard.verification.verdict import Traffic
 
 _POLL = 0.05
@@ -48,7 +48,7 @@ _KINDS = {
 
 def run_in_processes(
     plan: Plan, subject: Subject, *, rate: float, max_norm: float, timeout: float
-) -> tuple[Step, Mapping[str, torch.Tensor], Traffic]:
+) -> tuple[StepResult, Mapping[str, torch.Tensor], Traffic]:
     """Take one step in as many processes as the mesh has devices.
 
     Args:
@@ -143,7 +143,7 @@ def _raise(folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         )
 
 
-def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -> tuple[Step, Mapping[str, torch.Tensor], Traffic]:
+def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -> tuple[StepResult, Mapping[str, torch.Tensor], Traffic]:
     """Whole tensors from what the devices hold."""
     mesh, planned = plan.mesh, {tensor.name: tensor for tensor in plan.tensors}
 
@@ -173,7 +173,7 @@ def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -
         if found != counts[0]:
             raise InternalError(f"process {rank} ran other collectives than process 0: {found}, {counts[0]}")
     traffic = {(kind, tuple(axes)): (n, nbytes) for kind, axes, n, nbytes in held[0]["traffic"]}
-    return Step(outputs=tuple(outputs), gradients=gradients), parameters, traffic
+    return StepResult(outputs=tuple(outputs), gradients=gradients), parameters, traffic
 
 
 class Counted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch is not checked

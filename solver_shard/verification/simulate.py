@@ -1,7 +1,7 @@
 """Run a plan on all devices of its mesh, simulated in one process, and collect what the step returns.
 
-Every op runs on local shards, once per device, or as the implementation that the plan names, with the collectives inside;
-every reshard runs the collectives that the plan lists. What comes out must be what the unsharded model computes, whatever the plan:
+Every device runs the step that it runs on a real mesh (:mod:`solver_shard.runtime.step`), compiled for it; only what takes its buffers to
+the others is of this module. What comes out must be what the unsharded model computes, whatever the plan:
 
 >>> values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
 >>> result = simulate(plan, program, values)
@@ -9,58 +9,52 @@ every reshard runs the collectives that the plan lists. What comes out must be w
 >>> result.collectives
 {('all_reduce', ('tp',)): 4, ('all_gather', ('dp',)): 18, ...}
 
-What is kept of a tensor between its forward and its later readers is what the plan's holds say; nothing else of it is there
-any more. A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new
-values then go to the parameter's layout.
+What the simulation checks, and no real device could: devices that should hold the same do hold exactly the same, every device calls
+the same collectives in the same order, with as many bytes as the plan says, all find one norm of the gradients, and, with a reference,
+every op makes what the unsharded op makes.
 
-An operand that is in no group of readers is one of which the op needs only the shape: it gets a local tensor of that shape without
-its values.
-
-A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's gradients
-count 1/N, and what the step compares with is the mean of the unsharded gradients.
-
-Random ops draw their part of what the unsharded op draws (:mod:`solver_shard.ops.random`). Other ops without operands (arange,
-full, ...) are computed whole and then cut.
+A plain gradient step stands for the optimizer: each device steps its shard of the state, p - rate * g, and the new values then go to the
+parameter's layout. A step of several microbatches takes one mapping of values for each. Losses are taken as means, so every microbatch's
+gradients count 1/N, and what the step compares with is the mean of the unsharded gradients.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
-import weakref
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.ops.implementations import FREE, free, lockstep
-from solver_shard.ops.random import Key, key_of, numbers
-from solver_shard.ops.run import DTYPES
-from solver_shard.ops.shards import Parts, boxes, coordinates, groups, join, move, split
+from solver_shard.ops.implementations import free
+from solver_shard.ops.shards import Parts, boxes, groups, join, local_move, shard
 from solver_shard.options import Options
-from solver_shard.plan.plan import CATEGORIES, Plan, Reshard
+from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import Program, Role
-from solver_shard.runtime.collectives import Exchange, StepLike, all_reduce_over, prepare
-from solver_shard.runtime.optimizer import squares
-from solver_shard.runtime.schedule import Bring, Run, schedule
-from solver_shard.runtime.step import LocalOp, localise, where
+from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
+from solver_shard.runtime.optimizer import clipping_scale, norm_of
+from solver_shard.runtime.schedule import Run
+from solver_shard.runtime.step import GradientSum, compile_step, moves_of, where
+
+T = TypeVar("T")
 
 Values = Mapping[int, torch.Tensor]
 """Whole tensors by position in the program."""
 
 _STORED = {Role.PARAMETER: "parameters", Role.BUFFER: "parameters", Role.INPUT: "inputs"}
+
+_AGREE = 1e-5
+"""Largest relative difference between the gradient norms that two devices find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,215 +125,202 @@ def simulate(
             raise InputError(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
-    with World(plan.mesh) as world, torch.no_grad():
-        return _Simulation(plan, program, world, tolerance, absolute, meter, seed).run(batches, references, rate, max_norm)
+    step = _SimulatedStep(plan, program, batches, references, tolerance, absolute, rate, max_norm, meter, seed)
+    with World(plan.mesh) as world:
+        results = world.each(lambda device: step.on_device(world.member(device)))
+        return SimulationResult(**results[0], collectives=dict(world.counts), nbytes=dict(world.sent))
 
 
 class MeterLike(Protocol):
-    """What wants to know when tensors come to be; see ``solver_shard.verification.simulate``."""
+    """What wants to know when tensors come to be on device 0."""
 
     def tick(self) -> None:
         """The next op begins, or the update."""
 
     def made(self, tensor: torch.Tensor, category: str) -> None:
-        """A tensor is there on device 0."""
+        """A tensor is there."""
 
     def step(self, options: Options, shards: Sequence[tuple[tuple[int, ...], str]]) -> None:
         """The optimizer steps the shards of device 0, of these shapes and dtypes."""
 
 
-class _Simulation:
-    def __init__(
-        self, plan: Plan, program: Program, world: World, tolerance: float, absolute: float, meter: MeterLike | None, seed: int
-    ) -> None:
-        self.plan, self.program, self.world, self.meter = plan, program, world, meter
-        self.tolerance, self.absolute = tolerance, absolute
-        self.mesh = plan.mesh
-        self.sums = Gradients(plan, program, world, self._tell)
-        self.order = schedule(plan, program)
-        self.numbers, self.seed = numbers(program), seed
-        self.local: dict[int, list[LocalOp]] = {}
+@dataclass(frozen=True, slots=True)
+class _SimulatedStep:
+    """What ``simulate`` was asked, as every device runs it."""
 
-    def run(self, batches: Sequence[Values], references: Sequence[Values], rate: float, max_norm: float) -> SimulationResult:
-        outputs: list[torch.Tensor] = []
-        for self.step, (values, reference) in enumerate(zip(batches, references, strict=True)):
-            outputs += self._microbatch(values, reference)
-        gradients = self.sums.handed_over()
-        parameters, norm = {}, None
-        if self.sums.stepped:
-            slices = self.sums.slices()
-            if self.meter is not None:
-                tensors = self.program.tensors
-                kept = [(boxes(r.source, tensors[p].shape, self.mesh)[0].length, tensors[p].dtype) for p, r in self.sums.stepped.items()]
-                self.meter.step(self.plan.options, kept)
-            norm = self.sums.clip(slices, max_norm) if self.plan.options.clip else None
-            if norm is not None:
-                gradients |= self.sums.whole(slices)
-            parameters = {self.program.tensors[p].name: self.sums.updated(p, batches[0][p], slices[p], rate) for p in slices}
-        return SimulationResult(
-            outputs=tuple(outputs),
-            gradients=gradients,
-            parameters=parameters,
-            collectives=dict(self.world.counts),
-            nbytes=dict(self.world.sent),
-            norm=norm,
-        )
+    plan: Plan
+    program: Program
+    batches: Sequence[Values]
+    references: Sequence[Values]
+    tolerance: float
+    absolute: float
+    rate: float
+    max_norm: float
+    meter: MeterLike | None
+    seed: int
 
-    def _microbatch(self, values: Values, reference: Values) -> list[torch.Tensor]:
-        """Run forward and backward once; what the step returns."""
-        self.reference, self.time = reference, 0
-        self.values: list[Parts | None] = [None] * self.order.slots
-        self.layouts: dict[int, Layout] = {}
-        self._tick()
-        self.stay = [self._source(t, values[t]) for t in self.program.sources()]
-        for instruction in self.order.instructions:
-            if instruction.time > self.time:
-                self.time = instruction.time
-                self._tick()
-            if isinstance(instruction, Bring):
-                self._bring(instruction)
-            elif isinstance(instruction, Run):
-                self._op(instruction)
-            else:
-                self.sums.add(self.plan.reshards[instruction.reshard], self._held(instruction.source))
-            for slot in instruction.drops:
-                self.values[slot] = None
-        made = {
-            t: join(self._held(slot), self.layouts[slot], self.program.tensors[t].shape, self.mesh)
-            for t, (slot, _) in self.order.outputs.items()
-        }
-        return [made[t] for t in self.program.outputs]
+    def on_device(self, member: SimulatedDevice) -> dict[str, Any]:
+        """Run the step on one device; what it returns, put together of all devices."""
+        plan, program, device = self.plan, self.program, member.device
+        watch = _Watch(self, member)
+        with torch.no_grad():
+            compiled = compile_step(plan, program, device=device, communicator=member, early=False, watch=watch)
+            total = GradientSum(plan, program, device, member)
+            outputs: list[torch.Tensor] = []
+            gradients: dict[int, torch.Tensor] | None = None
+            for k, batch in enumerate(self.batches):
+                watch.microbatch(self.references[k])
+                sources = {t: self._source(t, batch[t], watch) for t in program.sources()}
+                state = compiled.forward(sources, seed=self.seed, step=k)
+                part = compiled.backward(state)
+                count = len(self.batches)
+                gradients = total.add({p: gradient / count for p, gradient in part.items()} if count > 1 else part)
+                for t in program.outputs:
+                    layout = plan.reshards[compiled.order.outputs[t][1]].layout
+                    outputs.append(member.whole(state.outputs[t], layout, program.tensors[t].shape))
+            assert gradients is not None, "the step ends with its last microbatch"
+            norm, gradients = self._clipped(gradients, member)
+            reduced = {r.tensor: r.layout for r in plan.reshards if r.purpose == "optimizer"}
+            whole = {
+                program.tensors[p].name: member.whole(gradient, reduced[program.gradients[p]], program.tensors[p].shape)
+                for p, gradient in gradients.items()
+            }
+            parameters = self._updated(gradients, reduced, member, watch)
+        return {"outputs": tuple(outputs), "gradients": whole, "parameters": parameters, "norm": norm}
 
-    def _key(self, number: int) -> Key:
-        return key_of(self.seed, self.step, number)
-
-    def _held(self, slot: int) -> Parts:
-        parts = self.values[slot]
-        assert parts is not None, "the schedule reads what is there"
-        return parts
-
-    def _tick(self) -> None:
-        if self.meter is not None:
-            self.meter.tick()
-
-    def _tell(self, parts: Parts, category: str) -> Parts:
-        if self.meter is not None:
-            self.meter.made(parts[0], category)
-        return parts
-
-    def _source(self, t: int, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Distribute a source; what stays on device 0 for the whole step, the optimizer's state included."""
+    def _source(self, t: int, whole: torch.Tensor, watch: _Watch) -> torch.Tensor:
+        """A device's part of a source, and on device 0 the optimizer's state of it, which is there for the whole step."""
         tensor, planned = self.program.tensors[t], self.plan.tensors[t]
-        parts = self._tell(self._cut(whole, planned.layout), _STORED[tensor.role])
-        self.values[t], self.layouts[t] = parts, planned.layout
-        if self.meter is None or planned.state is None:
-            return parts[:1]
-        elements = math.prod(planned.state.local_shape(tensor.shape, self.mesh.shape))
-        state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
-        self.meter.made(state, "optimizer")
-        return parts[0], state
+        part = shard(whole, planned.layout, self.plan.mesh, watch.member.device)
+        if watch.meter is None:
+            return part
+        part = part.clone()  # in a storage of its own
+        watch.meter.made(part, _STORED[tensor.role])
+        if planned.state is not None:
+            elements = math.prod(planned.state.local_shape(tensor.shape, self.plan.mesh.shape))
+            state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+            watch.meter.made(state, "optimizer")
+            watch.stay.append(state)
+        return part
 
-    def _cut(self, whole: torch.Tensor, layout: Layout) -> Parts:
-        """A whole tensor on all devices; with a meter, device 0 has its part in a storage of its own."""
-        parts = split(whole, layout, self.mesh)
-        return parts if self.meter is None else (parts[0].clone(), *parts[1:])
+    @property
+    def _updates(self) -> dict[int, Reshard]:
+        """The reshards of the new values of parameters that have an optimizer, by position."""
+        return {reshard.tensor: reshard for reshard in self.plan.reshards if reshard.purpose == "update"}
 
-    def _bring(self, bring: Bring) -> None:
-        reshard = self.plan.reshards[bring.reshard]
-        self.values[bring.result] = self.sums.reshard(reshard, self._held(bring.source), self.layouts[bring.source])
-        self.layouts[bring.result] = reshard.layout
+    def _clipped(self, gradients: dict[int, torch.Tensor], member: SimulatedDevice) -> tuple[float | None, dict[int, torch.Tensor]]:
+        """The norm of all gradients, on which all devices must agree, and the gradients clipped; None where the plan does not clip."""
+        if not self.plan.options.clip or not self._updates:
+            return None, gradients
+        trained = {p: gradient for p, gradient in gradients.items() if p in self._updates}
+        norm = norm_of(trained, self.plan, self.program, member.device, member)
+        member.world.meet(member.device, "the norm of all gradients", norm, _agreed)
+        scale = clipping_scale(norm, self.max_norm)
+        return float(norm), gradients | {p: gradient * scale for p, gradient in trained.items()}
 
-    def _op(self, run: Run) -> None:
-        op = self.program.ops[run.op]
-        made = self._call(run)
-        for j, (t, slot) in enumerate(zip(op.results, run.results, strict=True)):
-            layout = self.plan.ops[run.op].result_layouts[j]
-            parts = self._tell(
-                tuple(results[j] for results in made), "gradients" if self.program.tensors[t].role is Role.GRADIENT else "activations"
-            )
-            if slot is not None:
-                if t in self.reference:
-                    self._compare(run.op, t, parts, layout)
-                self.values[slot], self.layouts[slot] = parts, layout
+    def _updated(
+        self, gradients: Mapping[int, torch.Tensor], reduced: Mapping[int, Layout], member: SimulatedDevice, watch: _Watch
+    ) -> dict[str, torch.Tensor]:
+        """The whole parameters after a gradient step on the shards of their states."""
+        plan, program, mesh, updates = self.plan, self.program, self.plan.mesh, self._updates
+        tensors, device = program.tensors, member.device
+        if updates and watch.meter is not None:
+            shards = [(boxes(r.source, tensors[p].shape, mesh)[device].length, tensors[p].dtype) for p, r in updates.items()]
+            watch.meter.step(plan.options, shards)
+        parameters: dict[str, torch.Tensor] = {}
+        for p, update in updates.items():
+            tensor, whole = tensors[p], self.batches[0][p]
+            move = local_move(reduced[program.gradients[p]], update.source, tensor.shape, mesh, device)
+            slope = gradients[p] if move is None else move(gradients[p])
+            part = shard(whole, update.source, mesh, device) - self.rate * slope
+            if watch.meter is not None and plan.options.optimizer_state().master_bytes(tensor.dtype):
+                watch.meter.made(part, "intermediates")
+            bring = moves_of(plan, program, update, device, member, watch)
+            part = part if bring is None else bring(part)
+            parameters[tensor.name] = member.whole(part, plan.tensors[p].layout, tensor.shape)
+        return parameters
 
-    def _call(self, run: Run) -> list[tuple[torch.Tensor, ...]]:
-        """Results of an op, by device."""
-        if run.op not in self.local:
-            self.local[run.op] = [
-                localise(self.plan, self.program, run, device, self.numbers.get(run.op)) for device in range(self.mesh.size)
-            ]
-        local = self.local[run.op]
-        made = []
-        for device, one in enumerate(local):
-            read = [self._held(slot)[device] for j in one.reads if (slot := run.operands[j]) is not None]
-            try:
-                made.append((one.results if one.finish is None else one.started)(self._key, *read))
-            except InternalError as error:
-                raise InternalError(f"{where(self.plan, self.program, run.op)}, on device {device}: {error}") from None
-        if local[0].finish is not None:
-            return self._implementation(run, local, made)
-        self._check_shapes(run, made)
-        return made
 
-    def _check_shapes(self, run: Run, made: list[tuple[torch.Tensor, ...]]) -> None:
-        """Every device holds the shard that the plan says."""
-        op, layouts = self.program.ops[run.op], self.plan.ops[run.op].result_layouts
-        held = [boxes(layout, self.program.tensors[t].shape, self.mesh) for t, layout in zip(op.results, layouts, strict=True)]
-        for device, results in enumerate(made):
-            found, wanted = tuple(tuple(result.shape) for result in results), tuple(box[device].length for box in held)
-            if found != wanted:
-                raise InternalError(
-                    f"{where(self.plan, self.program, run.op)}, on device {device}: {op.name} gave results of shapes {found}, "
-                    f"expected {wanted}; please report this"
-                )
+def _agreed(norms: Parts) -> Sequence[None]:
+    every = torch.stack(norms)
+    if every.max() - every.min() > _AGREE * every.max():
+        raise InternalError(f"devices find different gradient norms, {every.min():g} to {every.max():g}")
+    return [None] * len(norms)
 
-    def _implementation(self, run: Run, local: list[LocalOp], running: list[Any]) -> list[tuple[torch.Tensor, ...]]:
-        """Results of an op that runs a named implementation, by device."""
-        planned, said = self.plan.ops[run.op], where(self.plan, self.program, run.op)
-        pending = list(planned.collectives)
 
-        def all_reduce(reduction: str, buffers: Sequence[torch.Tensor]) -> Parts:
-            if reduction in FREE:
-                return tuple(free(reduction, buffers, groups(local[0].axes, self.mesh)))
-            if not pending or pending[0].kind != "all_reduce" or pending[0].nbytes != max(buffer.nbytes for buffer in buffers):
-                raise InternalError(f"{said}: an all-reduce of {buffers[0].nbytes} bytes is not what the plan lists, {pending[:1]}")
-            return self.world.all_reduce(buffers, reduction, pending.pop(0).axes)
+class _Watch:
+    """What a device makes, held against the unsharded step, and told to the meter of device 0.
 
-        made = lockstep(planned.implementation, running, all_reduce)
-        if pending:
-            raise InternalError(f"{said}: the plan lists collectives that do not run, {pending}")
-        return [one.finish(results) for one, results in zip(local, made, strict=True) if one.finish is not None]
+    Attributes:
+        stay: optimizer states, which are on the device for the whole step.
+    """
 
-    def _compare(self, i: int, t: int, parts: Parts, layout: Layout) -> None:
-        expected, tensor = self.reference[t], self.program.tensors[t]
-        found = join(parts, layout, tensor.shape, self.mesh)
-        if torch.equal(found, expected):
+    def __init__(self, step: _SimulatedStep, member: SimulatedDevice) -> None:
+        self.step, self.member = step, member
+        self.meter = step.meter if member.device == 0 else None
+        self.reference: Values = {}
+        self.time, self.stay = 0, list[torch.Tensor]()
+
+    def microbatch(self, reference: Values) -> None:
+        """The next microbatch begins, of which this is known."""
+        self.reference, self.time = reference, -1
+        self.stay.clear()
+        self.begin(0)
+
+    def begin(self, time: int) -> None:
+        if time > self.time:
+            self.time = time
+            if self.meter is not None:
+                self.meter.tick()
+
+    def results(self, run: Run, results: Sequence[torch.Tensor]) -> None:
+        program, planned = self.step.program, self.step.plan.ops[run.op]
+        for t, slot, layout, part in zip(program.ops[run.op].results, run.results, planned.result_layouts, results, strict=True):
+            if self.meter is not None:
+                self.meter.made(part, "gradients" if program.tensors[t].role is Role.GRADIENT else "activations")
+            if slot is not None and t in self.reference:
+                whole = self.member.whole(part, layout, program.tensors[t].shape)
+                if self.member.device == 0:
+                    self._compare(run.op, t, whole, layout)
+
+    def moved(self, reshard: Reshard, before: torch.Tensor, after: torch.Tensor, *, last: bool) -> None:
+        if self.meter is None:
+            return
+        if reshard.purpose == "update":  # what is stepped is there already, and the new values take over from the old ones
+            if after.untyped_storage()._cdata != before.untyped_storage()._cdata:
+                self.meter.made(after, "intermediates")
+        elif last:
+            self.meter.made(after, "gradients" if reshard.purpose in ("accumulate", "optimizer") else "copies")
+        else:
+            self.meter.made(after, "intermediates")
+
+    def _compare(self, i: int, t: int, whole: torch.Tensor, layout: Layout) -> None:
+        expected, tensor = self.reference[t], self.step.program.tensors[t]
+        if torch.equal(whole, expected):
             return
         problem = "other numbers"
         if expected.is_floating_point() or expected.is_complex():
             finite = expected[expected.isfinite()]
             scale = finite.abs().max().item() if finite.numel() else 0.0
-            if torch.allclose(found, expected, rtol=0, atol=max(self.absolute, self.tolerance * scale), equal_nan=True):
+            largest = max(self.step.absolute, self.step.tolerance * scale)
+            if torch.allclose(whole, expected, rtol=0, atol=largest, equal_nan=True):
                 return
-            problem = f"difference {(found - expected).abs().nan_to_num().max().item():g}, largest value {scale:g}"
+            problem = f"difference {(whole - expected).abs().nan_to_num().max().item():g}, largest value {scale:g}"
         raise InternalError(
-            f"{where(self.plan, self.program, i)}, does not make {tensor.name!r}, {layout.format(tensor.shape, tensor.dtype)}, "
+            f"{where(self.step.plan, self.step.program, i)}, does not make {tensor.name!r}, {layout.format(tensor.shape, tensor.dtype)}, "
             f"as the unsharded step does: {problem}"
         )
 
 
-# Collectives among all devices of a mesh, simulated in one process by torch's LocalTensorMode.
-#
-# Each step of a transition is one functional collective on flat buffers, padded to equal sizes as a real run pads uneven
-# shards. Which elements a device sends and where it puts what it receives follows from the layouts before and after the
-# step alone, so a step that is not what it says (rows that would come from a device outside the group, say) is an error:
-#
-# >>> with World(Mesh.parse("2,2")) as world:
-# ...     parts = world.run(parts, Step(kind="all_gather", axes=("d1",), before=S(0)S(0), after=S(0)R, ...), shape)
-
-
 class World:
     """All devices of a mesh in this process; a context manager that holds a fake process group of the mesh's size.
+
+    >>> with World(Mesh.parse("2")) as world:
+    ...     world.each(lambda device: world.member(device).all_reduce(("d0",), "sum")(torch.ones(3)))
+    [tensor([2., 2., 2.]), tensor([2., 2., 2.])]
+
+    Each device is a thread, and one of them runs at a time: from one meeting with the others to the next, in the order of the devices. So
+    what happens is always the same. Collectives are torch's own functional ones, run by its LocalTensorMode on the buffers of all devices.
 
     Attributes:
         counts: collectives run so far, by kind and axis names.
@@ -354,6 +335,10 @@ class World:
         self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._groups: dict[tuple[int, ...], str] = {}
+        self._turns: list[threading.Lock] = []
+        self._waiting: dict[int, tuple[str, torch.Tensor]] = {}
+        self._answers: dict[int, Any] = {}
+        self._failure: BaseException | None = None
 
     def __enter__(self) -> World:
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -371,296 +356,118 @@ class World:
         dist.destroy_process_group()
         sys.excepthook = self._excepthook
 
-    def run(self, parts: Parts, step: StepLike, shape: Sequence[int]) -> Parts:
-        """Take a tensor of this global shape through one step.
+    def member(self, device: int) -> SimulatedDevice:
+        """What a device talks to the others by."""
+        return SimulatedDevice(self, device)
+
+    def each(self, work: Callable[[int], T]) -> list[T]:
+        """What a function returns on every device; the first error of a device is raised."""
+        results: dict[int, T] = {}
+        self._turns = [threading.Lock() for _ in range(self.mesh.size)]
+        for turn in self._turns:
+            turn.acquire()  # its holder's turn comes when another releases it
+        self._waiting.clear()
+        self._failure = None
+
+        def run(device: int) -> None:
+            self._turns[device].acquire()
+            try:
+                if self._failure is None:
+                    results[device] = work(device)
+                    if device == self.mesh.size - 1 and self._waiting:
+                        raise InternalError(f"device {device} is done where the others wait for it; please report this")
+            except BaseException as error:
+                self._failure = self._failure or error
+            finally:
+                self._turns[(device + 1) % self.mesh.size].release()
+
+        threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in range(self.mesh.size)]
+        for thread in threads:
+            thread.start()
+        self._turns[0].release()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt: the devices stop where they meet next
+            self._failure = error
+            for thread in threads:
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return [results[device] for device in range(self.mesh.size)]
+
+    def meet(self, device: int, topic: str, value: torch.Tensor, together: Callable[[Parts], Sequence[T]]) -> T:
+        """Wait for the other devices, and take this one's share of what ``together`` makes of all their values.
 
         Raises:
-            InternalError: the step is not the collective that it says it is, or its buffer has another size.
+            InternalError: devices meet for different things.
         """
-        for stage in self.stages(step, shape):
-            parts = stage(parts)
-        return parts
+        last = self.mesh.size - 1
+        self._waiting[device] = topic, value
+        del value  # what was handed over is gone when all have met
+        if device == last:
+            topics = {known for known, _ in self._waiting.values()}
+            if len(self._waiting) < self.mesh.size or len(topics) > 1:
+                raise InternalError(f"devices differ in what they do together: {', '.join(sorted(topics))}; please report this")
+            self._answers = dict(enumerate(together(tuple(self._waiting[k][1] for k in range(self.mesh.size)))))
+            self._waiting.clear()
+        self._turns[(device + 1) % self.mesh.size].release()
+        self._turns[device].acquire()
+        if self._failure is not None:
+            raise _Stopped
+        answer: T = self._answers.pop(device)
+        return answer
 
-    def stages(self, step: StepLike, shape: Sequence[int]) -> tuple[Callable[[Parts], Parts], ...]:
-        """``run`` as what is done in turn: pack, call, and unpack where device 0 makes a copy. Calling them raises what ``run`` raises."""
-        made = [prepare(step, tuple(shape), self.mesh, device) for device in range(self.mesh.size)]
-
-        def pack(parts: Parts) -> Parts:
-            return tuple(exchange.pack(part) for exchange, part in zip(made, parts, strict=True))
-
-        def unpack(received: Parts) -> Parts:
-            return tuple(exchange.unpack(buffer) for exchange, buffer in zip(made, received, strict=True))
-
-        if made[0].is_local:
-            return (pack,)
-        if made[0].placed:
-            return pack, lambda sent: self._counted(step, made, sent), unpack
-        return pack, lambda sent: unpack(self._counted(step, made, sent))
-
-    def _counted(self, step: StepLike, made: Sequence[Exchange], sent: Parts) -> Parts:
-        self.counts[step.kind, step.axes] += 1
-        nbytes = max(exchange.nbytes(buffer) for exchange, buffer in zip(made, sent, strict=True))
-        if nbytes != step.nbytes:
-            raise InternalError(
-                f"step {step.kind} on {', '.join(step.axes)}, {step.before} → {step.after}: a device calls it with {nbytes} bytes, "
-                f"the plan says {step.nbytes}; please report this"
-            )
-        self.sent[step.kind, step.axes] += nbytes
-        return self._call(made[0], sent)
-
-    def all_reduce(self, buffers: Sequence[torch.Tensor], reduction: str, axes: Sequence[str]) -> Parts:
-        """Reduce one buffer per device within the groups of these axes: a collective inside an op."""
-        self.counts["all_reduce", tuple(axes)] += 1
-        self.sent["all_reduce", tuple(axes)] += max(buffer.nbytes for buffer in buffers)
-        return self._call(all_reduce_over(axes, reduction, self.mesh, 0), buffers)
-
-    def _call(self, exchange: Exchange, buffers: Sequence[torch.Tensor]) -> Parts:
-        """One functional collective on every device's buffer."""
+    def collective(self, exchange: Exchange, buffers: Parts) -> Parts:
+        """One functional collective on every device's buffer, counted."""
         from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 
+        nbytes = max(exchange.called_with(buffer) for buffer in buffers)
+        if exchange.nbytes not in (None, nbytes):
+            raise InternalError(
+                f"{exchange.title}: a device calls it with {nbytes} bytes, the plan says {exchange.nbytes}; please report this"
+            )
+        self.counts[exchange.kind, exchange.axes] += 1
+        self.sent[exchange.kind, exchange.axes] += nbytes
         axes = exchange.group
         if axes not in self._groups:
-            members = list(groups(axes, self.mesh)[0])
-            self._groups[axes] = dist.new_group(members).group_name
+            self._groups[axes] = dist.new_group(list(groups(axes, self.mesh)[0])).group_name
         with LocalTensorMode(self.mesh.size):
-            result: Any = exchange.call(LocalTensor(dict(enumerate(buffers))), self._groups[axes])
-        return tuple(result._local_tensors[device] for device in range(self.mesh.size))
+            received: Any = exchange.collective(self._groups[axes])(LocalTensor(dict(enumerate(buffers))))
+        return tuple(received._local_tensors[device] for device in range(self.mesh.size))
 
 
-# Gradients in a simulated step, from where they are made to the parameters they step: accumulated, reduced, clipped, applied.
-
-_AGREE = 1e-5
-"""Largest relative difference between the norms that two devices find."""
+class _Stopped(BaseException):
+    """Another device has failed."""
 
 
-class Gradients:
-    """The gradients of one step of a plan, on all devices; ``tell`` hears of every tensor that a reshard makes, and what it is.
+class SimulatedDevice:
+    """A simulated device among the others: a ``Communicator``."""
 
-    Attributes:
-        stepped: positions of the parameters that have an optimizer, with the reshards of their new values.
-    """
+    def __init__(self, world: World, device: int) -> None:
+        self.world, self.device = world, device
 
-    def __init__(self, plan: Plan, program: Program, world: World, tell: Callable[[Parts, str], Parts]) -> None:
-        self.tell = tell
-        self.plan, self.program, self.world, self.mesh = plan, program, world, plan.mesh
-        self.stepped = {reshard.tensor: reshard for reshard in plan.reshards if reshard.purpose == "update"}
-        self.found: dict[int, tuple[Parts, Layout]] = {}
+    def stages(self, exchange: Exchange) -> tuple[Move, ...]:
+        """Pack, call, and unpack where that makes a copy."""
 
-    def reshard(self, reshard: Reshard, parts: Parts, layout: Layout) -> Parts:
-        """Run the collectives of a reshard; those of gradients in the dtype that they are reduced in."""
-        tensor = self.program.tensors[reshard.tensor]
-        what = "copies"
-        if reshard.purpose in ("accumulate", "optimizer"):
-            dtype = DTYPES[self.plan.options.reduce_dtype or tensor.dtype]
-            parts, what = self.tell(tuple(part.to(dtype) for part in parts), "gradients"), "gradients"
-        for step in reshard.steps:
-            if step.before != layout:
-                raise InternalError(f"a reshard of {tensor.name!r} is {layout} where its next step starts from {step.before}")
-            stages = self.world.stages(step, tensor.shape)
-            for k, stage in enumerate(stages):
-                last = step is reshard.steps[-1] and k == len(stages) - 1
-                made = stage(parts)
-                if reshard.purpose != "update":
-                    self.tell(made, what if last else "intermediates")
-                elif made[0].untyped_storage()._cdata != parts[0].untyped_storage()._cdata:  # what is stepped is there already
-                    self.tell(made, "intermediates")  # the new values, too: the old ones take them over
-                parts = made  # what a stage reads is there until its result is
-                del made
-            layout = step.after
-        if layout != reshard.layout:
-            raise InternalError(f"the reshard of {tensor.name!r} ends in {layout}, its readers get {reshard.layout}")
-        return parts
+        def call(buffer: torch.Tensor) -> torch.Tensor:
+            return self.world.meet(self.device, exchange.title, buffer, lambda buffers: self.world.collective(exchange, buffers))
 
-    def add(self, reshard: Reshard, parts: Parts) -> None:
-        """Take what a microbatch has made of a gradient, 1/N of it where there are N."""
-        count, t = self.plan.options.microbatches, reshard.tensor
-        parts = tuple(part / count for part in parts) if count > 1 else parts
-        if t in self.found:
-            parts = tuple(whole + part for whole, part in zip(self.found[t][0], parts, strict=True))
-        self.found[t] = parts, reshard.layout
+        if exchange.placed:
+            return exchange.pack, call, exchange.unpack
+        return exchange.pack, lambda buffer: exchange.unpack(call(buffer))
 
-    def handed_over(self) -> dict[str, torch.Tensor]:
-        """Reduce what is accumulated; the whole gradients by parameter name."""
-        last = {reshard.tensor: reshard for reshard in self.plan.reshards if reshard.purpose == "optimizer"}
-        for g in self.program.gradients.values():
-            if g not in self.found or g not in last:
-                raise InternalError(f"the plan brings {self.program.tensors[g].name!r} nowhere at the end of the step")
-        if self.plan.options.microbatches > 1:
-            self.found = {g: (self.reshard(reshard, *self.found[g]), reshard.layout) for g, reshard in last.items()}
-        whole = {g: join(*self.found[g], self.program.tensors[g].shape, self.mesh) for g in self.program.gradients.values()}
-        return {self.program.tensors[p].name: whole[g] for p, g in self.program.gradients.items()}
+    def all_reduce(self, axes: Sequence[str], reduction: str, nbytes: int | None = None) -> Move:
+        """An all-reduce within the group over these axes."""
+        return in_turn(self.stages(all_reduce_over(axes, reduction, self.world.mesh, self.device, nbytes)))
 
-    def slices(self) -> dict[int, Parts]:
-        """What each optimizer state reads, by parameter."""
-        return {
-            p: move(*self.found[self.program.gradients[p]], reshard.source, self.program.tensors[p].shape, self.mesh)
-            for p, reshard in self.stepped.items()
-        }
+    def free(self, axes: Sequence[int], reduction: str) -> Move:
+        """A reduction that a plan does not list, and that counts as none."""
+        teams = groups(axes, self.world.mesh)
+        return lambda buffer: self.world.meet(self.device, reduction, buffer, lambda buffers: free(reduction, buffers, teams))
 
-    def clip(self, slices: dict[int, Parts], max_norm: float) -> float:
-        """Scale the slices in place of the gradients that they are, so that the norm of all is at most ``max_norm``; the norm before."""
-        clip = self.plan.clip
-        axes = () if clip is None else clip.axes
-        summed = [self.mesh.index(name) for name in axes]
-        totals: list[torch.Tensor] = []
-        for device, at in enumerate(coordinates(self.mesh)):
-            total = torch.zeros(1, dtype=torch.float32)
-            for p, parts in slices.items():
-                state = self.stepped[p].source
-                if not any(at[a] for a in summed if not state[a].is_shard):  # what several devices of a group hold counts once
-                    total += squares(parts[device])
-            totals.append(total)
-        if clip is not None:
-            totals = list(self.world.all_reduce(totals, "sum", axes))
-        norms = torch.cat(totals).sqrt()
-        if norms.max() - norms.min() > _AGREE * norms.max():
-            raise InternalError(f"devices find different gradient norms, {norms.min():g} to {norms.max():g}")
-        for p, parts in slices.items():
-            slices[p] = tuple(part * (max_norm / (norm + 1e-6)).clamp(max=1.0) for part, norm in zip(parts, norms, strict=True))
-        return float(norms[0])
-
-    def whole(self, slices: Mapping[int, Parts]) -> dict[str, torch.Tensor]:
-        """Gradients by parameter name, put together from what the states read."""
-        return {
-            self.program.tensors[p].name: join(parts, self.stepped[p].source, self.program.tensors[p].shape, self.mesh)
-            for p, parts in slices.items()
-        }
-
-    def updated(self, p: int, parameter: torch.Tensor, slices: Parts, rate: float) -> torch.Tensor:
-        """The whole parameter after a gradient step on the shards of its state."""
-        reshard = self.stepped[p]
-        stepped = [part - rate * slope for part, slope in zip(split(parameter, reshard.source, self.mesh), slices, strict=True)]
-        if self.plan.options.optimizer_state().master_bytes(self.program.tensors[p].dtype):
-            self.tell(tuple(stepped), "intermediates")
-        parts = self.reshard(reshard, tuple(stepped), reshard.source)
-        return join(parts, self.plan.tensors[p].layout, tuple(parameter.shape), self.mesh)
-
-
-# The bytes that one device really holds while a plan runs: storages, from when they are made until nothing refers to them.
-#
-# >>> measured = measure(plan, program, values)
-# >>> measured.peak, measured.totals[measured.peak_time] == measured.peak
-# (1163264, True)
-#
-# A meter counts the storages of device 0, which holds the fullest shard of everything. A storage is there until the last tensor
-# that lies in it is gone, as a real allocator sees it: a tensor and its views count once. Nothing of the plan's own arithmetic of
-# lives is used: what the simulation still refers to is there, and what it does not is gone.
-#
-# Counted are parameters, buffers, inputs, optimizer states and master weights, results of ops, copies, and what the steps of a transition
-# make, with the buffers of their collectives; and what torch's own optimizer makes when it steps the shards of device 0. Not counted is
-# what lives inside an op alone: the scratch of a kernel.
-
-STATES = ("parameters", "optimizer", "gradients", "inputs")
-"""Categories of what is there because of the model, not because of how the step runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Bytes on device 0 over one step; time is the position of the running op, the update runs at the last time.
-
-    Attributes:
-        totals: the most bytes at any instant of each time.
-        series: by category, the bytes at that instant; transitions' intermediates are a category of their own.
-    """
-
-    totals: tuple[int, ...]
-    series: Mapping[str, tuple[int, ...]]
-
-    @property
-    def peak(self) -> int:
-        """The most bytes at any instant."""
-        return max(self.totals)
-
-    @property
-    def peak_time(self) -> int:
-        """The first time at which that many are there."""
-        return self.totals.index(self.peak)
-
-
-def measure(plan: Plan, program: Program, values: Mapping[int, torch.Tensor]) -> Measured:
-    """Run one step of a plan with all devices in this process and count the bytes of device 0.
-
-    Args:
-        program: the one that the plan was made for.
-        values: whole tensors of the program's sources by position.
-
-    Raises:
-        InputError: the plan has several microbatches, or as ``simulate``.
-        InternalError: as ``simulate``.
-    """
-    if plan.options.microbatches > 1:
-        raise InputError(f"a step of {plan.options.microbatches} microbatches is not measured; plan one with a single microbatch")
-    meter = Meter()
-    simulate(plan, program, values, meter=meter)
-    return meter.result()
-
-
-class Meter:
-    """Counts storages by category; ``simulate`` tells it of every tensor that it makes on device 0."""
-
-    def __init__(self) -> None:
-        self.live: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-        self.category: dict[int, str] = {}
-        self.times: list[dict[str, int]] = []
-
-    def tick(self) -> None:
-        """The next time begins."""
-        self.times.append(dict(self.live))
-
-    def made(self, tensor: torch.Tensor, category: str) -> None:
-        """A tensor is there; one in a storage that is known already adds nothing, but a gradient or copy gives it its category."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.category:
-            self.live[category] += storage.nbytes()
-            weakref.finalize(storage, functools.partial(self._gone, key, storage.nbytes()))
-            self.category[key] = category
-        elif self.category[key] in ("activations", "copies", "intermediates") and category in ("gradients", "copies"):
-            self.live[self.category[key]] -= storage.nbytes()
-            self.live[category] += storage.nbytes()
-            self.category[key] = category
-        if sum(self.live.values()) >= sum(self.times[-1].values()):
-            self.times[-1] = dict(self.live)
-
-    def step(self, options: Options, shards: Sequence[tuple[tuple[int, ...], str]]) -> None:
-        """The optimizer steps: shape and dtype of each parameter's shard in its state's layout. Parameters and states are there already."""
-        state = options.optimizer_state()
-        dtypes = [DTYPES["f32" if state.master_bytes(dtype) else dtype] for _, dtype in shards]
-        parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for (shape, _), dtype in zip(shards, dtypes, strict=True)]
-        ways = WAYS.get(options.optimizer)
-        with torch.enable_grad():
-            optimizer = torch.optim.SGD(parameters) if ways is None else torch.optim.AdamW(parameters, **ways)
-        gradients = [torch.zeros(shape, dtype=DTYPES[state.gradient_dtype(dtype)]) for shape, dtype in shards]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-        optimizer.step()  # its states come to be
-        for parameter in parameters:
-            parameter.grad = None
-        with _Made(self, [*parameters, *gradients, *(x for kept in optimizer.state.values() for x in kept.values())]):
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient.to(parameter.dtype)
-            optimizer.step()
-
-    def _gone(self, key: int, nbytes: int) -> None:
-        self.live[self.category.pop(key)] -= nbytes
-
-    def result(self) -> Measured:
-        return Measured(
-            totals=tuple(sum(row.values()) for row in self.times),
-            series={category: tuple(row[category] for row in self.times) for category in self.live},
-        )
-
-
-class _Made(TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
-    """Tells a meter of every tensor that is made, in a storage that is not among those of the known ones."""
-
-    def __init__(self, meter: Meter, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.meter, self.known = meter, {tensor.untyped_storage()._cdata for tensor in known}
-
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for item in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(item, torch.Tensor) and item.untyped_storage()._cdata not in self.known:
-                self.meter.made(item, "optimizer")
-        return made
+    def whole(self, part: torch.Tensor, layout: Layout, shape: Sequence[int]) -> torch.Tensor:
+        """The whole tensor of all devices' parts, pending reductions done; devices that should hold the same are compared."""
+        mesh = self.world.mesh
+        topic = f"a tensor {list(shape)} in layout {layout}"
+        return self.world.meet(self.device, topic, part, lambda parts: [join(parts, layout, shape, mesh)] * mesh.size)

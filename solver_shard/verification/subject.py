@@ -37,7 +37,7 @@ _WIDE = {"f32": "f64", "bf16": "f64", "f16": "f64", "c64": "c128"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepResult:
     """What an unsharded step returns; the mean over microbatches of gradients.
 
     Attributes:
@@ -80,15 +80,15 @@ class Subject:
             if self.program.tensors[t].role is Role.INPUT
         }
 
-    def of_graph(self) -> tuple[Step, tuple[dict[int, torch.Tensor], ...]]:
+    def of_graph(self) -> tuple[StepResult, tuple[dict[int, torch.Tensor], ...]]:
         """The step by the program, op by op and unsharded; and every tensor of it by position."""
         found = tuple(run(self.program, values, seed=self.seed, step=k) for k, values in enumerate(self.values))
         tensors = self.program.tensors
         gradients = {tensors[p].name: torch.stack([made[g] for made in found]).mean(0) for p, g in self.program.gradients.items()}
         outputs = tuple({tensors[t].name: made[t] for t in self.program.outputs} for made in found)
-        return Step(outputs=outputs, gradients=gradients), found
+        return StepResult(outputs=outputs, gradients=gradients), found
 
-    def of_model(self) -> Step | None:
+    def of_model(self) -> StepResult | None:
         """The step by the model itself and autograd; None where there is no model."""
         if self.model is None or self.inputs is None:
             return None
@@ -109,7 +109,7 @@ class Subject:
         with torch.no_grad():  # a step moves the statistics of some norms
             for name, value in self.model.state_dict(keep_vars=True).items():
                 value.detach().copy_(state[name])
-        return Step(outputs=tuple(outputs), gradients=gradients, apart=apart)
+        return StepResult(outputs=tuple(outputs), gradients=gradients, apart=apart)
 
     def given(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The inputs of a microbatch by the names that they have outside the program."""

@@ -358,7 +358,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrunk:
+class ShrunkConfig:
     """A small config, the sizes of a step, and what was changed, for a person to read."""
 
     config: Mapping[str, Any]
@@ -369,7 +369,7 @@ class Shrunk:
     changes: tuple[str, ...]
 
 
-def shrink(config: Mapping[str, Any], plan: Plan, twin: Mesh, scale: Fraction | None) -> Shrunk:
+def shrink(config: Mapping[str, Any], plan: Plan, twin: Mesh, scale: Fraction | None) -> ShrunkConfig:
     """The config of a small twin of what a plan is for.
 
     Args:
@@ -401,7 +401,7 @@ def shrink(config: Mapping[str, Any], plan: Plan, twin: Mesh, scale: Fraction | 
         made["image_size"] = made["patch_size"] * min(config["image_size"] // config["patch_size"], _PATCHES)
     dropped = [key for key, value in config.items() if "att" in key and "drop" in key and isinstance(value, float) and value > 0]
     made |= dict.fromkeys(dropped, 0.0)
-    return Shrunk(
+    return ShrunkConfig(
         config=made,
         batch=batch,
         seq=seq,

@@ -39,7 +39,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class TensorDifference:
     """One tensor of the sharded step beside that of an unsharded one.
 
     Attributes:
@@ -60,7 +60,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class ComparedCollective:
     """Collectives of one kind on one set of axes: planned and run, how many and with how many bytes per device."""
 
     kind: str
@@ -92,8 +92,8 @@ class Verdict:
     run: str
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    differences: tuple[TensorDifference, ...] = ()
+    collectives: tuple[ComparedCollective, ...] = ()
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problem: str = ""
 
@@ -152,11 +152,11 @@ class Verdict:
 
 def differences(
     kind: str, reference: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: float
-) -> list[Difference]:
+) -> list[TensorDifference]:
     """Every expected tensor of one kind beside what was found; one that is missing differs infinitely."""
     largest = max((_largest(tensor) for tensor in expected.values()), default=0.0)
     return [
-        Difference(
+        TensorDifference(
             kind=kind,
             name=name,
             reference=reference,
@@ -176,12 +176,12 @@ def planned_traffic(plan: Plan) -> dict[tuple[str, tuple[str, ...]], tuple[int, 
     return total
 
 
-def collectives(planned: Traffic, run: Traffic) -> tuple[Collective, ...]:
+def collectives(planned: Traffic, run: Traffic) -> tuple[ComparedCollective, ...]:
     """What was planned beside what ran, by kind and axes."""
     keys: Sequence[tuple[str, tuple[str, ...]]] = sorted({*planned, *run})
     none = (0, 0)
     return tuple(
-        Collective(
+        ComparedCollective(
             kind=key[0],
             axes=key[1],
             planned=planned.get(key, none)[0],

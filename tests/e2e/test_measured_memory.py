@@ -11,6 +11,7 @@ import torch
 from e2e.test_experts import mixtral
 from e2e.test_simulate import Case, gpt2, llama, near
 from lowered import with_relays
+from measured import STATES, Measured, Meter, measure
 from programs import trained_mlp
 
 from solver_shard.costs.model import CostModel
@@ -24,7 +25,6 @@ from solver_shard.plan.evaluate import Evaluation, evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
-from solver_shard.verification.simulate import STATES, Measured, _Simulation, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -99,8 +99,8 @@ def test_a_step_that_never_lets_go_is_found_out(monkeypatch: pytest.MonkeyPatch)
     case = case_of("gpt2")
     plan, said = planned(case, "3", template="ddp")
     stored: list[Any] = []
-    tell = _Simulation._tell
-    monkeypatch.setattr(_Simulation, "_tell", lambda self, parts, category: stored.append(parts) or tell(self, parts, category))
+    made = Meter.made
+    monkeypatch.setattr(Meter, "made", lambda self, tensor, category: stored.append(tensor) or made(self, tensor, category))
     found = measure(plan, case.program, case.values)
     assert found.peak > 1.2 * said.peak
     with pytest.raises(AssertionError):

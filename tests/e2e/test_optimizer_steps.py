@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lowered import agrees, lowered, random_assignment
+from measured import measure
 from programs import trained_mlp
 from storages import Held
 from torch import nn
@@ -15,7 +16,6 @@ from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import Evaluation
 from solver_shard.program import Program
-from solver_shard.verification.simulate import measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

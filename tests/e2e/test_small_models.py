@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from e2e.test_simulate import near
+from measured import measure
 from small_models import MODELS, make
 
 from solver_shard.graph.build import Lowered, lower_program
@@ -24,7 +25,6 @@ from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Relays, without
 from solver_shard.runtime.schedule import schedule
 from solver_shard.tracing.torch import trace
-from solver_shard.verification.simulate import measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

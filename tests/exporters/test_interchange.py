@@ -20,7 +20,7 @@ from solver_shard.cli import main
 from solver_shard.costs.layouts import is_ordered
 from solver_shard.errors import InputError
 from solver_shard.exporters import jax, script, shardy, torchtitan
-from solver_shard.exporters.literal import Call, read_assignments
+from solver_shard.exporters.literal import LiteralCall, read_assignments
 from solver_shard.layout import Layout, R, S, strided
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import Plan
@@ -101,7 +101,7 @@ def test_logical_axes_and_their_rules_give_the_specs() -> None:
     for name, words in parts["LOGICAL_AXES"].items():
         axes = [rules[word] for word in words]
         spec = parts["PARAMETERS"][name]
-        assert isinstance(spec, Call)
+        assert isinstance(spec, LiteralCall)
         assert axes == [*spec.args, *[None] * (len(words) - len(spec.args))]
 
 
@@ -171,7 +171,7 @@ def test_unequal_shards_are_refused_by_name(exporter: object) -> None:
 def test_files_are_data(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     text = f'PARAMETERS = {{"w": P("tp")}}\nOTHER = open({str(mark)!r}, "w")\nMORE = P(*[1])\n'
-    assert read_assignments(text, calls=("P",)) == {"PARAMETERS": {"w": Call("P", ("tp",))}}
+    assert read_assignments(text, calls=("P",)) == {"PARAMETERS": {"w": LiteralCall("P", ("tp",))}}
     assert not mark.exists()
     for bad, says in (
         ("PARAMETERS = {", "neither JSON nor Python"),

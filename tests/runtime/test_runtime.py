@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from device_threads import compiled, together
 from lowered import lowered, random_assignment
-from programs import trained_mlp
+from programs import Builder, trained_mlp
 from torch import nn
 from traced_models import values_of
 
@@ -21,7 +21,7 @@ from solver_shard.ops.random import Unsharded
 from solver_shard.ops.run import run
 from solver_shard.ops.shards import join, split
 from solver_shard.plan.plan import Plan
-from solver_shard.program import Program
+from solver_shard.program import Program, Role
 from solver_shard.tracing.clean import clean
 from solver_shard.tracing.torch import trace_raw
 from solver_shard.verification.simulate import simulate
@@ -145,6 +145,21 @@ def test_the_gradient_of_the_loss_is_where_the_backward_pass_starts() -> None:
     found, _ = step_of(plan, program, values, tangent=0.25)
     for g in program.gradients.values():
         torch.testing.assert_close(found[g], once[g] * 0.25)
+
+
+def test_two_parameters_may_have_one_gradient() -> None:
+    b = Builder()
+    x, v, w = b.input("x", 8, 6), b.weight("v", 8, 6, trainable=True), b.weight("w", 8, 6, trainable=True)
+    h = b.relu(x)
+    loss = b.add(b.einsum("ab,ab->", h, v), b.einsum("ab,ab->", h, w), role=Role.OUTPUT, result="loss")
+    program = b.program(loss, gradients={v: h, w: h})
+    values = {t: torch.randn(program.tensors[t].shape) for t in program.sources()}
+    made = lowered(program, "2")
+    plan = made.plan(random_assignment(made.graph, 1))
+    found, _ = step_of(plan, program, values)
+    torch.testing.assert_close(found[h], values[x].relu())
+    ((step, _), *_) = compiled(plan, program)
+    assert set(step.gradients) == {v, w}
 
 
 def test_a_step_that_makes_another_shape_than_its_shard_is_found_out() -> None:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from worlds import after_step, moved
 
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.layouts import free_move, legal_layouts
@@ -17,7 +18,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
-from solver_shard.ops.shards import Parts, boxes, coordinates, join, move, split
+from solver_shard.ops.shards import Parts, boxes, coordinates, join, split
 from solver_shard.plan.plan import ReshardStep
 from solver_shard.verification.simulate import World
 
@@ -67,7 +68,7 @@ def test_transitions_keep_the_tensor(text: str, shape: tuple[int, ...], reductio
                     kind=step.kind, axes=tuple(mesh.names[a] for a in step.axes), nbytes=step.nbytes,
                     nanoseconds=0, before=step.before, after=step.after,
                 )  # fmt: skip
-                parts = world.run(parts, named, shape)
+                parts = after_step(world, parts, named, shape)
                 assert [tuple(part.shape) for part in parts] == [box.length for box in boxes(step.after, shape, mesh)]
             torch.testing.assert_close(join(parts, after, shape, mesh), full)
         assert sum(world.counts.values()) > 0
@@ -90,7 +91,7 @@ def test_every_transition_from_or_to_another_order_keeps_the_tensor(text: str, s
             for step in table.path(before, after):
                 axes = tuple(mesh.names[a] for a in step.axes)
                 named = ReshardStep(kind=step.kind, axes=axes, nbytes=step.nbytes, nanoseconds=0, before=step.before, after=step.after)
-                parts = world.run(parts, named, shape)
+                parts = after_step(world, parts, named, shape)
             torch.testing.assert_close(join(parts, after, shape, mesh), full)
 
 
@@ -123,10 +124,10 @@ def test_free_moves_keep_the_tensor(text: str) -> None:
             if any(p.is_partial for p in before):
                 continue
             if free_move(before, after):
-                torch.testing.assert_close(join(move(split(full, before, mesh), before, after, shape, mesh), after, shape, mesh), full)
+                torch.testing.assert_close(join(moved(split(full, before, mesh), before, after, shape, mesh), after, shape, mesh), full)
             else:
                 with pytest.raises(InternalError, match="without communication"):
-                    move(split(full, before, mesh), before, after, shape, mesh)
+                    moved(split(full, before, mesh), before, after, shape, mesh)
 
 
 STEP = ReshardStep(kind="all_gather", axes=("d1",), nbytes=32, nanoseconds=0, before=Layout.parse("S(0)S(0)"), after=Layout.parse("S(0)R"))
@@ -150,7 +151,7 @@ def test_a_step_that_is_not_what_it_says_is_refused(changes: dict[str, object], 
     with World(mesh) as world:
         parts = split(torch.randn(8, 2), step.before, mesh)
         with pytest.raises(InternalError, match=message):
-            world.run(parts, step, (8, 2))
+            after_step(world, parts, step, (8, 2))
 
 
 def test_a_world_leaves_the_process_as_it_was() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lowered import agrees, lowered, random_assignment
+from measured import Meter, measure
 from programs import gated
 from storages import Held
 
@@ -17,7 +18,7 @@ from solver_shard.ops.implementations import Part, perform
 from solver_shard.ops.run import overload_of, run
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Op, Program, Ref
-from solver_shard.verification.simulate import Meter, measure, simulate
+from solver_shard.verification.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

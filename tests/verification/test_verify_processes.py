@@ -46,7 +46,7 @@ def test_a_plan_holds_in_real_processes() -> None:
     simulated, real = check(plan, subject), check(plan, subject, processes=True, timeout=240)
     assert simulated.holds, str(simulated)
     assert real.holds, str(real)
-    assert "each in a process of its own (processes)" in real.run
+    assert "each in a process of its own (gloo)" in real.run
     assert real.collectives == simulated.collectives
     assert {c.kind for c in real.collectives} >= {"all_gather", "all_reduce"}
     names = [(d.kind, d.name, d.reference) for d in real.differences]

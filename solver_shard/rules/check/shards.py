@@ -6,6 +6,10 @@
 Operands are distributed as each strategy asks (a pending sum is split into random parts), the op runs once per device,
 and the results are put together again by their placements. Named implementations run with their collectives inside. Whatever
 differs from the unsharded results is a failure.
+
+What runs an op is torch's own CPU kernel (``run_local``), or a stand-in where there is none or where it trusts its input: attention kernels
+of GPUs are written out as products and exponentials, with the same arguments and results; kernels that read or write where an index or a
+size tells them to, without looking, are asked only what fits, for a check tries all kinds of shards.
 """
 
 from __future__ import annotations
@@ -314,11 +318,6 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool
         return bool(torch.equal(found, expected))
     return bool(torch.allclose(found, expected, rtol=min(tolerance, 0.1), atol=tolerance, equal_nan=True))
 
-
-# What runs an op in the numeric checks: torch's own CPU kernel, or a stand-in where there is none or where it trusts its input.
-#
-# Attention kernels of GPUs are written out as products and exponentials, with the same arguments and results. Kernels that read
-# or write where an index or a size tells them to, without looking, are asked only what fits: a check tries all kinds of shards.
 
 Arguments = Mapping[str, Any]
 
