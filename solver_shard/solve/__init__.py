@@ -24,8 +24,8 @@ Lagrangian dual of the limit: column      bounds/lagrangian.py                  
   generation (Dantzig and Wolfe 1960)                                           only suggest them
 Lagrangian dual: subgradient (Polyak      bounds/subgradient.py                 the same; *cutting planes* (Kelley 1960,
   1969), multiplicative weights                                                 ``elimination.CuttingPlanes``) suggest multipliers
-min-marginals on spanning forests         bounds/min_marginals.py,              a lower bound per strategy
-                                          ``trws_compiled.min_marginals``
+min-marginals on spanning forests         ``min_marginals`` of bounds/trws.py    a lower bound per strategy
+                                          and bounds/trws_compiled.py
 reduced-cost fixing                       ``search.Search._fixing``             removes strategies above the incumbent
 bucket (variable) elimination             bounds/elimination.py                 the exact priced minimum, and exact min-marginals
   (Dechter 1999)

@@ -10,8 +10,7 @@ from random_graphs import points, random_graph, some_limit
 
 from solver_shard.graph.choice_graph import MIB, Ints
 from solver_shard.solve.bounds.lagrangian import LagrangianDual, RestrictedMaster
-from solver_shard.solve.bounds.min_marginals import min_marginals
-from solver_shard.solve.bounds.trws import Messages, scale_of
+from solver_shard.solve.bounds.trws import Messages, min_marginals, scale_of
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import Problem, from_graph

@@ -17,8 +17,7 @@ from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.elimination import Order, order_of
 from solver_shard.solve.bounds.lagrangian import Column, ColumnGeneration, LagrangianDual
-from solver_shard.solve.bounds.min_marginals import min_marginals
-from solver_shard.solve.bounds.trws import Parts
+from solver_shard.solve.bounds.trws import Parts, min_marginals
 from solver_shard.solve.integer_program import MinMarginals
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import Problem
