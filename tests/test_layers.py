@@ -37,7 +37,21 @@ def imports(source: str) -> Iterator[str]:
         yield from (name.removeprefix("solver_shard.") for name in names if name.startswith("solver_shard."))
 
 
-EDGES = [(name, to) for name, path in MODULES.items() for to in imports(path.read_text(encoding="utf-8"))]
+def packages(module: str) -> list[str]:
+    """The packages around a module, whose own code runs before it."""
+    parts = module.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    """Every module with what runs where it imports: other modules, and the packages around them that are not around it."""
+    for name, path in MODULES.items():
+        for to in imports(path.read_text(encoding="utf-8")):
+            yield name, to
+            yield from ((name, package) for package in packages(to) if package != name and package not in packages(name))
+
+
+EDGES = list(dict.fromkeys(edges()))
 
 
 def floor(module: str) -> int:

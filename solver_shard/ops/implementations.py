@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InternalError
-from solver_shard.ops import experts
+from solver_shard.ops import kernels
 from solver_shard.ops.run import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
 
@@ -249,7 +249,7 @@ def _masked_take(_op: Op, a: dict[str, Any], part: Part) -> Results:
     here, own = part.own(index)
     if not part.length or not source.numel():
         return (source.new_zeros((*index.shape, *source.shape[2:])),)
-    return (torch.where(here.reshape(*here.shape, *(1,) * (source.ndim - 2)), experts.take(source, own), 0),)
+    return (torch.where(here.reshape(*here.shape, *(1,) * (source.ndim - 2)), kernels.take(source, own), 0),)
 
 
 # Products of a device's own experts.
@@ -265,9 +265,9 @@ def _own_experts(op: Op, a: dict[str, Any], part: Part) -> Running:
     start, left = yield from _all_rows(left, ends)
     if weights:
         _, right = yield from _all_rows(right, ends)
-        return (experts.weight_products(left, right, ends, part.start, part.length),)
+        return (kernels.weight_products(left, right, ends, part.start, part.length),)
     length = a["self"].shape[-2]
-    full = yield "exchange", experts.row_products(left, right, ends, part.start)
+    full = yield "exchange", kernels.row_products(left, right, ends, part.start)
     made = full[:, start : start + length]
     return (made.squeeze(0) if flat else made,)
 

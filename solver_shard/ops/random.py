@@ -34,7 +34,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.errors import InputError
-from solver_shard.ops import attention
+from solver_shard.ops import kernels
 from solver_shard.ops.shards import Box
 from solver_shard.program import Op, Program
 
@@ -65,7 +65,7 @@ def numbers(program: Program) -> dict[int, int]:
     for i, op in enumerate(program.ops):
         if _is_still(op.name, op.attributes):
             continue
-        if op.name in attention.BACKWARD:
+        if op.name in kernels.BACKWARD:
             found[i] = found[_maker(program, makers, op.operands[op.attributes["logsumexp"].operand])]
         elif is_random(op.name):
             key = (op.name, *op.raw) if op.raw else (op.name, str(i))
@@ -85,7 +85,7 @@ def shape_of(program: Program, i: int) -> tuple[int, ...]:
     """The shape of what a random op of a program draws: of its result, or of the scores of attention."""
     op = program.ops[i]
     shape = program.tensors[op.results[0]].shape
-    if op.name in attention.FORWARD + attention.BACKWARD:
+    if op.name in kernels.FORWARD + kernels.BACKWARD:
         return (*shape[:3], program.tensors[op.operands[op.attributes["key"].operand]].shape[2])
     return shape
 
@@ -93,7 +93,7 @@ def shape_of(program: Program, i: int) -> tuple[int, ...]:
 def drawn_box(op: Op, operands: Callable[[int], Box], result: Box) -> Box:
     """The part of what a random op draws that is made where this part of its first result is: of attention's scores, of which the
     op's part of the keys is the last dim; ``operands``: the parts of the operands by position."""
-    if op.name not in attention.FORWARD + attention.BACKWARD:
+    if op.name not in kernels.FORWARD + kernels.BACKWARD:
         return result
     keys = operands(op.attributes["key"].operand)
     return Box((*result.start[:3], keys.start[2]), (*result.length[:3], keys.length[2]))
@@ -264,7 +264,7 @@ def _classes(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
 
 def _attention(draw: PartDraw, a: Arguments) -> tuple[torch.Tensor, ...]:
     """Attention, or its backward pass, whose dropout is that of the scores."""
-    return attention.run(a, keep=kept(a, key=draw.key, box=draw.box, shape=draw.shape))
+    return kernels.run(a, keep=kept(a, key=draw.key, box=draw.box, shape=draw.shape))
 
 
 def _whole(name: str, a: Arguments, key: Key) -> tuple[torch.Tensor, ...]:
@@ -298,7 +298,7 @@ DRAWN: Mapping[str, Callable[[PartDraw, Arguments], tuple[torch.Tensor, ...]]] =
     "aten.randperm.default": _permutation,
     "aten.randperm.generator": _permutation,
     "aten.multinomial.default": _classes,
-    **dict.fromkeys((*attention.FORWARD, *attention.BACKWARD), _attention),
+    **dict.fromkeys((*kernels.FORWARD, *kernels.BACKWARD), _attention),
 }
 """Random ops that can be drawn part by part."""
 

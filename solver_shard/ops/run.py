@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from solver_shard.errors import InputError, InternalError
-from solver_shard.ops import attention, experts
+from solver_shard.ops import kernels
 from solver_shard.ops.random import draw, key_of, numbers, shape_of
 from solver_shard.ops.shards import Box
 from solver_shard.program import Op, Program, Ref
@@ -269,7 +269,7 @@ def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -
 def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
         if "keep" in a or not a["query"].is_cpu:
-            return attention.run(a, a.get("keep"))
+            return kernels.run(a, a.get("keep"))
         if a.get("dropout_p", 0.0):
             raise InputError(
                 f"{name} with dropout {a['dropout_p']} is called without what its dropout leaves; run the whole program, which draws it"
@@ -404,13 +404,13 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     **{name: _resized_backward(name) for name in _RESIZED},
     "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
-    "shard.take.default": lambda a, _: experts.take(a["self"], a["index"]),
-    "shard.count.default": lambda a, _: experts.count(a["self"], a["bins"]),
-    "shard.grouped_mm.default": lambda a, _: experts.row_products(a["self"], a["mat2"], a["offs"]),
-    "shard.grouped_mm_weights.default": lambda a, _: experts.weight_products(a["self"], a["mat2"], a["offs"]),
+    "shard.take.default": lambda a, _: kernels.take(a["self"], a["index"]),
+    "shard.count.default": lambda a, _: kernels.count(a["self"], a["bins"]),
+    "shard.grouped_mm.default": lambda a, _: kernels.row_products(a["self"], a["mat2"], a["offs"]),
+    "shard.grouped_mm_weights.default": lambda a, _: kernels.weight_products(a["self"], a["mat2"], a["offs"]),
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
-    **{name: _attention(name) for name in (*attention.FORWARD, *attention.BACKWARD)},
+    **{name: _attention(name) for name in (*kernels.FORWARD, *kernels.BACKWARD)},
 }
 
 INTERPRETED = frozenset(_SPECIAL) - frozenset(_SIZE_ARGUMENTS)

@@ -50,7 +50,7 @@ the same graph, seed and work limit give the same answer), calls that can be lef
 compiled loops.
 
 **Two engines.** Message passing and its Lagrangian dual exist twice: batched numpy for small problems, and compiled loops on flat arrays,
-with rows for few times, for large ones (``bounds.is_large``). One would do if its loops came compiled. As it is, a first small solve (14
+with rows for few times, for large ones (``bounding.is_large``). One would do if its loops came compiled. As it is, a first small solve (14
 nodes; one core of a busy machine, CPU seconds) takes 0.07 s with numpy, 19.7 s with the compiled engine where nothing is cached, 1.0 s
 where all is (importing numba included). README's main job, a large one, takes 49 CPU s from command to plan the first time and 37 s then. A
 newcomer's first solve may become slower by 3 s, so two stay. For one engine the 25 loops would be shipped compiled: as an extension module

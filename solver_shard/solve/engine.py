@@ -15,7 +15,7 @@ import numpy as np
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import MIB, ChoiceGraph, Ints, WarmStart
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.bounds import is_large
+from solver_shard.solve.bounds.bounding import is_large
 from solver_shard.solve.limits import Clock, Saver, clock_of
 from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve

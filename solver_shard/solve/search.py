@@ -25,7 +25,7 @@ import numpy as np
 
 from solver_shard.graph.choice_graph import Bools, Ints
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.bounds import Bounding, SmallBounding, is_large
+from solver_shard.solve.bounds.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.bounds.elimination import EXACT, CuttingPlanes, TooWide, between, eliminate
 from solver_shard.solve.bounds.trws import Parts, scale_of
 from solver_shard.solve.integer_program import MinMarginals, Proof, prove, prove_quickly

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from solver_shard.errors import InputError
-from solver_shard.ops import attention
+from solver_shard.ops import kernels
 from solver_shard.ops.bound import bind
 from solver_shard.ops.run import call, product
 from solver_shard.program import Op, Ref
@@ -132,14 +132,14 @@ def test_attention_without_the_kernel_is_that_of_the_kernel(masked: str, causal:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     added = mask if mask is None or mask.dtype != torch.bool else torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
     expected = kernel(query, key, value, 0.0, causal, attn_mask=added, scale=0.5)
-    found = attention.forward(query, key, value, mask=mask, causal=causal, scale=0.5)
+    found = kernels.forward(query, key, value, mask=mask, causal=causal, scale=0.5)
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two)
     gradient = torch.randn_like(query)
     slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         gradient, query, key, value, *expected, 0.0, causal, attn_mask=added, scale=0.5
     )
-    made = attention.backward(gradient, query, key, value, *expected, mask=mask, causal=causal, scale=0.5)
+    made = kernels.backward(gradient, query, key, value, *expected, mask=mask, causal=causal, scale=0.5)
     for one, two in zip(made, slopes, strict=True):
         torch.testing.assert_close(one, two)
 
@@ -156,8 +156,8 @@ def test_attention_with_dropout_is_the_softmax_whose_weights_are_dropped(causal:
     slopes = torch.autograd.grad(expected, (query, key, value), gradient)
     a = {"query": query, "key": key, "value": value, "dropout_p": 0.3, "is_causal": causal}
     with torch.no_grad():
-        out, sums = attention.run(a, keep)
-        made = attention.run(a | {"grad_out": gradient, "out": out, "logsumexp": sums}, keep)
+        out, sums = kernels.run(a, keep)
+        made = kernels.run(a | {"grad_out": gradient, "out": out, "logsumexp": sums}, keep)
     torch.testing.assert_close(out, expected)
     for one, two in zip(made, slopes, strict=True):
         torch.testing.assert_close(one, two)

@@ -16,7 +16,7 @@ from random_graphs import best_value, hard_graph, points, random_graph, some_lim
 
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints
 from solver_shard.solve import limits, parameters, search
-from solver_shard.solve.bounds import is_large
+from solver_shard.solve.bounds.bounding import is_large
 from solver_shard.solve.bounds.subgradient import Relaxation
 from solver_shard.solve.bounds.trws import scale_of
 from solver_shard.solve.engine import solve

@@ -9,7 +9,7 @@ import pytest
 from flat_problems import allowed, optimum, some_problem
 
 from solver_shard.solve import search
-from solver_shard.solve.bounds import Bounding, SmallBounding
+from solver_shard.solve.bounds.bounding import Bounding, SmallBounding
 from solver_shard.solve.bounds.elimination import CuttingPlanes, TooWide, between
 from solver_shard.solve.bounds.subgradient import LargeBounding
 from solver_shard.solve.bounds.trws import Parts

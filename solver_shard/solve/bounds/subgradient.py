@@ -16,7 +16,7 @@ import numpy as np
 
 from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.bounds import Bounding, Found
+from solver_shard.solve.bounds.bounding import Bounding, Found
 from solver_shard.solve.bounds.elimination import CuttingPlanes, between
 from solver_shard.solve.bounds.trws import Parts, consistent, scale_of, scaled_constant
 from solver_shard.solve.bounds.trws_compiled import MOST, Passing, min_marginals, parts

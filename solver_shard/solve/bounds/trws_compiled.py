@@ -32,7 +32,7 @@ from solver_shard.solve.problem import Floats
 # The first run that needs them compiles for about 15 s of one core; numba keeps the result beside the modules, or in
 # ``NUMBA_CACHE_DIR`` where that is set or the modules' folder cannot be written. Importing numba takes longer than solving a small
 # problem, so only modules of the way of large problems import this one, and they are themselves imported where a problem is large
-# (``bounds.is_large``).
+# (``bounding.is_large``).
 
 P = ParamSpec("P")
 T = TypeVar("T")
