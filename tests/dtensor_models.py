@@ -17,7 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from solver_shard.baselines.dtensor_greedy import Collective
+from solver_shard.baselines.dtensor_greedy import WalkedCollective
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.tracing.joint_graph import RawGraph
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.found: list[Collective] = []
+        self.found: list[WalkedCollective] = []
         self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,13 +141,13 @@ class Recorder(TorchDispatchMode):
         name = func._schema.name
         if name.startswith("_c10d_functional::") and (kind := KINDS.get(name.partition("::")[2].rstrip("_"))):
             buffer = result if kind == "all_gather" else args[0]
-            self.found.append(Collective(kind=kind, axis=self._axes[args[-1]], nbytes=buffer.numel() * buffer.element_size()))
+            self.found.append(WalkedCollective(kind=kind, axis=self._axes[args[-1]], nbytes=buffer.numel() * buffer.element_size()))
         return result
 
 
 def really(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], mesh: Mesh, pins: Mapping[str, Layout], devices: DeviceMesh
-) -> tuple[list[Collective], Counter[str]]:
+) -> tuple[list[WalkedCollective], Counter[str]]:
     """Run the step with DTensor: the collectives that it issues, and how many of each kind its own CommDebugMode counts."""
 
     def placed(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -166,10 +166,10 @@ def really(
     return recorder.found, Counter({kind: count for kind, count in counted.items() if count})
 
 
-def seen_on_cpu(collectives: tuple[Collective, ...], mesh: Mesh) -> Counter[Collective]:
+def seen_on_cpu(collectives: tuple[WalkedCollective, ...], mesh: Mesh) -> Counter[WalkedCollective]:
     """The same as the CPU backend runs them: an all-to-all is an all-gather, from which each device keeps its part."""
     return Counter(
-        Collective(kind="all_gather", axis=c.axis, nbytes=c.nbytes * mesh.shape[c.axis]) if c.kind == "all_to_all" else c
+        WalkedCollective(kind="all_gather", axis=c.axis, nbytes=c.nbytes * mesh.shape[c.axis]) if c.kind == "all_to_all" else c
         for c in collectives
     )
 

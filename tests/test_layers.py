@@ -1,4 +1,4 @@
-"""The floors that CONTRIBUTING draws: no import goes up, and no files or folders import each other in a circle."""
+"""The house: the floors that CONTRIBUTING draws, no circle of imports, no two classes of one name, few files."""
 
 from __future__ import annotations
 
@@ -83,3 +83,12 @@ def test_an_import_that_goes_up_is_seen() -> None:
 
 def test_the_house_stays_small() -> None:
     assert len(list(PACKAGE.rglob("*.py"))) <= 200
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 from solver_shard.baselines import left_over
 from solver_shard.baselines.dijkstra_greedy import decide
-from solver_shard.baselines.dtensor_greedy import NAME, Collective, Walk, carry, dtensor_masks, walk
+from solver_shard.baselines.dtensor_greedy import NAME, Walk, WalkedCollective, carry, dtensor_masks, walk
 from solver_shard.baselines.propagated import Propagation
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
@@ -224,8 +224,8 @@ def walk_report(walk: Walk, cluster: Cluster) -> str:
     """The collectives that DTensor runs by itself, by kind and axis, with their price under our costs; and where it raises."""
     times = Collectives(walk.mesh, cluster)
 
-    def rows(phase: str, collectives: Sequence[Collective]) -> list[tuple[str, ...]]:
-        groups: dict[tuple[str, str], list[Collective]] = {}
+    def rows(phase: str, collectives: Sequence[WalkedCollective]) -> list[tuple[str, ...]]:
+        groups: dict[tuple[str, str], list[WalkedCollective]] = {}
         for c in collectives:
             groups.setdefault((c.kind, walk.mesh.names[c.axis]), []).append(c)
         return [
@@ -250,5 +250,5 @@ def walk_report(walk: Walk, cluster: Cluster) -> str:
     return text_of(lines)
 
 
-def _price(group: Sequence[Collective], times: Collectives) -> int:
+def _price(group: Sequence[WalkedCollective], times: Collectives) -> int:
     return sum(times.nanoseconds(c.kind, (c.axis,), c.nbytes) for c in group)

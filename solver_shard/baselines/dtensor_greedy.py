@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class WalkedCollective:
     """One collective that DTensor runs to redistribute an input.
 
     Attributes:
@@ -83,7 +83,7 @@ class WalkedOp:
     given: tuple[Placements, ...]
     used: tuple[Placements, ...]
     results: tuple[Placements | None, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[WalkedCollective, ...]
     unsupported: str = ""
 
 
@@ -102,10 +102,10 @@ class Walk:
     ops: tuple[WalkedOp, ...]
     gradients: Mapping[str, tuple[Placements, ...]]
     outputs: Mapping[str, Placements]
-    closing: tuple[Collective, ...]
+    closing: tuple[WalkedCollective, ...]
 
     @property
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> tuple[WalkedCollective, ...]:
         """Of all ops, in order: what DTensor issues by itself."""
         return tuple(collective for op in self.ops for collective in op.collectives)
 
@@ -190,7 +190,7 @@ class _Walker:
             else:
                 ops.append(self._op(node))
         gradients: dict[str, tuple[Placements, ...]] = {}
-        closing: list[Collective] = []
+        closing: list[WalkedCollective] = []
         for position, use in self._raw.gradients:
             source = self._raw.nodes[position].source
             assert source is not None
@@ -208,7 +208,7 @@ class _Walker:
             closing=tuple(closing),
         )
 
-    def _close(self, use: Use, placements: Any) -> list[Collective]:
+    def _close(self, use: Use, placements: Any) -> list[WalkedCollective]:
         from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
         spec = self._specs[use.node][use.result]
@@ -250,7 +250,7 @@ class _Walker:
         args, kwargs = self._arguments(node, op)
         before = [leaf for leaf in tree_leaves(args) if isinstance(leaf, DTensorSpec)]
         given = [dtensor_placements(spec.placements) for spec in before]
-        collectives: list[Collective] = []
+        collectives: list[WalkedCollective] = []
         reason, after = "", before
         try:
             if op in self._special:
@@ -323,7 +323,7 @@ class _Walker:
             return self._specs[value.node][value.result]
         return [self._value(item) for item in value] if isinstance(value, tuple | list) else value
 
-    def _redistribute(self, src: Any, dst: Any) -> list[Collective]:
+    def _redistribute(self, src: Any, dst: Any) -> list[WalkedCollective]:
         """The collectives of DTensor's path, in order."""
         from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached
 
@@ -343,7 +343,7 @@ class _Walker:
             operand = Operand(shape=tuple(meta.shape), dtype=self._names[meta.dtype], layout=now)
             if kind not in ("slice", "partial") and self._mesh.shape[axis] > 1:
                 nbytes = step_bytes(operand, now, axis, target, self._mesh.shape)
-                found.append(Collective(kind=kind_of_move(before, target), axis=axis, nbytes=nbytes))
+                found.append(WalkedCollective(kind=kind_of_move(before, target), axis=axis, nbytes=nbytes))
             now = (*now[:axis], after, *now[axis + 1 :])
         return found
 

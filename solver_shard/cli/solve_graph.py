@@ -13,7 +13,7 @@ from solver_shard.cli.options import check_output, written_if_possible
 from solver_shard.cli.terminal import INFEASIBLE, catch_interrupts, progress_lines
 
 if TYPE_CHECKING:
-    from solver_shard.graph.iopddl import Evaluation
+    from solver_shard.graph.iopddl import FileEvaluation
 
 
 def solve_graph(
@@ -105,7 +105,7 @@ def _check(file: Path, solution: Path, as_json: bool) -> None:
         raise typer.Exit(INFEASIBLE)
 
 
-def verdict_lines(file: str, solution: str, checked: Evaluation) -> list[str]:
+def verdict_lines(file: str, solution: str, checked: FileEvaluation) -> list[str]:
     """Lines about a checked solution."""
     from solver_shard.graph.iopddl import usage_text
 
@@ -122,7 +122,7 @@ def verdict_lines(file: str, solution: str, checked: Evaluation) -> list[str]:
     return [f"{solution}: a solution of {file}", *(f"  {name:<8}{text}" for name, text in rows)]
 
 
-def verdict_json(file: str, solution: str, checked: Evaluation) -> str:
+def verdict_json(file: str, solution: str, checked: FileEvaluation) -> str:
     """The same as JSON."""
     data = {
         "file": file,

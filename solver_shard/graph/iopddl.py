@@ -140,7 +140,7 @@ class _Builder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class FileEvaluation:
     """What a solution of a file costs and uses, by the contest's definition.
 
     Attributes:
@@ -161,7 +161,7 @@ class Evaluation:
         return self.forbidden == 0 and (self.limit is None or self.peak <= self.limit)
 
 
-def evaluate(path: str | Path, solution: Sequence[int]) -> Evaluation:
+def evaluate(path: str | Path, solution: Sequence[int]) -> FileEvaluation:
     """The exact value of a solution: one strategy per node of the file, edges of any number of nodes as they are written.
 
     Raises:
@@ -196,7 +196,7 @@ def evaluate(path: str | Path, solution: Sequence[int]) -> Evaluation:
         edge_tables=np.zeros(0, dtype=np.int64),
         tables=(),
     )
-    return Evaluation(
+    return FileEvaluation(
         cost=exact_sum(costs) + sum(paid),
         peak=bare.peak(chosen),
         limit=contents.limit,

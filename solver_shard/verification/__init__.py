@@ -32,7 +32,7 @@ from solver_shard.program import Program
 from solver_shard.runtime.optimizer import squares
 from solver_shard.verification.simulate import simulate
 from solver_shard.verification.subject import StepResult, Subject
-from solver_shard.verification.verdict import TOLERANCES, TensorDifference, Traffic, Verdict, collectives, differences, planned_traffic
+from solver_shard.verification.verdict import TOLERANCES, TensorError, Traffic, Verdict, collectives, differences, planned_traffic
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -202,7 +202,7 @@ def narrowest(program: Program, *more: str | None) -> str:
     return next((dtype for dtype in ("bf16", "f16", "f32", "f64") if dtype in floats), "f32")
 
 
-def _all(plan: Plan, subject: Subject, ran: Ran, expected: StepResult, reference: str, tolerance: float) -> list[TensorDifference]:
+def _all(plan: Plan, subject: Subject, ran: Ran, expected: StepResult, reference: str, tolerance: float) -> list[TensorError]:
     """Every tensor that a step returns, against one reference."""
     gradients = {name: _wide(g) for name, g in expected.gradients.items()}
     if plan.options.clip and ran.parameters:

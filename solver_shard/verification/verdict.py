@@ -39,7 +39,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorDifference:
+class TensorError:
     """One tensor of the sharded step beside that of an unsharded one.
 
     Attributes:
@@ -92,7 +92,7 @@ class Verdict:
     run: str
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    differences: tuple[TensorDifference, ...] = ()
+    differences: tuple[TensorError, ...] = ()
     collectives: tuple[ComparedCollective, ...] = ()
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problem: str = ""
@@ -152,11 +152,11 @@ class Verdict:
 
 def differences(
     kind: str, reference: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: float
-) -> list[TensorDifference]:
+) -> list[TensorError]:
     """Every expected tensor of one kind beside what was found; one that is missing differs infinitely."""
     largest = max((_largest(tensor) for tensor in expected.values()), default=0.0)
     return [
-        TensorDifference(
+        TensorError(
             kind=kind,
             name=name,
             reference=reference,

@@ -113,7 +113,7 @@ def sweep(
     with contextlib.ExitStack() as stack:
         if folder is not None:
             stack.enter_context(locked(folder))
-        state = _State(fresh, None if folder is None else Store(folder, fresh, points), watch)
+        state = _SweepRows(fresh, None if folder is None else Store(folder, fresh, points), watch)
         left = [point for point in points if not state.rows[point.name].done]
         if left:
             state.show()  # the folder is written once the model is traced: a name that is no model leaves nothing behind
@@ -146,7 +146,7 @@ def said_of(row: Row) -> str:
     return f"{row.name}: {format_ns(row.step_ns)}, {format_bytes(row.peak)}, {row.status} ({row.seconds:.0f} s)"
 
 
-class _State:
+class _SweepRows:
     """The rows so far, and where they are kept."""
 
     def __init__(self, fresh: Sweep, store: Store | None, watch: Callable[[Sweep], None] | None) -> None:
@@ -183,7 +183,7 @@ class _Steps:
         model: str | torch.nn.Module | Program,
         inputs: Mapping[str, Any] | tuple[Any, ...] | None,
         loss_fn: Callable[..., Any] | None,
-        state: _State,
+        state: _SweepRows,
         command: str,
         workers: int,
         say: Callable[[str], None],

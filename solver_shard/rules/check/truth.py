@@ -86,7 +86,7 @@ def ground_truth(
         alike: results that are not compared.
         unread: operands that give only their shape: these are not tried pending, which changes no shape.
     """
-    search = _Search(op, draws, devices, run, alike, unread, seed)
+    search = _CombinationSearch(op, draws, devices, run, alike, unread, seed)
     shapes = [tuple(t.shape) for t in draws[0].operands]
     options = [[R, *(S(d) for d, size in enumerate(shape) if filled(size, devices))] for shape in shapes]
     total = 1
@@ -108,7 +108,7 @@ def holds(
     op: Op, draws: Sequence[DrawnCall], devices: int, run: LocalRun, ins: CallPlacements, *, alike: Sequence[int] = ()
 ) -> ResultPlacements | None:
     """What is true of one combination of operand placements: per result, its placements; None where some result has none."""
-    search = _Search(op, draws, devices, run, alike, (), 0)
+    search = _CombinationSearch(op, draws, devices, run, alike, (), 0)
     search.measure(ins)
     return search.true.get(ins)
 
@@ -145,7 +145,7 @@ def _sets(positions: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(positions, count)
 
 
-class _Search:
+class _CombinationSearch:
     """Runs combinations, each once, and keeps those that are true."""
 
     def __init__(
