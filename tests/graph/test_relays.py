@@ -154,7 +154,7 @@ def test_no_pin_and_no_template_is_below_the_bound_without_it(seed: int) -> None
 @pytest.mark.parametrize("problem", pin_cases.problems(6), ids=str)
 def test_a_plan_whose_layouts_are_all_pinned_costs_what_it_did(problem: tuple[str, str, str, str, float]) -> None:
     plan, pinned = pin_cases.pinned_to_itself(*problem)
-    assert pinned.certificate.objective <= plan.certificate.objective
+    assert pinned.certificate.bound <= plan.certificate.objective  # what keeps the pins has this plan in it
     if plan.certificate.status == "optimal":
         assert pinned.certificate.objective == plan.certificate.objective
 
