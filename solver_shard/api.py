@@ -76,7 +76,7 @@ def optimize(
             Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
         inputs: example tensors with the global sizes of one step, or of one microbatch of it; fake and meta tensors are fine.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
-        propagation: plan what a greedy pass makes of the pins; :func:`solver_shard.propagate` gives it.
+        propagation: what :func:`solver_shard.propagate` hands on, to plan what a greedy pass makes of the pins; call that function for it.
         command: what to record as the plan's origin; default: a call of this function.
         progress: called with a line of text when a stage starts or the solver gets further.
         stop: asked again and again while the solver runs; True ends it with the best plan so far, whose certificate then says
@@ -99,6 +99,7 @@ def optimize(
         model = os.fspath(model)
     clock = StageClock(progress=progress, total=options.get("total_time_limit"))
     check_called(progress=progress, stop=stop, incumbent=incumbent)
+    _check_origin(propagation, command)
     request = read_request(model, mesh=mesh, cluster=cluster, workers=workers, **options)
     asked = dataclasses.replace(request.options, propagation=None if propagation is None else str(propagation))
     with clock.stage("trace", "tracing the model"):
@@ -127,6 +128,19 @@ def optimize(
         incumbent=incumbent,
         traced=traced,
     )
+
+
+def _check_origin(propagation: object, command: object) -> None:
+    """What a plan records of how it came to be, beside its options."""
+    from solver_shard.baselines.propagated import Propagation
+
+    if propagation is not None and not isinstance(propagation, Propagation):
+        raise InputError(
+            f"propagation={propagation!r:.60} is not legal; solver_shard.propagate(model, mesh=..., pins=[...]) plans what a greedy pass "
+            "makes of the pins"
+        )
+    if command is not None and not isinstance(command, str):
+        raise InputError(f"command={command!r:.60} is not legal; give the plan's origin as a text, or None")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,11 +111,16 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _truth(name: str, value: object) -> bool:
+    """Yes or no, of Python or numpy, or 1 or 0; of a text or a list, which are true where they say no, nobody means the truth."""
+    import numpy as np
+
+    if not (isinstance(value, numbers.Integral | np.bool_) and value in (0, 1)):
+        raise InputError(f"{name.replace(' ', '_')}={value!r:.60} is not legal; give True or False")
     return bool(value)
 
 
 def _flag(name: str, value: object) -> bool:
-    """A flag; numbers and texts would look as if they meant more."""
+    """The same where a 1 would look as if it meant more, as a norm to clip to."""
     if not isinstance(value, bool):
         raise InputError(f"{name.replace(' ', '_')}={value!r} is not legal; give True or False")
     return value
@@ -134,7 +139,7 @@ def _number(legal: str, within: Callable[[Any], bool], *, whole: bool = False) -
 
 def _one_of(*names: str) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
-        if value not in names:
+        if not isinstance(value, str) or value not in names:
             raise InputError(f"{name} {value!r} is not known; legal: {', '.join(names)}")
         return value
 

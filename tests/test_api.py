@@ -224,6 +224,13 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"stop": True}, "stop=True is not legal; give a function, or None"),
         ({"incumbent": "plan.json"}, "incumbent='plan.json' is not legal; give a function, or None"),
         ({"batch": 4}, "batch cannot be given with a module"),
+        ({"forward_only": "no"}, "forward_only='no' is not legal; give True or False"),
+        ({"master_weights": None}, "master_weights=None is not legal; give True or False"),
+        ({"tied": 2}, "tied=2 is not legal; give True or False"),
+        ({"fusion": np.array([1, 2])}, r"fusion=array\(\[1, 2\]\) is not legal; give True or False"),
+        ({"objective": np.array([1, 2])}, r"objective array\(\[1, 2\]\) is not known; legal: time, memory"),
+        ({"propagation": "basic"}, r"propagation='basic' is not legal; solver_shard.propagate\(model, mesh"),
+        ({"command": ["solve"]}, r"command=\['solve'\] is not legal; give the plan's origin as a text, or None"),
     ],
 )
 def test_wrong_arguments_are_told_what_is_legal(options: dict[str, Any], message: str) -> None:

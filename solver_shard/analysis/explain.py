@@ -174,7 +174,7 @@ def explain(
 ) -> Explanation:
     """Explain what a plan decides for a tensor or op, and price the alternatives: one that is asked for, or the best ones.
 
-    >>> explain(plan, "lm_head.weight", "R,S(0)").instead.price  # doctest: +SKIP
+    >>> explain(plan, "lm_head.weight", "R,S(0)").instead.best.low  # the price, in nanoseconds  # doctest: +SKIP
 
     Args:
         plan: what ``optimize`` returned, or ``load_plan`` read.
