@@ -21,16 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from solver_shard.costs.cluster import Cluster, load_cluster
+from solver_shard import Cluster, Mesh, Program, Rulebook, SolverShardError, load_cluster, trace
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
-from solver_shard.tracing.torch import trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -15,15 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from solver_shard.costs.cluster import load_cluster
+from solver_shard import Mesh, Program, Rulebook, SolverShardError, load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
 from solver_shard.tracing.load import program_of
 
 MODELS: dict[str, dict[str, Any]] = {
