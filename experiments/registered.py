@@ -1,7 +1,7 @@
 """Which of the strategies that torch registers with DTensor, for ops that have no row here, are right on numbers.
 
     python experiments/registered.py --rows /tmp/registered.jsonl             # run, resumable
-    python experiments/registered.py --rows /tmp/registered.jsonl --write     # solver_shard/rules/registered.toml and experiments/registered.md
+    python experiments/registered.py --rows /tmp/registered.jsonl --write     # solver_shard/rules/registered.toml and registered.md here
 
 Calls are those that torch's own op tests make, forward and backward: dims of 6, 3 and 10, numbers of both signs. Every call runs with the
 sample's numbers, with the others' signs, with whole numbers (ties and zeros) and with large ones, whole and on 2, 3 and 2x2 devices. A
