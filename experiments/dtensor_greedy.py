@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from dtensor_models import MODELS, inputs_of, random_pins, really, seen_on_cpu  # noqa: E402
 
+from solver_shard import Mesh  # noqa: E402
 from solver_shard.baselines.dtensor_greedy import walk  # noqa: E402
-from solver_shard.mesh import Mesh  # noqa: E402
 from solver_shard.tracing.torch import trace_raw  # noqa: E402
 
 

@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from expand_cases import FAMILIES, MESHES, device_mesh, our_search_input, random_case, their_cost, their_schema, their_search  # noqa: E402
 
+from solver_shard import Mesh  # noqa: E402
 from solver_shard.costs.dtensor import DTensorCosts  # noqa: E402
 from solver_shard.expander.pricing import DTensorPricing  # noqa: E402
 from solver_shard.expander.search import expand_exhaustively, search  # noqa: E402
-from solver_shard.mesh import Mesh  # noqa: E402
 from solver_shard.rules.table import load_table  # noqa: E402
 
 

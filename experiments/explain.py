@@ -15,15 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+from solver_shard import Plan, load_plan, optimize
 from solver_shard.analysis.counterfactual import Limits
 from solver_shard.analysis.explain import AlternativePricer, Explanation, ObjectiveBounds
 from solver_shard.analysis.explanation import explanation
 from solver_shard.analysis.reopen import Reopened, Retraced, reopen, retrace
-from solver_shard.api import optimize
 from solver_shard.clock import StageClock
 from solver_shard.pipeline import plan_program
-from solver_shard.plan.io import load_plan
-from solver_shard.plan.plan import Plan
 from solver_shard.text import format_bytes, format_ns
 
 QUESTIONS = (

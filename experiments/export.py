@@ -15,9 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import solver_shard
-from solver_shard.errors import InputError
-from solver_shard.plan.plan import Plan
+from solver_shard import InputError, Plan, optimize
 from solver_shard.tracing.load import program_of
 
 CONFIG = {
@@ -44,7 +42,7 @@ def main() -> None:
     programs = {f: program_of(str(folder / "config.json"), batch=8, seq=16, dtype="f32", forward_only=f)[0] for f in (False, True)}
     print(f"| plan | mesh | {' | '.join(FORMS)} |\n|---|---|{'---|' * len(FORMS)}")
     for name, mesh, template, forward_only in PLANS:
-        plan = solver_shard.optimize(programs[forward_only], mesh=mesh, template=template, forward_only=forward_only)
+        plan = optimize(programs[forward_only], mesh=mesh, template=template, forward_only=forward_only)
         print(f"| {name} | {mesh} | {' | '.join(said(plan, form) for form in FORMS.values())} |")
         if "--torchtitan" in sys.argv and template is not None:
             check_torchtitan(plan, folder)

@@ -34,20 +34,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from export_speed import GPT
 
-from solver_shard.api import optimize
+from solver_shard import Mesh, Plan, ShardedOptimizer, apply, load_plan, optimize, trace
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.narrowing import random_point
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.plan.decode import plan_of
-from solver_shard.plan.io import load_plan
-from solver_shard.plan.plan import Plan
-from solver_shard.runtime.apply import apply, runtime_of
-from solver_shard.runtime.optimizer import ShardedOptimizer
+from solver_shard.runtime.apply import runtime_of
 from solver_shard.runtime.schedule import Run
 from solver_shard.runtime.step import Compiled
-from solver_shard.tracing.torch import trace
 
 SIZES = (256, 64, 4, 32, 8)
 """Vocabulary, width, heads, tokens and sequences."""

@@ -19,9 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from solver_shard.api import optimize
-from solver_shard.runtime.apply import apply
-from solver_shard.runtime.step import Compiled
+from solver_shard import apply, optimize
+from solver_shard.runtime.apply import runtime_of
 
 
 class Block(nn.Module):
@@ -75,7 +74,7 @@ def measured(size: str, rounds: int) -> tuple[str, float]:
     planned = time.perf_counter()
     sharded = apply(model, plan, dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)))
     applied = time.perf_counter() - planned
-    step: Compiled = sharded._runtime.step
+    step = runtime_of(sharded).step
     times: dict[str, list[float]] = {"plain": [], "applied": []}
     runs = {"plain": model, "applied": sharded}
     for k in range(rounds + 3):

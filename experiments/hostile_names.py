@@ -22,7 +22,7 @@ sys.path[0] = str(Path(__file__).parent.parent / "tests")
 
 from hostile_plans import COMMANDS, TRACED, hostile_plan, let_through, loads, said
 
-from solver_shard.errors import SolverShardError
+from solver_shard import SolverShardError
 from solver_shard.plan import io
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from solver_shard.errors import InfeasibleError, SolverShardError  # noqa: E402
+from solver_shard import InfeasibleError, SolverShardError  # noqa: E402
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=1e-4)
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
-    from solver_shard.api import optimize
+    from solver_shard import optimize
 
     history: list[tuple[float, int, int]] = []
     choices: list[int] = []

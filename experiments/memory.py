@@ -21,16 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from solver_shard.costs.cluster import Cluster, load_cluster
+from solver_shard import Cluster, Mesh, Program, Rulebook, SolverShardError, load_cluster, trace
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
-from solver_shard.tracing.torch import trace
+from solver_shard.runtime.apply import fitting
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -98,6 +94,7 @@ def row(program: Program, values: Mapping[int, torch.Tensor], mesh: str, name: s
     asked: dict[str, Any] = SOLVED.get(name, {"template": name})
     options = Options(memory_limit=1 << 50, gap=0.02, time_limit=30, **asked)
     plan = plan_program(program, mesh=Mesh.parse(mesh), cluster=near(), options=options)
+    program = fitting(plan, program)
     planned = evaluate(plan, program, Rulebook(), CostModel(plan.mesh, plan.cluster))
     measured = measure(plan, program, values)
     said, found, peak = planned.totals, measured.totals, measured.peak

@@ -234,7 +234,7 @@ def _leaves_out(model: Any, inputs: Any) -> bool:
 
 def _loaded(kind: str, layers: int | None, labels: bool) -> Any:
     """Model, inputs and name where a step of it runs, or why it does not."""
-    from solver_shard.errors import SolverShardError
+    from solver_shard import SolverShardError
     from solver_shard.tracing.huggingface import load
     from solver_shard.tracing.torch import check
 
@@ -261,9 +261,7 @@ def _loaded(kind: str, layers: int | None, labels: bool) -> Any:
 
 def _planned(row: dict[str, Any], model: Any, inputs: Any, name: str, stage: str, labels: bool) -> str | None:
     """Why there is no plan, or None."""
-    from solver_shard.api import optimize
-    from solver_shard.errors import SolverShardError
-    from solver_shard.tracing.torch import trace
+    from solver_shard import SolverShardError, optimize, trace
 
     try:
         if stage == "run":
@@ -340,9 +338,8 @@ def preload() -> None:
     import transformers.modeling_utils
     import transformers.models.auto.modeling_auto  # noqa: F401
 
-    from solver_shard.api import optimize
+    from solver_shard import optimize, trace
     from solver_shard.tracing.huggingface import load
-    from solver_shard.tracing.torch import trace
 
     model, inputs, name = load(config_of("llama", 1), batch=BATCH, seq=SEQ)
     optimize(trace(model, inputs, name=name), mesh=MESH, workers=1)

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from solver_shard.errors import SolverShardError
-from solver_shard.rules.rulebook import Rulebook, usage
-from solver_shard.tracing.torch import trace
+from solver_shard import Rulebook, SolverShardError, trace
+from solver_shard.rules.rulebook import usage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the models are those of the tests
 import model_zoo

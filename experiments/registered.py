@@ -1,7 +1,7 @@
 """Which of the strategies that torch registers with DTensor, for ops that have no row here, are right on numbers.
 
     python experiments/registered.py --rows /tmp/registered.jsonl             # run, resumable
-    python experiments/registered.py --rows /tmp/registered.jsonl --write     # rules/registered.toml and experiments/registered.md
+    python experiments/registered.py --rows /tmp/registered.jsonl --write     # solver_shard/rules/registered.toml and registered.md here
 
 Calls are those that torch's own op tests make, forward and backward: dims of 6, 3 and 10, numbers of both signs. Every call runs with the
 sample's numbers, with the others' signs, with whole numbers (ties and zeros) and with large ones, whole and on 2, 3 and 2x2 devices. A
@@ -250,7 +250,7 @@ def write(rows: list[dict[str, Any]]) -> None:
             inner = ", ".join(f'"{r}" = {json.dumps(names)}' for r, names in held.items() if names)
             lines.append(f'"{op}" = {{ {inner} }}')
     root = Path(__file__).resolve().parents[1]
-    (root / "rules" / "registered.toml").write_text("\n".join(lines) + "\n")
+    (root / "solver_shard" / "rules" / "registered.toml").write_text("\n".join(lines) + "\n")
     missing = sorted(wanted() - {op for op, row in last.items() if row["ranks"]})
     record = [
         __doc__.split("\n\n")[0],
@@ -259,7 +259,7 @@ def write(rows: list[dict[str, Any]]) -> None:
         "",
         f"{len(wanted())} ops have registered strategies and no row; {len(wanted()) - len(missing)} of them were run, "
         f"{sum(r['calls'] for r in last.values())} calls. "
-        f"{ran} strategies (by op and numbers of dims) ran, {proven} never failed and are listed in rules/registered.toml.",
+        f"{ran} strategies (by op and numbers of dims) ran, {proven} never failed and are listed in solver_shard/rules/registered.toml.",
         "",
         "What failed:",
         "",

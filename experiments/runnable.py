@@ -32,13 +32,10 @@ import torch  # noqa: E402
 from lowered import lowered  # noqa: E402
 from runnable_models import CASES, build  # noqa: E402
 
-from solver_shard.costs.cluster import load_cluster  # noqa: E402
-from solver_shard.errors import InfeasibleError, InputError  # noqa: E402
+from solver_shard import InfeasibleError, InputError, Mesh, Plan, load_cluster  # noqa: E402
 from solver_shard.graph.narrowing import random_point  # noqa: E402
-from solver_shard.mesh import Mesh  # noqa: E402
 from solver_shard.options import Options  # noqa: E402
 from solver_shard.pipeline import plan_program  # noqa: E402
-from solver_shard.plan.plan import Plan  # noqa: E402
 from solver_shard.program import Role  # noqa: E402
 from solver_shard.runtime.apply import fitting  # noqa: E402
 from solver_shard.verification import check  # noqa: E402

@@ -22,18 +22,15 @@ from measured import measure
 from memory import near
 from small_models import MODELS, make
 
+from solver_shard import Mesh, Rulebook, SolverShardError, trace
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import OpNode
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.rules.rulebook import Rulebook
 from solver_shard.runtime.schedule import schedule
-from solver_shard.tracing.torch import trace
 
 PLANS = (("2,2", None), ("2", 1))
 """Mesh and seed; None with every op replicated."""

@@ -23,8 +23,8 @@ import threading
 import time
 from pathlib import Path
 
-from solver_shard.analysis.sweep.results import Sweep, load_sweep
-from solver_shard.errors import InputError
+from solver_shard import InputError, load_sweep
+from solver_shard.analysis.sweep.results import Sweep
 
 ARGUMENTS = shlex.split("llama3-8b --devices 64 --axes 2,3 --batch 64 --seq 8192 --memory 70GiB")
 POLL = 0.1

@@ -15,15 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from solver_shard.costs.cluster import load_cluster
+from solver_shard import Mesh, Program, Rulebook, SolverShardError, load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.evaluate import evaluate
-from solver_shard.program import Program
-from solver_shard.rules.rulebook import Rulebook
+from solver_shard.runtime.apply import fitting
 from solver_shard.tracing.load import program_of
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -52,7 +49,7 @@ def row(program: Program, mesh: str, template: str | None, overlap: float, limit
     start = time.perf_counter()
     plan = plan_program(program, mesh=Mesh.parse(mesh), cluster=cluster, options=options)
     seconds = time.perf_counter() - start
-    evaluation = evaluate(plan, program, Rulebook(), CostModel(plan.mesh, cluster, overlap=overlap))
+    evaluation = evaluate(plan, fitting(plan, program), Rulebook(), CostModel(plan.mesh, cluster, overlap=overlap))
     return {
         "template": template or "solver",
         "overlap": overlap,

@@ -102,15 +102,13 @@ def config(model: str, layers: int | None) -> Iterator[str]:
 @functools.cache
 def graphs(model: str, layers: int | None, mesh: str, batch: int, seq: int, dtype: str) -> tuple[ChoiceGraph, ChoiceGraph]:
     """The free and the tied graph of a traced model, with the limit of an H100 of which 70 GiB may be used."""
-    from solver_shard.costs.cluster import load_cluster
+    from solver_shard import Mesh, Rulebook, load_cluster
     from solver_shard.costs.memory import optimizer_state
     from solver_shard.costs.model import CostModel
     from solver_shard.graph.lowering import lower
     from solver_shard.graph.sub_axes import split_where_needed
     from solver_shard.graph.symmetry import node_classes
     from solver_shard.graph.transient_memory import Transients
-    from solver_shard.mesh import Mesh
-    from solver_shard.rules.rulebook import Rulebook
     from solver_shard.tracing.load import program_of
 
     with config(model, layers) as source:

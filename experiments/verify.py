@@ -24,21 +24,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from solver_shard import Cluster, Layout, Mesh, Plan, SolverShardError, load_cluster
 from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan
 from solver_shard.baselines.propagated import Propagation
-from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
-from solver_shard.errors import SolverShardError
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.templates import row_cut
-from solver_shard.layout import Layout
-from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.plan.decode import plan_of
-from solver_shard.plan.plan import Plan
 from solver_shard.program import Role
 from solver_shard.tracing.clean import clean_with_values
 from solver_shard.tracing.huggingface import load
