@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from solver_shard.program import Op, Ref
 from solver_shard.rules.check.instances import _DROPPED, _NAMES, tensor_of
-from solver_shard.rules.check.shards import close, execute, legal_strategies, verify
+from solver_shard.rules.check.shards import close, legal_strategies, run_local, run_whole, verify
 from solver_shard.rules.check.truth import FAULTS
 from solver_shard.rules.registered import dtensor_rule, ranks_of
 from solver_shard.rules.table import load_table
@@ -153,8 +153,8 @@ def draws(values: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 def prove(op: Op, values: Sequence[torch.Tensor], square: bool) -> tuple[str, set[str], dict[str, str]]:
     """Ranks, the strategies that ran, and those (or pairs of them, on two axes) that failed with what was seen."""
     operands = [tensor_of(f"x{i}", v) for i, v in enumerate(values)]
-    whole = execute(op, values)
-    if not all(close(a, b, 0.0) for a, b in zip(whole, execute(op, values), strict=True)):
+    whole = run_whole(op, values)
+    if not all(close(a, b, 0.0) for a, b in zip(whole, run_whole(op, values), strict=True)):
         raise RuntimeError("random results")
     results = [tensor_of(f"y{i}", v) for i, v in enumerate(whole)]
     rule = dtensor_rule(op, operands, results, trust=True)
@@ -166,11 +166,11 @@ def prove(op: Op, values: Sequence[torch.Tensor], square: bool) -> tuple[str, se
     failed: dict[str, str] = {}
     for turn, drawn in enumerate(draws(values)):
         try:
-            execute(op, drawn)
+            run_whole(op, drawn)
         except FAULTS:
             continue
         for mesh in MESHES if square and not turn else MESHES[:2]:
-            checked = verify(op, drawn, rule, execute, result_shapes=[r.shape for r in results], mesh_shape=mesh, seed=turn)
+            checked = verify(op, drawn, rule, run_local, result_shapes=[r.shape for r in results], mesh_shape=mesh, seed=turn)
             for failure in checked.failures:
                 failed.setdefault(failure.strategy, f"{failure.what[:120]} on {'x'.join(map(str, mesh))} devices")
             if len(mesh) == 1:

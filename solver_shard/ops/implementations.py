@@ -240,7 +240,7 @@ def _own_rows(op: Op, a: dict[str, Any], part: Part) -> Results:
         "num_weights": part.length + 1,
         "padding_idx": padding if 0 <= padding < part.length else -1,
     }
-    (gradient,) = call_with(op.name, a | changed, ((part.length + 1, a["grad_output"].shape[-1]),))
+    (gradient,) = call_with(op, a | changed, ((part.length + 1, a["grad_output"].shape[-1]),))
     return (gradient[: part.length],)
 
 
@@ -338,7 +338,7 @@ def _own_loss_gradients(op: Op, a: dict[str, Any], part: Part) -> Results:
         "ignore_index": -1,
         "weight": None if a["weight"] is None else a["weight"][part.start : part.start + part.length],
     }
-    return call_with(op.name, a | changed, (scores.shape,))
+    return call_with(op, a | changed, (scores.shape,))
 
 
 # Norms of a cut dim.
@@ -436,7 +436,7 @@ def _cut_queries(op: Op, a: dict[str, Any], part: Part) -> Results:
         mask = torch.zeros(ahead.shape, dtype=query.dtype).masked_fill(ahead, float("-inf"))
     changed = a | {"is_causal": False, "attn_mask": mask}
     value, lead = a["value"].shape, query.shape[:3]
-    return call_with(op.name, changed, [query.shape, key.shape, value] if "backward" in op.name else [(*lead, value[3]), lead])
+    return call_with(op, changed, [query.shape, key.shape, value] if "backward" in op.name else [(*lead, value[3]), lead])
 
 
 def _nothing(op: Op, a: dict[str, Any]) -> Results:

@@ -1,15 +1,10 @@
-"""Run canonical ops on real tensors, whole or local shards: one at a time, bound to the shapes of its tensors, or a whole program.
+"""Run canonical ops on real tensors, whole or local shards.
 
 >>> import torch
 >>> from solver_shard.program import Op, Ref
 >>> op = Op(name="aten.einsum.default", operands=(0, 1), results=(2,), attributes={"equation": "ab,bc->ac", "tensors": (Ref(0), Ref(1))})
->>> multiply = bind(op, ((2, 3), (3, 4)), ((2, 4),))
->>> multiply.function(torch.ones(2, 3), torch.ones(3, 4)).sum().item()
+>>> call(op, [torch.ones(2, 3), torch.ones(3, 4)], ((2, 4),))[0].sum().item()
 24.0
-
-All that executes an op binds it first: a step of the runtime or of its simulation once, and calls it ever after; ``run`` and the numeric
-checks of rules at each call. What is bound has looked at the op's arguments already: overloads are found, sizes are those of the shard,
-products of matrices are laid out, and what is left is one call of torch.
 
 On a shard, arguments that are sizes (of a view, an expand, a factory, a gradient to be filled in) are not the traced ones:
 they are taken from the shapes that the results must have there.
@@ -18,11 +13,8 @@ they are taken from the shapes that the results must have there.
 from __future__ import annotations
 
 import functools
-import keyword
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,14 +22,10 @@ import torch
 from solver_shard.errors import InputError, InternalError
 from solver_shard.ops import kernels
 from solver_shard.ops.random import draw, key_of, numbers, shape_of
-from solver_shard.ops.shards import Box, Shape
+from solver_shard.ops.shards import Box
 from solver_shard.program import Op, Program, Ref
 
 Shapes = Sequence[Sequence[int]]
-Arguments = Mapping[str, Any]
-"""Of an op, by name, with tensors in place of references."""
-Run = Callable[..., Any]
-"""From the operands of an op to its result, or to all its results."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -49,86 +37,55 @@ DTYPES: Mapping[str, torch.dtype] = {
 """Torch dtype of a short dtype name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """An op that is prepared.
-
-    Attributes:
-        function: from the operands to the result, or to all results.
-        single: whether it returns the one result itself, not a tuple.
-    """
-
-    function: Run
-    single: bool
-
-    def results(self, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """All results, whether one or several."""
-        return (self.function(*operands),) if self.single else tuple(self.function(*operands))
-
-
-def bind(op: Op, operands: Shapes, results: Shapes = ()) -> Bound:
-    """Prepare an op for tensors of these shapes.
-
-    Args:
-        operands, results: shapes, on a shard the local ones. Without those of results, sizes are what the op's arguments say.
-
-    Raises:
-        InputError: the op cannot be executed here (a library's op is not imported).
-        InternalError: the op has not all arguments that it needs.
-    """
-    maker = _MAKERS.get(op.name)
-    if maker is None or (not results and op.name in _TOLD):
-        function = _overload(op, results)
-    else:
-        function = maker(op, [tuple(shape) for shape in operands], [tuple(shape) for shape in results])
-    if not results:
-        return Bound(function=lambda *local: _tensors(function(*local)), single=False)
-    return Bound(function=function, single=len(results) == 1)
-
-
-def call(op: Op, operands: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+def call(op: Op, args: Sequence[torch.Tensor], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
     """The results of one op.
 
     Args:
-        operands: one tensor per operand.
+        args: one tensor per operand.
         result_shapes: the shape each result must have: the traced one, or the local one on a shard.
 
     Raises:
         InputError: the op cannot be executed here (attention with dropout alone, without its draws; a library's op is not imported).
         InternalError: a result has another shape than asked.
     """
-    results = bind(op, [tuple(t.shape) for t in operands], result_shapes).results(operands)
+    return call_with(op, arguments_of(op, args), result_shapes)
+
+
+def arguments_of(op: Op, args: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The arguments of an op by name, with tensors in place of references."""
+    return {name: _resolve(value, args) for name, value in op.attributes.items()}
+
+
+def call_with(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """``call`` with arguments by name, which need not be those of the program."""
+    results = results_of(op, arguments, result_shapes)
     shapes = tuple(tuple(r.shape) for r in results)
     if shapes != tuple(tuple(shape) for shape in result_shapes):
         raise InternalError(f"{op.name} gave results of shapes {shapes}, expected {tuple(tuple(s) for s in result_shapes)}")
     return results
 
 
-def call_with(name: str, arguments: Arguments, result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
-    """``call`` of an op that no program has, from its arguments by name."""
-    operands: list[torch.Tensor] = []
-
-    def referenced(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            operands.append(value)
-            return Ref(len(operands) - 1)
-        return tuple(map(referenced, value)) if isinstance(value, tuple | list) else value
-
-    attributes = {argument: referenced(value) for argument, value in arguments.items()}
-    return call(Op(name=name, operands=tuple(range(len(operands))), results=(), attributes=attributes), operands, result_shapes)
+def results_of(op: Op, arguments: dict[str, Any], result_shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """``call_with``, whatever shapes the results turn out to have."""
+    special = _SPECIAL.get(op.name)
+    found = special(arguments, result_shapes) if special is not None else registered(op.name, arguments)
+    return tuple(_tensors(made(found, arguments.get("output_mask"))))
 
 
-def arguments_of(op: Op, operands: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The arguments of an op by name, with tensors in place of references."""
-    return {name: _resolve(value, operands) for name, value in op.attributes.items()}
+def made(found: Any, mask: Sequence[bool] | None) -> Any:
+    """The results of an op that its mask says are made: kernels differ in whether they return others."""
+    if mask is None or len(found) != len(mask):
+        return found
+    return tuple(result for result, wanted in zip(found, mask, strict=True) if wanted)
 
 
-def _resolve(value: Any, operands: Sequence[torch.Tensor]) -> Any:
-    if isinstance(value, Ref):
-        return operands[value.operand]
-    if isinstance(value, tuple):
-        return [_resolve(item, operands) for item in value]
-    return value
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Results in order, those of list ops one after the other."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, tuple | list):
+        for item in found:
+            yield from _tensors(item)
 
 
 def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | None = None, step: int = 0) -> dict[int, torch.Tensor]:
@@ -163,6 +120,18 @@ def run(program: Program, values: Mapping[int, torch.Tensor], *, seed: int | Non
     return known
 
 
+def _resolve(value: Any, args: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return args[value.operand]
+    if isinstance(value, tuple):
+        return [_resolve(item, args) for item in value]
+    return value
+
+
+def _dtype(value: str | None) -> torch.dtype | None:
+    return None if value is None else DTYPES[value]
+
+
 def overload_of(name: str) -> Any:
     """The overload of this name; InputError where no library has registered it."""
     namespace, base, overload = name.split(".")
@@ -172,51 +141,13 @@ def overload_of(name: str) -> Any:
         raise InputError(f"op {name} is not registered here; import the library that defines it before running the program") from None
 
 
-def _overload(op: Op, results: Shapes, **changed: Any) -> Run:
-    """The overload itself, with the arguments that are no tensors in their places; those the program dropped (devices, layouts) take
-    their defaults.
-
-    Args:
-        results: shapes; of them only the number counts.
-        changed: arguments that are others than the program's.
-    """
-    target = overload_of(op.name)
-    attributes: Mapping[str, Any] = {**op.attributes, **changed}
-    form = "" if _any_strides(op.name) else ".contiguous()"
-    names: dict[str, Any] = {"target": target}
-    positional: list[str] = []
-    keywords: list[str] = []
-    for place, argument in enumerate(target._schema.arguments):
-        if argument.name not in attributes:
-            if not argument.kwarg_only and not argument.has_default_value():
-                raise InternalError(f"{op.name} is called without its argument {argument.name!r}")
-            continue
-        value = attributes[argument.name]
-        if isinstance(value, str) and value in DTYPES and "dtype" in argument.name:
-            value = DTYPES[value]
-        text = _text(value, names, form)
-        if not argument.kwarg_only and len(positional) == place:
-            positional.append(text)
-        else:
-            keywords.append(f"**{{{argument.name!r}: {text}}}" if keyword.iskeyword(argument.name) else f"{argument.name}={text}")
-    text = f"target({', '.join([*positional, *keywords])})"
-    returns, mask = target._schema.returns, attributes.get("output_mask")
-    if len(returns) != 1 or isinstance(returns[0].type, torch.ListType):
-        names["tensors"] = _tensors if mask is None else lambda every: _tensors(_masked(every, mask))
-        text = f"tensors({text})[0]" if len(results) == 1 else f"tensors({text})"
-    operands = ", ".join(f"t{k}" for k in range(len(op.operands)))
-    function: Run = eval(_code(f"lambda {operands}: {text}"), names)  # of names given here and torch's argument names
-    return function
-
-
-@functools.lru_cache(maxsize=4096)
-def _code(text: str) -> CodeType:
-    """Compiled once: calls of one op differ in the values of names, which the text does not have."""
-    return compile(text, "<op>", "eval")
+def size_argument(name: str) -> str | None:
+    """The argument of an op that says how large its result is, if it has one."""
+    return _SIZE_ARGUMENTS.get(name)
 
 
 @functools.cache
-def _any_strides(name: str) -> bool:
+def any_strides(name: str) -> bool:
     """Whether an op is known to read operands of any strides: a pointwise op, a reduction, a view, or one of ``_STRIDED``.
 
     A program's operands lie as its views leave them, which need not be as torch had them when the model was traced. Some kernels refuse
@@ -229,184 +160,98 @@ def _any_strides(name: str) -> bool:
     return name.startswith("aten.") and (known or views) and "as_strided" not in name
 
 
-def _text(value: Any, names: dict[str, Any], form: str) -> str:
-    """An argument in the text of a call, tensors in this form; what is no tensor goes by a name."""
-    if isinstance(value, Ref):
-        return f"t{value.operand}{form}"
-    if isinstance(value, tuple | list) and any(_has_tensor(item) for item in value):
-        return f"[{', '.join(_text(item, names, form) for item in value)}]"
-    name = f"c{len(names)}"
-    names[name] = list(value) if isinstance(value, tuple) else value
-    return name
+def registered(name: str, arguments: dict[str, Any]) -> Any:
+    """Call the overload with arguments by name; those the program dropped (devices, layouts) take their defaults."""
+    target = overload_of(name)
+    if not any_strides(name):
+        arguments = {argument: _contiguous(value) for argument, value in arguments.items()}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for argument in target._schema.arguments:
+        if argument.name not in arguments:
+            if not argument.kwarg_only and not argument.has_default_value():
+                raise InternalError(f"{name} is called without its argument {argument.name!r}")
+            continue
+        value = arguments[argument.name]
+        if isinstance(value, str) and value in DTYPES and "dtype" in argument.name:
+            value = DTYPES[value]
+        if argument.kwarg_only or len(positional) != target._schema.arguments.index(argument):
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return target(*positional, **keywords)
 
 
-def _has_tensor(value: Any) -> bool:
-    return isinstance(value, Ref) or (isinstance(value, tuple | list) and any(map(_has_tensor, value)))
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.contiguous()
+    return [_contiguous(item) for item in value] if isinstance(value, list) else value
 
 
-def _masked(results: Any, mask: Sequence[bool]) -> Any:
-    """The results of an op that its mask says are made: kernels differ in whether they return others."""
-    return [result for result, made in zip(results, mask, strict=True) if made] if len(results) == len(mask) else results
+def _view(a: dict[str, Any], shapes: Shapes) -> Any:
+    return a["self"].reshape(tuple(shapes[0]))
 
 
-def _tensors(results: Any) -> tuple[torch.Tensor, ...]:
-    """Results in order, those of list ops one after the other; those that are not made, and numbers, are left out."""
-    if isinstance(results, torch.Tensor):
-        return (results,)
-    tensors: list[torch.Tensor] = []
-    for item in results:
-        if isinstance(item, torch.Tensor):
-            tensors.append(item)
-        elif isinstance(item, tuple | list):
-            tensors.extend(_tensors(item))
-    return tuple(tensors)
+def _expand(a: dict[str, Any], shapes: Shapes) -> Any:
+    return a["self"].expand(tuple(shapes[0]))
 
 
-def _dtype(value: str | None) -> torch.dtype | None:
-    return None if value is None else DTYPES[value]
+def _permute(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].permute(a["dims"])
 
 
-# What is prepared in a way of its own.
+def _einsum(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.einsum(a["equation"], *a["tensors"])
 
 
-def _by_name(run: Callable[[dict[str, Any]], Any]) -> _Maker:
-    """An op that is a function of its arguments by name."""
-    return lambda op, _operands, _results: lambda *local: run(arguments_of(op, local))
+def _full(a: dict[str, Any], shapes: Shapes) -> Any:
+    return torch.full(tuple(shapes[0]), a["fill_value"], dtype=_dtype(a["dtype"]))
 
 
-def _sized(argument: str) -> _Maker:
+def _arange(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.arange(a["start"], a["end"], a["step"], dtype=_dtype(a["dtype"]))
+
+
+def _to_copy(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].to(_dtype(a["dtype"]))
+
+
+def _clone(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return a["self"].clone()
+
+
+def _split(a: dict[str, Any], shapes: Shapes) -> Any:
+    return torch.split(a["self"], [shape[a["dim"]] for shape in shapes], a["dim"])
+
+
+def _sized(name: str, argument: str) -> Callable[[dict[str, Any], Shapes], Any]:
     """An op whose result is as large as this argument says."""
-    return lambda op, _, results: _overload(op, results, **{argument: results[0]})
+    return lambda a, shapes: registered(name, a | {argument: list(shapes[0])})
 
 
-def _view(_op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    shape = results[0]
-    return (lambda x: x) if operands[0] == shape else (lambda x: x.reshape(shape))
-
-
-def _expand(_op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    shape = results[0]
-    return lambda x: x.expand(shape)
-
-
-def _repeat(_op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    own = (1,) * (len(results[0]) - len(operands[0])) + operands[0]
-    times = [full // size if size else 1 for size, full in zip(own, results[0], strict=True)]
-    return lambda x: x.repeat(times)
-
-
-def _permute(op: Op, _operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    dims = tuple(op.attributes["dims"])
-    return lambda x: x.permute(dims)
-
-
-def _split(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    dim = op.attributes["dim"]
-    sizes = [shape[dim] for shape in results]
-    split = torch.ops.aten.split_with_sizes.default
-    return (lambda x: split(x, sizes, dim)) if len(results) > 1 else (lambda x: split(x, sizes, dim)[0])
-
-
-def _full(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    shape, value, dtype = results[0], op.attributes["fill_value"], _dtype(op.attributes["dtype"])
-    return lambda: torch.full(shape, value, dtype=dtype)
-
-
-def _empty(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
+def _empty(a: dict[str, Any], shapes: Shapes) -> Any:
     """Without strides of its own: what is cut is contiguous."""
-    shape, dtype = results[0], _dtype(op.attributes.get("dtype"))
-    return lambda *local: torch.empty(shape, dtype=local[0].dtype if dtype is None and local else dtype)
+    return torch.empty(tuple(shapes[0]), dtype=_dtype(a.get("dtype")) or (a["self"].dtype if "self" in a else None))
 
 
-def _arange(op: Op, _operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    start, end, step = (op.attributes[name] for name in ("start", "end", "step"))
-    dtype = _dtype(op.attributes["dtype"])
-    return lambda: torch.arange(start, end, step, dtype=dtype)
+def _repeat(a: dict[str, Any], shapes: Shapes) -> Any:
+    own = (1,) * (len(shapes[0]) - a["self"].ndim) + tuple(a["self"].shape)
+    return a["self"].repeat([full // size if size else 1 for size, full in zip(own, shapes[0], strict=True)])
 
 
-def _to_copy(op: Op, _operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    dtype = _dtype(op.attributes["dtype"])
-    return lambda x: x.to(dtype)
+def _embedding_backward(a: dict[str, Any], shapes: Shapes) -> Any:
+    return registered("aten.embedding_dense_backward.default", a | {"num_weights": shapes[0][0]})
 
 
-def _einsum(op: Op, operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    refs = [ref.operand for ref in op.attributes["tensors"]]
-    multiply = product(op.attributes["equation"], [operands[k] for k in refs])
-    if refs == list(range(len(operands))):
-        return multiply
-    return lambda *local: multiply(*(local[k] for k in refs))
-
-
-def _embedding_backward(op: Op, _operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    return _overload(op, results, num_weights=results[0][0])
-
-
-def _convolution(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    """Groups are those of the shard."""
-    a = op.attributes
-    return _overload(op, results, groups=groups_of(a, operands[a["input"].operand], operands[a["weight"].operand]))
-
-
-def groups_of(a: Arguments, image: Shape, weight: Shape) -> int:
-    """Groups of a convolution on local channels, of which a shard may hold some: a kernel reads the inputs of one group."""
-    return int(a["groups"]) if a["transposed"] else image[1] // weight[1]
-
-
-def _group_norm(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    """Sizes and groups are those of the shard."""
-    a = op.attributes
-    image = operands[a["input"].operand]
-    return _overload(op, results, N=image[0], C=image[1], HxW=math.prod(image[2:]), group=a["group"] * image[1] // a["C"])
-
-
-def _resized_backward(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    """Batch and channels are those of the shard."""
-    a = op.attributes
-    return _overload(op, results, input_size=(*operands[a["grad_output"].operand][:2], *a["input_size"][2:]))
-
-
-def _gelu_backward(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Run:
-    """The CPU kernel does not broadcast; a program's pointwise ops may."""
-    kernel = _overload(op, results)
-    return kernel if len(set(operands)) == 1 else lambda *local: kernel(*torch.broadcast_tensors(*local))
-
-
-def _nll_forward(op: Op, operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    """Sum of the weighted losses and sum of the weights, over all rows whose target is not ignored: torch's kernel, on rows, where classes
-    weigh the same."""
-    a = op.attributes
-    if a["weight"] is not None or not math.prod(operands[a["self"].operand]):
-        return lambda *local: _weighted_losses(arguments_of(op, local))
-    kernel, classes, ignored = torch.ops.aten.nll_loss_forward.default, operands[a["self"].operand][-1], a["ignore_index"]
-    at_scores, at_target = a["self"].operand, a["target"].operand
-    return lambda *local: kernel(local[at_scores].reshape(-1, classes), local[at_target].reshape(-1), None, 2, ignored)
-
-
-def _nll_backward(op: Op, operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    a = op.attributes
-    shape = operands[a["self"].operand]
-    if a["weight"] is not None or not math.prod(shape):
-        return lambda *local: _weighted_loss_gradients(arguments_of(op, local))
-    kernel, ignored, mean = torch.ops.aten.nll_loss_backward.default, a["ignore_index"], a["reduction"] == "mean"
-    at_gradient, at_scores, at_target, at_total = (a[name].operand for name in ("grad_output", "self", "target", "total_weight"))
-
-    def gradients(*local: torch.Tensor) -> Any:
-        gradient, total = local[at_gradient], local[at_total]
-        scale = (gradient / total if mean else gradient).to(local[at_scores].dtype)
-        rows, target = local[at_scores].reshape(-1, shape[-1]), local[at_target].reshape(-1)
-        return kernel(scale, rows, target, None, 2, ignored, total).view(shape)
-
-    return gradients
-
-
-def _weighted_losses(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+def _nll_forward(a: dict[str, Any], _shapes: Shapes) -> Any:
+    """Sum of the weighted losses and sum of the weights, over all rows whose target is not ignored."""
     scores, target = a["self"], a["target"]
     weight = _row_weight(a, scores, target)
     picked = scores.gather(-1, target.clamp(0, scores.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
     return -torch.where(weight != 0, picked * weight, 0).sum(), weight.sum()
 
 
-def _weighted_loss_gradients(a: Arguments) -> torch.Tensor:
+def _nll_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
     scores, target = a["self"], a["target"]
     weight = _row_weight(a, scores, target)
     scale = a["grad_output"] / a["total_weight"] if a["reduction"] == "mean" else a["grad_output"]
@@ -414,33 +259,65 @@ def _weighted_loss_gradients(a: Arguments) -> torch.Tensor:
     return torch.zeros_like(scores).scatter_(-1, index, (-weight * scale).to(scores.dtype).unsqueeze(-1))
 
 
-def _row_weight(a: Arguments, scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     counted = target != a["ignore_index"]
     if a["weight"] is None:
         return counted.to(scores.dtype)
     return torch.where(counted, a["weight"][target.clamp(0, scores.shape[-1] - 1)], 0)
 
 
-def _attention(op: Op, _operands: Sequence[Shape], _results: Sequence[Shape]) -> Run:
-    """The kernel where its tensors lie on the CPU and nothing is dropped; else it is written out."""
-    kernel, dropout = overload_of(op.name), op.attributes.get("dropout_p", 0.0)
-
-    def attend(*local: torch.Tensor) -> Any:
-        a = arguments_of(op, local)
+def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
         if "keep" in a or not a["query"].is_cpu:
             return kernels.run(a, a.get("keep"))
-        if dropout:
+        if a.get("dropout_p", 0.0):
             raise InputError(
-                f"{op.name} with dropout {dropout} is called without what its dropout leaves; run the whole program, which draws it"
+                f"{name} with dropout {a['dropout_p']} is called without what its dropout leaves; run the whole program, which draws it"
             )
-        return kernel(**{name: _rows(value) for name, value in a.items()})
+        return overload_of(name)(**{k: _rows(v) for k, v in a.items()})
 
-    return attend
+    return run_attention
 
 
 def _rows(value: Any) -> Any:
     """The kernels of attention take the last dim for contiguous, whatever its stride."""
     return value.contiguous() if isinstance(value, torch.Tensor) and value.ndim and value.stride(-1) != 1 else value
+
+
+def groups_of(a: Mapping[str, Any]) -> int:
+    """Groups of a convolution on local channels, of which a shard may hold some: a kernel reads the inputs of one group."""
+    return int(a["groups"]) if a["transposed"] else int(a["input"].shape[1]) // int(a["weight"].shape[1])
+
+
+def _convolution(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Groups are those of the shard."""
+    return lambda a, _: registered(name, a | {"groups": groups_of(a)})
+
+
+def _group_norm(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Sizes and groups are those of the shard."""
+
+    def run_group_norm(a: dict[str, Any], _shapes: Shapes) -> Any:
+        image = a["input"].shape
+        sizes = {"N": image[0], "C": image[1], "HxW": math.prod(image[2:]), "group": a["group"] * image[1] // a["C"]}
+        return registered(name, a | sizes)
+
+    return run_group_norm
+
+
+def _resized_backward(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
+    """Batch and channels are those of the shard."""
+    return lambda a, _: registered(name, a | {"input_size": [*a["grad_output"].shape[:2], *a["input_size"][2:]]})
+
+
+def _as_complex(a: dict[str, Any], _shapes: Shapes) -> Any:
+    return torch.view_as_complex(a["self"].contiguous())
+
+
+def _gelu_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
+    """The CPU kernel does not broadcast; a program's pointwise ops may."""
+    gradient, x = torch.broadcast_tensors(a["grad_output"], a["self"])
+    return registered("aten.gelu_backward.default", a | {"grad_output": gradient, "self": x})
 
 
 _STRIDED = frozenset(
@@ -504,12 +381,8 @@ SIZED = frozenset(
 )
 """Ops that are told the sizes of their results: on a shard, the local ones."""
 
-_TOLD = SIZED | {"aten.embedding_dense_backward.default"}
-"""Ops that are prepared for the sizes of their results."""
-
-_Maker = Callable[[Op, Sequence[Shape], Sequence[Shape]], Run]
-_MAKERS: Mapping[str, _Maker] = {
-    **{name: _sized(argument) for name, argument in _SIZE_ARGUMENTS.items()},
+_SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
+    **{name: _sized(name, argument) for name, argument in _SIZE_ARGUMENTS.items()},
     **{f"aten.{name}": _view for name in _RESHAPES},
     "aten.expand.default": _expand,
     "aten.repeat.default": _repeat,
@@ -520,32 +393,35 @@ _MAKERS: Mapping[str, _Maker] = {
     "aten.full.default": _full,
     "aten.arange.start_step": _arange,
     "aten._to_copy.default": _to_copy,
-    "aten.clone.default": lambda *_: torch.clone,
+    "aten.clone.default": _clone,
     "aten.split.Tensor": _split,
     "aten.split_with_sizes.default": _split,
     "aten.embedding_dense_backward.default": _embedding_backward,
-    "aten.convolution.default": _convolution,
-    "aten.convolution_backward.default": _convolution,
-    "aten.native_group_norm.default": _group_norm,
-    "aten.native_group_norm_backward.default": _group_norm,
-    **dict.fromkeys(_RESIZED, _resized_backward),
-    "aten.view_as_complex.default": lambda *_: lambda x: torch.view_as_complex(x.contiguous()),
+    "aten.convolution.default": _convolution("aten.convolution.default"),
+    "aten.convolution_backward.default": _convolution("aten.convolution_backward.default"),
+    "aten.native_group_norm.default": _group_norm("aten.native_group_norm.default"),
+    "aten.native_group_norm_backward.default": _group_norm("aten.native_group_norm_backward.default"),
+    **{name: _resized_backward(name) for name in _RESIZED},
+    "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
-    "shard.take.default": _by_name(lambda a: kernels.take(a["self"], a["index"])),
-    "shard.count.default": _by_name(lambda a: kernels.count(a["self"], a["bins"])),
-    "shard.grouped_mm.default": _by_name(lambda a: kernels.row_products(a["self"], a["mat2"], a["offs"])),
-    "shard.grouped_mm_weights.default": _by_name(lambda a: kernels.weight_products(a["self"], a["mat2"], a["offs"])),
+    "shard.take.default": lambda a, _: kernels.take(a["self"], a["index"]),
+    "shard.count.default": lambda a, _: kernels.count(a["self"], a["bins"]),
+    "shard.grouped_mm.default": lambda a, _: kernels.row_products(a["self"], a["mat2"], a["offs"]),
+    "shard.grouped_mm_weights.default": lambda a, _: kernels.weight_products(a["self"], a["mat2"], a["offs"]),
     "shard.nll_loss_forward": _nll_forward,
     "shard.nll_loss_backward": _nll_backward,
-    **dict.fromkeys((*kernels.FORWARD, *kernels.BACKWARD), _attention),
+    **{name: _attention(name) for name in (*kernels.FORWARD, *kernels.BACKWARD)},
 }
-"""What is prepared in a way of its own; of all others the overload is called."""
+
+INTERPRETED = frozenset(_SPECIAL) - frozenset(_SIZE_ARGUMENTS)
+"""Ops for which more is done than to call the overload with the sizes of the shard."""
 
 
-Product = Callable[..., torch.Tensor]
+Shape = tuple[int, ...]
+Run = Callable[..., torch.Tensor]
 
 
-def product(equation: str, shapes: Sequence[Shape]) -> Product:
+def product(equation: str, shapes: Sequence[Shape]) -> Run:
     """The einsum as a function of its operands, which have these shapes; any equation that ``torch.einsum`` takes.
 
     >>> run = product("abc,cd->abd", [(8, 16, 32), (32, 96)])
@@ -592,7 +468,7 @@ def _broadcasts(left: str, right: str, shapes: Sequence[Shape]) -> bool:
     return any(sizes.get(letter, n) != n for letter, n in zip(right, shapes[1], strict=True))
 
 
-def _matrix(term: str, batch: Sequence[str], first: Sequence[str], second: Sequence[str], size: dict[str, int]) -> Product:
+def _matrix(term: str, batch: Sequence[str], first: Sequence[str], second: Sequence[str], size: dict[str, int]) -> Run:
     """An operand as a matrix with ``first`` as its rows and ``second`` as its columns, or as a batch of them."""
     lead = [math.prod(size[letter] for letter in batch)] if batch else []
     rows, columns = (math.prod(size[letter] for letter in group) for group in (first, second))

@@ -27,9 +27,10 @@ import torch
 
 from solver_shard.errors import InternalError
 from solver_shard.layout import Layout
+from solver_shard.ops.bound import bind
 from solver_shard.ops.implementations import FREE, Part, Running, way_of
 from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
-from solver_shard.ops.run import DTYPES, arguments_of, bind
+from solver_shard.ops.run import DTYPES, arguments_of, call
 from solver_shard.ops.shards import Box, Shape, boxes, local_move
 from solver_shard.plan.plan import Plan, Reshard
 from solver_shard.program import Op, Phase, Program, Role
@@ -644,11 +645,10 @@ class _Device:
         shapes = tuple(self.program.tensors[t].shape for t in op.results)
         places = [box.inside(Box((0,) * len(shape), shape)) for box, shape in zip(wanted, shapes, strict=True)]
         whole = [box.length == shape for box, shape in zip(wanted, shapes, strict=True)]
-        bound = bind(op, (), shapes)
 
         def run() -> Results:
             with self.place:
-                made = tuple(value.to(self.place) for value in bound.results(()))
+                made = tuple(value.to(self.place) for value in call(op, (), shapes))
             return tuple(value if all_ else value[at].clone() for value, at, all_ in zip(made, places, whole, strict=True))
 
         handed = any(self.program.tensors[t].role is Role.OUTPUT for t in op.results)

@@ -19,7 +19,7 @@ from solver_shard.cli import main
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, RuleError
-from solver_shard.ops.run import call, run
+from solver_shard.ops.run import arguments_of, call, call_with, run
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
@@ -250,7 +250,7 @@ def test_an_op_of_torch_without_a_row_uses_dtensors_strategy(op: str) -> None:
         made = case("aten.logaddexp.default", self=t(4, 6, 8), other=t(4, 6, 8))
     else:
         made = case("aten.avg_pool3d.default", self=t(2, 2, 4, 4, 4), kernel_size=(2, 2, 2))
-    operands, results = made.tensors(lambda op, values, _: call(op, values, [RESULTS[op.name]]))
+    operands, results = made.tensors(lambda op, values, _: call_with(op, arguments_of(op, values), [RESULTS[op.name]]))
     assert made.op.name not in load_table()
     rule = build_rule(made.op, operands, results, load_table())
     assert rule.source == "dtensor"

@@ -6,12 +6,13 @@ import pytest
 import torch
 from programs import Builder
 from rules.cases import Case, case, t
+from rules.execute import execute
 
 from solver_shard.graph.strategies import op_strategies
 from solver_shard.graph.sub_axes import Heads, split_where_needed
 from solver_shard.mesh import Mesh
 from solver_shard.program import Program, Ref, Role
-from solver_shard.rules.check.shards import execute, verify
+from solver_shard.rules.check.shards import verify
 from solver_shard.rules.rulebook import Rulebook, build_rule
 from solver_shard.rules.table import load_table
 

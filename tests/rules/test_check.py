@@ -14,7 +14,7 @@ from solver_shard.errors import RuleError
 from solver_shard.layout import P, R, S
 from solver_shard.rules.check import check_rules, draws_of
 from solver_shard.rules.check.instances import Instance, load_instances, parse_instance, parse_instances
-from solver_shard.rules.check.shards import execute
+from solver_shard.rules.check.shards import run_local
 from solver_shard.rules.check.truth import ground_truth, holds
 from solver_shard.rules.table import load_table
 
@@ -127,7 +127,7 @@ def test_random_and_uninitialised_results_are_checked_for_their_shapes_and_say_s
 def test_the_ground_truth_of_a_matrix_product() -> None:
     (call, *_) = INSTANCES["aten.mm.default"]
     draws, _ = draws_of(call, 3)
-    found = ground_truth(call.op, draws, 2, execute).combinations
+    found = ground_truth(call.op, draws, 2, run_local).combinations
     kept = {ins: outs for ins, (outs,) in found.items() if not any(p in (P("avg"), P("max"), P("min")) for p in ins)}
     assert {ins: sorted(outs) for ins, outs in kept.items() if ins != (R, R)} == {
         (S(0), R): [S(0)],
@@ -142,19 +142,19 @@ def test_the_ground_truth_of_a_matrix_product() -> None:
 def test_what_is_pending_in_a_maximum_is_found_outward_from_what_is_replicated() -> None:
     call = parse_instance("aten.maximum.default", "self=f64[8, 6], other=f64[6]")
     draws, _ = draws_of(call, 3)
-    found = ground_truth(call.op, draws, 3, execute).combinations
+    found = ground_truth(call.op, draws, 3, run_local).combinations
     for ins in ((P("max"), P("max")), (P("max"), R), (R, P("max"))):
         assert P("max") in found[ins][0]
     assert (P("min"), P("min")) not in found
-    assert holds(call.op, draws, 3, execute, (P("sum"), P("sum"))) is None
+    assert holds(call.op, draws, 3, run_local, (P("sum"), P("sum"))) is None
 
 
 def test_luck_of_one_draw_is_no_truth() -> None:
     """Numbers that are all finite have parts that are, whatever is pending."""
     plain, wild = (parse_instance("aten.isfinite.default", f"self=f64{kind}[8, 6]") for kind in ("", ".wild"))
     lucky, others = draws_of(plain, 1)[0], draws_of(wild, 3)[0]
-    assert holds(plain.op, lucky, 2, execute, (P("sum"),)) is not None
-    assert holds(plain.op, [*lucky, *others], 2, execute, (P("sum"),)) is None
+    assert holds(plain.op, lucky, 2, run_local, (P("sum"),)) is not None
+    assert holds(plain.op, [*lucky, *others], 2, run_local, (P("sum"),)) is None
 
 
 def test_budget_keeps_the_cuts_of_one_index_and_says_how_many_were_tried() -> None:

@@ -21,7 +21,7 @@ from solver_shard.ops.run import run
 from solver_shard.program import Op, Program, Ref, Role
 from solver_shard.rules.check import UNSET, draws_of
 from solver_shard.rules.check.instances import Instance, Spec, load_instances, tensor_of
-from solver_shard.rules.check.shards import NO_KERNEL, execute
+from solver_shard.rules.check.shards import NO_KERNEL, run_whole
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table
 from solver_shard.verification.simulate import simulate
@@ -101,7 +101,7 @@ class Chain:
             return False
         op = Op(name=call.op.name, operands=call.op.operands, results=(), attributes=call.op.attributes)
         try:
-            results = execute(op, known)
+            results = run_whole(op, known)
             made = [tensor_of(f"y{i}", value) for i, value in enumerate(results)]
             build_rule(op, [tensor_of(f"x{i}", value) for i, value in enumerate(known)], made, TABLE)
         except (RuntimeError, IndexError, ValueError, KeyError, SolverShardError):
@@ -119,7 +119,7 @@ class Chain:
     def add(self, call: Instance, operands: list[int], shapes: list[tuple[int, ...]]) -> bool:
         distinct = list(dict.fromkeys(operands))
         attributes: Mapping[str, Any] = call.op.attributes if len(distinct) == len(operands) else renumbered(call.op.attributes, operands)
-        results = execute(
+        results = run_whole(
             Op(name=call.op.name, operands=tuple(range(len(distinct))), results=(), attributes=attributes),
             [self.values[t] for t in distinct],
         )

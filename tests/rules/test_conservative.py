@@ -6,6 +6,7 @@ import pytest
 import torch
 from lowered import with_relays
 from rules.cases import Case, case, t
+from rules.execute import execute
 from torch import nn
 
 from solver_shard.api import optimize
@@ -15,7 +16,7 @@ from solver_shard.layout import Layout
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.rules.check import UNSET, draws_of
 from solver_shard.rules.check.instances import load_instances, tensor_of
-from solver_shard.rules.check.shards import execute, legal_strategies, verify
+from solver_shard.rules.check.shards import legal_strategies, run_local, verify
 from solver_shard.rules.rule import Rule
 from solver_shard.rules.rulebook import build_rule, conservative
 from solver_shard.rules.table import load_table
@@ -66,7 +67,7 @@ def test_all_shards_of_all_rows_are_even_and_still_sound(family: str) -> None:
                 for i, shape in enumerate(shapes[1]):
                     assert is_even(Layout(axis.results[i] for axis in axes), shape, mesh), (call.text, axes)
         if not random:
-            checked = verify(call.op, draws[0].operands, rule, execute, result_shapes=shapes[1], mesh_shape=(2,))
+            checked = verify(call.op, draws[0].operands, rule, run_local, result_shapes=shapes[1], mesh_shape=(2,))
             assert not checked.failures
     assert count > 0
 

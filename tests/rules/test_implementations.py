@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from rules.cases import Case, case, ints, t
+from rules.execute import execute
 
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
@@ -17,7 +18,7 @@ from solver_shard.graph.strategies import op_strategies
 from solver_shard.mesh import Mesh
 from solver_shard.ops import implementations
 from solver_shard.ops.implementations import Part, Way, perform
-from solver_shard.rules.check.shards import execute, legal_strategies, verify
+from solver_shard.rules.check.shards import legal_strategies, verify
 from solver_shard.rules.rule import Implementation, Rule
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table

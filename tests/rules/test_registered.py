@@ -14,7 +14,7 @@ from solver_shard.api import optimize
 from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
 from solver_shard.rules.check.instances import parse_instance, tensor_of
-from solver_shard.rules.check.shards import execute, verify
+from solver_shard.rules.check.shards import run_local, run_whole, verify
 from solver_shard.rules.registered import _proven
 from solver_shard.rules.rule import Rule
 from solver_shard.rules.rulebook import build_rule
@@ -27,7 +27,7 @@ TABLE = load_table()
 
 def rule_of(op: str, text: str, *, trust: bool = False) -> Rule:
     call = parse_instance(op, text)
-    results = [tensor_of(f"y{i}", value) for i, value in enumerate(execute(call.op, call.draw(0)))]
+    results = [tensor_of(f"y{i}", value) for i, value in enumerate(run_whole(call.op, call.draw(0)))]
     return build_rule(call.op, call.operands(), results, TABLE, trust_dtensor=trust)
 
 
@@ -69,9 +69,9 @@ def test_what_is_listed_holds_on_other_numbers(op: str) -> None:
         assert rule.source == "dtensor", text
         for turn in range(3):
             operands = call.draw(turn)
-            shapes = [tuple(value.shape) for value in execute(call.op, operands)]
+            shapes = [tuple(value.shape) for value in run_whole(call.op, operands)]
             for mesh in ((2,), (3,), (2, 2)):
-                checked = verify(call.op, operands, rule, execute, result_shapes=shapes, mesh_shape=mesh, seed=turn + 7)
+                checked = verify(call.op, operands, rule, run_local, result_shapes=shapes, mesh_shape=mesh, seed=turn + 7)
                 assert not checked.failures, checked.failures[0]
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 from rules.cases import Case, case, flags, ints, t
+from rules.execute import execute
 
 from solver_shard.layout import Placement
-from solver_shard.rules.check.shards import execute
 from solver_shard.rules.rule import Rule
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table

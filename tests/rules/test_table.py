@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from rules.cases import case, t
+from rules.execute import execute
 
 from solver_shard.errors import RuleError
 from solver_shard.program import Op, Ref, Tensor
-from solver_shard.rules.check.shards import execute
 from solver_shard.rules.families import FAMILIES
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table, parse_rows

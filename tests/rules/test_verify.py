@@ -6,7 +6,7 @@ import pytest
 
 from solver_shard.rules.check import UNSET, draws_of
 from solver_shard.rules.check.instances import load_instances, tensor_of
-from solver_shard.rules.check.shards import execute, verify
+from solver_shard.rules.check.shards import run_local, verify
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table
 
@@ -25,7 +25,9 @@ def test_strategies_on_two_axes_are_sound(family: str) -> None:
                 continue
             results = [tensor_of(f"y{i}", value) for i, value in enumerate(draws[0].results)]
             rule = build_rule(call.op, call.operands(), results, TABLE)
-            checked = verify(call.op, draws[0].operands, rule, execute, result_shapes=[r.shape for r in results], mesh_shape=(2, 2), seed=1)
+            checked = verify(
+                call.op, draws[0].operands, rule, run_local, result_shapes=[r.shape for r in results], mesh_shape=(2, 2), seed=1
+            )
             count += checked.strategies
             failures += [f"[{call.text}] {failure}" for failure in checked.failures]
     assert not failures, "\n".join(failures[:9])

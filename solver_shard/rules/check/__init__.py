@@ -23,7 +23,7 @@ from solver_shard.errors import RuleError
 from solver_shard.layout import Layout, Placement, R
 from solver_shard.program import Op, Tensor, refs
 from solver_shard.rules.check.instances import DRAWS, Instance, load_instances, parse_instance, tensor_of
-from solver_shard.rules.check.shards import NO_KERNEL, close, execute, legal_strategies, verify
+from solver_shard.rules.check.shards import NO_KERNEL, close, legal_strategies, run_local, run_whole, verify
 from solver_shard.rules.check.truth import BUDGET, FAULTS, CallPlacements, DrawnCall, ground_truth
 from solver_shard.rules.row import Exclusion, RuleRow
 from solver_shard.rules.rule import Rule
@@ -178,7 +178,7 @@ def _check_instance(
                 call.op,
                 draw.operands,
                 rule,
-                _shapes_only if blind else execute,
+                _shapes_only if blind else run_local,
                 result_shapes=[r.shape for r in results],
                 mesh_shape=(devices,),
                 seed=turn,
@@ -196,15 +196,15 @@ def draws_of(call: Instance, count: int) -> tuple[list[DrawnCall], bool]:
     try:
         for turn in range(count):
             operands = call.draw(turn)
-            made.append(DrawnCall(operands=operands, results=execute(call.op, operands)))
-        again = execute(call.op, made[0].operands)
+            made.append(DrawnCall(operands=operands, results=run_whole(call.op, operands)))
+        again = run_whole(call.op, made[0].operands)
     except FAULTS as error:
         raise RuleError(f"the call does not run: {error}; correct the instance") from None
     return made, not all(close(a, b, 0.0) for a, b in zip(made[0].results, again, strict=True))
 
 
 def _shapes_only(op: Op, operands: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
-    return [torch.zeros_like(result) for result in execute(op, operands, shapes)]
+    return [torch.zeros_like(result) for result in run_local(op, operands, shapes)]
 
 
 def _completeness(
@@ -219,7 +219,7 @@ def _completeness(
     found: _Findings,
 ) -> None:
     unread = [i for i, read in enumerate(rule.reads) if not read]
-    truth = ground_truth(call.op, draws, devices, execute, alike=rule.alike, unread=unread, budget=budget)
+    truth = ground_truth(call.op, draws, devices, run_local, alike=rule.alike, unread=unread, budget=budget)
     found.combinations += truth.tried
     if truth.known_cuts < truth.cuts:
         found.notes[f"{truth.known_cuts} of {truth.cuts} cuts tried on {devices} devices"] = None

@@ -26,7 +26,7 @@ from solver_shard.ops.run import DTYPES
 from solver_shard.program import Op, Ref
 from solver_shard.rules.check import draws_of, follows, operand_names, show
 from solver_shard.rules.check.instances import Instance, load_instances, parse_instance, tensor_of
-from solver_shard.rules.check.shards import execute, legal_strategies
+from solver_shard.rules.check.shards import legal_strategies, run_local
 from solver_shard.rules.check.truth import CallPlacements, holds
 from solver_shard.rules.row import RuleRow
 from solver_shard.rules.rule import AxisStrategy
@@ -142,7 +142,7 @@ def _accepts(asked: dict[CallPlacements, CallPlacements], strategy: AxisStrategy
 
 
 def _true(op: Op, draws: Sequence[Any], ins: CallPlacements, outs: CallPlacements, alike: Sequence[int]) -> bool:
-    held = holds(op, draws, DEVICES, execute, ins, alike=alike)
+    held = holds(op, draws, DEVICES, run_local, ins, alike=alike)
     return held is not None and all(i in alike or out in held[i] for i, out in enumerate(outs))
 
 

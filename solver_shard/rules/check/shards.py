@@ -7,7 +7,7 @@ Operands are distributed as each strategy asks (a pending sum is split into rand
 and the results are put together again by their placements. Named implementations run with their collectives inside. Whatever
 differs from the unsharded results is a failure.
 
-What runs an op is torch's own CPU kernel (``execute``), or a stand-in where there is none or where it trusts its input: attention kernels
+What runs an op is torch's own CPU kernel (``run_local``), or a stand-in where there is none or where it trusts its input: attention kernels
 of GPUs are written out as products and exponentials, with the same arguments and results; kernels that read or write where an index or a
 size tells them to, without looking, are asked only what fits, for a check tries all kinds of shards.
 """
@@ -25,7 +25,7 @@ import torch
 from solver_shard.errors import InternalError, SolverShardError
 from solver_shard.layout import Layout, Placement, R, S
 from solver_shard.ops.implementations import FREE, Part, free, perform
-from solver_shard.ops.run import Arguments, Shapes, arguments_of, bind, groups_of
+from solver_shard.ops.run import SIZED, Shapes, arguments_of, groups_of, registered, results_of
 from solver_shard.program import Op
 from solver_shard.rules.rule import AxisStrategy, Rule
 
@@ -319,22 +319,38 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool
     return bool(torch.allclose(found, expected, rtol=min(tolerance, 0.1), atol=tolerance, equal_nan=True))
 
 
-def execute(op: Op, operands: Sequence[torch.Tensor], shapes: Shapes | None = None) -> Sequence[torch.Tensor]:
-    """Results on one device's shards, where sized ops make results of these shapes; RuntimeError where shards do not fit.
+Arguments = Mapping[str, Any]
 
-    Args:
-        shapes: None for the unsharded call, with the sizes that its arguments say.
-    """
+
+def run_whole(op: Op, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Results of the unsharded call, with the sizes that its arguments say."""
+    arguments = arguments_of(op, operands)
+    if op.name in SIZED:
+        found = registered(op.name, arguments)
+        return tuple(found) if isinstance(found, tuple | list) else (found,)
+    return run_local(op, operands, [_unsized(op, operands)] * 8)
+
+
+def run_local(op: Op, operands: Sequence[torch.Tensor], shapes: Shapes) -> tuple[torch.Tensor, ...]:
+    """Results on one device's shards, where sized ops make results of these shapes; RuntimeError where shards do not fit."""
     arguments = arguments_of(op, operands)
     guard = _GUARDS.get(op.name)
     if guard is not None and not guard(arguments):
         raise RuntimeError("the shapes do not fit")
-    if shapes and op.name.split(".")[1] in _LOUD and not operands[0].numel():
+    if op.name.split(".")[1] in _LOUD and not operands[0].numel():
         return tuple(operands[0].new_zeros(tuple(shape)) for shape in shapes)
     standin = _STANDINS.get(op.name)
     if standin is not None:
         return tuple(r for r in standin(arguments) if r is not None)
-    return bind(op, [tuple(t.shape) for t in operands], shapes or ()).results(operands)
+    return results_of(op, arguments, shapes)
+
+
+def _unsized(op: Op, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The shape of a result that is as large as an argument says."""
+    arguments = arguments_of(op, operands)
+    if op.name == "aten.embedding_dense_backward.default":
+        return (arguments["num_weights"], operands[0].shape[-1])
+    return ()
 
 
 # Attention, written out.
@@ -453,8 +469,7 @@ def _gradient_fits(a: Arguments) -> bool:
     """The incoming gradient has the shape of what the convolution would give."""
     names = ("stride", "padding", "dilation", "transposed", "output_padding")
     image, kernel = a["input"].to("meta"), a["weight"].to("meta")
-    groups = groups_of(a, image.shape, kernel.shape)
-    made = torch.ops.aten.convolution.default(image, kernel, None, *(a[n] for n in names), groups)
+    made = torch.ops.aten.convolution.default(image, kernel, None, *(a[n] for n in names), groups_of(a))
     return bool(made.shape == a["grad_output"].shape)
 
 
