@@ -182,15 +182,12 @@ def solve_lowered(
     *,
     workers: int = 2,
     stop: Callable[[], bool] | None = None,
-    watch: Watch | None = None,
-    limited: bool = True,
 ) -> tuple[Solution, Transients]:
     """A solution of the lowered graph, and the problem that its bound is of: tied if ``options.tied`` and something repeats, or free.
 
-    A free search that is stopped in its tied stage ends with what that has. ``limited``: False where only a plan that the memory limit
-    does not touch is of use; see ``is_enough``.
+    A free search that is stopped in its tied stage ends with what that has.
     """
-    return _Search(options.work_limit, clock, workers, stop).run(lowering, costs, options, watch=watch, limited=limited)
+    return _Search(options.work_limit, clock, workers, stop).run(lowering, costs, options)
 
 
 def is_enough(found: Solution) -> bool:
@@ -211,7 +208,10 @@ class _Search:
     def run(
         self, lowering: Lowering, costs: CostModel, options: Options, *, watch: Watch | None = None, limited: bool = True
     ) -> tuple[Solution, Transients]:
-        """``solve_lowered`` with what earlier searches have left of the work limit."""
+        """``solve_lowered`` with what earlier searches have left of the work limit.
+
+        ``limited``: False where only a plan that the memory limit does not touch is of use; see ``is_enough``.
+        """
         self.lowering, self.mesh, self.options, self.watch, self.limited = lowering, costs.mesh, options, watch, limited
         self.started, self.work = time.perf_counter(), 0.0
         self.saver: Saver[Solution] | None = None

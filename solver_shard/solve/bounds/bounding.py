@@ -1,6 +1,6 @@
 """Two ways to bound a problem and to price its memory, behind one face: exact small tables, or flat arrays for large ones.
 
-Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (generation.py), with
+Small problems and those whose objective has the peak in it are priced by a linear program over decoded assignments (lagrangian.py), with
 numpy alone, and so are those of medium size without memory. Large ones are relaxed on flat arrays by compiled loops
 (subgradient.py), with rows for the few times that matter.
 """
@@ -76,7 +76,7 @@ class Bounding(Protocol):
 
 
 class SmallBounding(Bounding):
-    """See ``Bounding``; by generation.py."""
+    """See ``Bounding``; by ``lagrangian.ColumnGeneration``."""
 
     def __init__(
         self,
