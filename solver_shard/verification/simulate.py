@@ -368,8 +368,10 @@ class World:
             turn.acquire()  # its holder's turn comes when another releases it
         self._waiting.clear()
         self._failure = None
+        cores = torch.get_num_threads()
 
         def run(device: int) -> None:
+            torch.set_num_threads(cores)  # a thread's own: without it devices add up the same product in different orders
             self._turns[device].acquire()
             try:
                 if self._failure is None:

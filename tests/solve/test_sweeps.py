@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flat_problems import allowed, rows_of, some_problem
@@ -9,7 +13,7 @@ from flat_problems import allowed, rows_of, some_problem
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve.bounds.trws import Messages, scale_of
-from solver_shard.solve.bounds.trws_compiled import Passing
+from solver_shard.solve.bounds.trws_compiled import Passing, compiled
 from solver_shard.solve.flat import Flat
 from solver_shard.solve.problem import Edge, Problem
 
@@ -105,3 +109,23 @@ def test_unary_costs_beyond_all_measure_give_no_bound_too_high(seed: int) -> Non
     passing = Passing(flat)
     for _ in range(40):
         assert passing.sweep(theta) <= least
+
+
+def test_kernels_that_another_release_left_behind_are_compiled_anew(tmp_path: Path) -> None:
+    """The index on disk names a class of an argument; that class has another name since."""
+    path = tmp_path / "kernels_of_a_release.py"
+    for name in ("Bytes", "Limits", "Limits"):
+        path.write_text(
+            f"from typing import NamedTuple\n\nclass {name}(NamedTuple):\n    least: int\n\n"
+            f"def twice(value):\n    return 2 * value.least\n\nargument = {name}(21)\n"
+        )
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        try:
+            spec.loader.exec_module(module)
+            assert compiled(module.twice)(module.argument) == 42
+        finally:
+            del sys.modules[path.stem]

@@ -171,3 +171,15 @@ def test_devices_that_should_hold_the_same_are_compared() -> None:
         join(parts, Layout.parse("R"), (2,), mesh)
     with pytest.raises(InternalError, match=r"device 0 holds \(2,\) of a tensor \(2,\) in layout S\(0\), it should be \(1,\)"):
         join(parts, Layout.parse("S(0)"), (2,), mesh)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_devices_add_up_in_one_order(threads: int) -> None:
+    """However many threads the process computes with: devices that should hold the same are compared to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with World(Mesh.parse("4")) as world:
+            assert world.each(lambda device: torch.get_num_threads()) == [threads] * 4
+    finally:
+        torch.set_num_threads(before)

@@ -12,10 +12,11 @@ only makes the bound less. With a share of 1/d a node has at most 2d edges, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 
 from solver_shard.graph.choice_graph import Ints
 from solver_shard.solve.bounds.trws import Parts
@@ -40,8 +41,27 @@ T = TypeVar("T")
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """Compile on first use. Values are never NaN, infinities are allowed, sums keep their order."""
-    result: Callable[P, T] = numba.njit(cache=True, fastmath={"nnan", "nsz"}, error_model="numpy")(function)
-    return result
+    result: Any = numba.njit(fastmath={"nnan", "nsz"}, error_model="numpy")(function)
+    if result is not function:  # it is with ``NUMBA_DISABLE_JIT=1``
+        result._cache = _KernelCache(function)  # type: ignore[no-untyped-call]  # what ``cache=True`` does, with our reader
+    kernel: Callable[P, T] = result
+    return kernel
+
+
+class _KernelCache(FunctionCache):
+    """Compiled kernels on disk. What cannot be read is compiled anew.
+
+    An index names classes of arguments by module; one that another release of this package has left beside the modules may name
+    some that are no more, and numba reads the names before it compares the files' dates.
+    """
+
+    def load_overload(self, sig: object, target_context: object) -> object:
+        """The machine code of a signature; None where there is none."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:
+            self.flush()  # type: ignore[no-untyped-call]
+            return None
 
 
 MOST = 2.0**51
