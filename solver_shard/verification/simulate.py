@@ -45,6 +45,7 @@ from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in
 from solver_shard.runtime.optimizer import clipping_scale, norm_of
 from solver_shard.runtime.schedule import Run
 from solver_shard.runtime.step import GradientSum, compile_step, moves_of, where
+from solver_shard.verification.measurement import told_of_move
 
 T = TypeVar("T")
 
@@ -284,15 +285,8 @@ class _Watch:
                     self._compare(run.op, t, whole, layout)
 
     def moved(self, reshard: Reshard, before: torch.Tensor, after: torch.Tensor, *, last: bool) -> None:
-        if self.meter is None:
-            return
-        if reshard.purpose == "update":  # what is stepped is there already, and the new values take over from the old ones
-            if after.untyped_storage()._cdata != before.untyped_storage()._cdata:
-                self.meter.made(after, "intermediates")
-        elif last:
-            self.meter.made(after, "gradients" if reshard.purpose in ("accumulate", "optimizer") else "copies")
-        else:
-            self.meter.made(after, "intermediates")
+        if self.meter is not None:
+            told_of_move(self.meter, reshard, before, after, last=last)
 
     def _compare(self, i: int, t: int, whole: torch.Tensor, layout: Layout) -> None:
         expected, tensor = self.reference[t], self.step.program.tensors[t]

@@ -159,7 +159,7 @@ def subject_of(
                 own = given.get(tensor.name, given.get(tensor.name.removeprefix("input.")))
                 assert own is not None, f"{tensor.name} is not among the inputs that were traced"
                 limit = {"labels": labels, "input_ids": words}.get(tensor.name)
-                values[t] = sources[0][t] if k and _fixed(own, limit) else _input(own, limit, numbers, labels=tensor.name == "labels")
+                values[t] = sources[0][t] if k and _fixed(own, limit) else example_value(tensor.name, own, limit, numbers)
             elif tensor.name in held:
                 values[t] = plain(held[tensor.name])
             else:
@@ -258,15 +258,15 @@ def _fixed(given: torch.Tensor, limit: int | None) -> bool:
     return not given.is_floating_point() and limit is None
 
 
-def _input(given: torch.Tensor, limit: int | None, numbers: torch.Generator, *, labels: bool) -> torch.Tensor:
-    """What stands for an input: itself where it says something."""
+def example_value(name: str, given: torch.Tensor, limit: int | None, numbers: torch.Generator) -> torch.Tensor:
+    """What stands for an input: itself where it says something; whole numbers with a limit are drawn below it."""
     real = given.device.type != "meta" and not isinstance(given, torch._subclasses.FakeTensor)
     if given.is_floating_point() or given.is_complex():
         return plain(given).clone() if real and not _alike(given) else _drawn(given.shape, given.dtype, numbers)
     if limit is None:
         return given.detach().clone() if real else torch.zeros(given.shape, dtype=given.dtype)
     made = torch.randint(limit, given.shape, dtype=given.dtype, generator=numbers)
-    if labels and made.ndim > 1:
+    if name == "labels" and made.ndim > 1:
         made[0, : made.shape[1] // 2] = IGNORED
     return made
 
