@@ -24,6 +24,7 @@ from is not narrowed by what is likely to be good: only what cannot be executed 
     t between its forward  HoldNode             a layout, and whose: the producer's, or the copy of a forward   _hold
       and its later readers                     group
     parameter p            StateNode, StepNode  the layout of the optimizer's state; the second follows         _state
+                           MasterNode           whether a part of the parameter is stepped, or a copy; follows, too   _state
     gradient g             AccumulateNode,      how each microbatch's arrives, and the accumulator's layout     _accumulator
                            AccumulatorNode
     gradient norm          ClipNode             the mesh axes over which it is summed                           _clipping
@@ -47,6 +48,8 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
     producer -> hold       what it left; a forward group -> hold: what it copied                                hold_table
     hold -> reshard        as from the producer, for the later groups                                           reshard_table
     gradient -> state      the update reads its slice of the reduced gradient: a free move                      free_table
+    state, parameter ->    a part of what is stored where a device stores what it steps, else a copy           stepped_table
+      master
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
     state -> parameter     the transition of the new values, after the step                                     _moves
     output -> buffer       the new value is written where the buffer lies                                       free_table

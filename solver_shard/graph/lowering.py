@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import is_even, legal_layouts
+from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
 from solver_shard.costs.transitions import FORBIDDEN
@@ -32,6 +32,7 @@ from solver_shard.graph.nodes import (
     KeepNode,
     Layouts,
     Lowering,
+    MasterNode,
     Node,
     NodeKey,
     OpNode,
@@ -64,6 +65,7 @@ from solver_shard.graph.tables import (
     result_table,
     sliced_table,
     stays_table,
+    stepped_table,
     storage_table,
     stored_table,
     tail_table,
@@ -390,6 +392,11 @@ class _Lowerer:
             w = self._add(StepNode(tensor=p, layouts=layouts), elements * each, (self.lives.end - 1, self.lives.end))
             self._edge(v, w, ("equal", layouts, layouts), equal_table, layouts, layouts)
         parameter, source = self._node(SourceNode, p)
+        apart = self.state.apart_bytes(tensor.dtype)
+        if apart and not free_moves(source.layouts, layouts).all():
+            m = self._add(MasterNode(tensor=p, layouts=layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
+            self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
+            self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
         key = ("state", tensor.shape, tensor.dtype, layouts, source.layouts, self._scope(p, UPDATE), self._bucket(p, UPDATE))
         self._edge(v, parameter, key, self._moves, p, UPDATE, layouts, source.layouts)
 

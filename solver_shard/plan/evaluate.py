@@ -595,7 +595,8 @@ class _Evaluator:
         if t not in self.states:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
-        self.profile.add(t, "optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
+        apart = 0 if free_move(self.produced[t], self.states[t]) else self.state.apart_bytes(tensor.dtype)
+        self.profile.add(t, "optimizer", 0, self.lives.end, elements * (self.state.resident_bytes(tensor.dtype) + apart))
         step = elements * self.state.step_bytes(tensor.dtype)
         self._made_at(self.profile.add(t, "optimizer", self.lives.end - 1, self.lives.end, step))
         norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")

@@ -206,7 +206,7 @@ class Runtime:
 
     def backward(self, state: StepState, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
         """Run the backward pass; the gradients by position of their parameter, None before the last microbatch."""
-        gradients = self.gradients.add(self.step.backward(state, tangent))
+        gradients = self.gradients.take(self.step.backward(state, tangent, self.gradients.sums), state)
         if gradients is None:
             return None
         first = {id(part): p for p, part in reversed(gradients.items())}  # gradients may be scaled in place, so each parameter has its own

@@ -58,10 +58,15 @@ class Watch(Protocol):
 
 @dataclass(slots=True, weakref_slot=True)
 class StepState:
-    """A step between its forward and its backward pass."""
+    """A step between its forward and its backward pass.
+
+    Attributes:
+        given: the storages of what it was given.
+    """
 
     values: Values
     outputs: dict[int, torch.Tensor]
+    given: frozenset[int]
     spent: bool = False
 
 
@@ -97,14 +102,19 @@ class Compiled:
         values[-2] = seed, step
         for t in self.sources:
             values[t] = sources[t]
+        given = frozenset(values[t].untyped_storage().data_ptr() for t in self.sources)
         self._run(self.ahead, values, 0)
-        return StepState(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
+        outputs = {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None}
+        return StepState(values, outputs, given)
 
-    def backward(self, state: StepState, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
+    def backward(
+        self, state: StepState, tangent: torch.Tensor | None = None, sums: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[int, torch.Tensor]:
         """Run the backward pass; the local gradients by position of their parameter, as their reshards leave them.
 
         Args:
             tangent: the gradient of the loss, a scalar; 1 where it is left out.
+            sums: of earlier microbatches, by position of the gradient; each gradient is added to its sum, in place, as soon as it is made.
         """
         if state.spent:
             raise RuntimeError(
@@ -113,12 +123,19 @@ class Compiled:
         state.spent = True
         values = state.values
         values[-1] = tangent
+        late = self.tangent is None and tangent is not None
+        if sums and not late:
+            for g, slot in {self.program.gradients[p]: slot for p, slot in self.gradients.items()}.items():
+                made = values[slot]  # by the forward pass
+                values[slot] = sums[g] if made is None else sums[g].add_(made)
         self._run(self.back, values, len(self.ahead))
         state.outputs |= {t: values[slot] for t, (slot, _) in self.order.outputs.items() if t not in state.outputs}
         gradients = {p: values[slot] for p, slot in self.gradients.items()}
         values.clear()
-        if self.tangent is None and tangent is not None:
+        if late:
             gradients = {p: gradient * tangent for p, gradient in gradients.items()}
+            if sums:
+                gradients = {p: sums[self.program.gradients[p]] + gradient for p, gradient in gradients.items()}
         return gradients
 
     def _run(self, instructions: tuple[Instruction, ...], values: Values, first: int) -> None:
@@ -200,7 +217,7 @@ def compile_step(
         elif isinstance(instruction, Take):
             gradient = plan.reshards[instruction.reshard].tensor
             taken.add(gradient)
-            run = _unary(None, instruction.source, slot_of[gradient], instruction.drops)
+            run = _taken(instruction.source, slot_of[gradient], instruction.drops)
             checks.append(())
         elif instruction.op == tangent:
             dtype = DTYPES[program.tensors[program.ops[tangent].results[0]].dtype]
@@ -290,17 +307,20 @@ class GradientSum:
     """The gradients of a step's microbatches on one device: summed as they come, reduced after the last.
 
     >>> total = GradientSum(plan, program, device, communicator)       # of a plan with two microbatches
-    >>> total.add(step.backward(one)), total.add(step.backward(other))
-    (None, {0: tensor(...), ...})
+    >>> for state in (one, other):
+    ...     gradients = total.take(step.backward(state, sums=total.sums), state)
+    >>> gradients                                                       # after the last; None before
+    {0: tensor(...), ...}
 
     Attributes:
-        count: how many microbatches of the step have been added.
+        sums: by position of the gradient, of the microbatches of the step so far.
+        count: how many those are.
     """
 
     def __init__(self, plan: Plan, program: Program, device: int, communicator: Communicator) -> None:
         self.microbatches, self.count = plan.options.microbatches, 0
         self._gradients = program.gradients  # several parameters may have one
-        self._sums: dict[int, torch.Tensor] = {}
+        self.sums: dict[int, torch.Tensor] = {}
         self._reductions: dict[int, Move | None] = {}
         if self.microbatches > 1:
             summed = {reshard.tensor: reshard.layout for reshard in plan.reshards if reshard.purpose == "accumulate"}
@@ -309,19 +329,28 @@ class GradientSum:
                     _check_source(reshard, summed[reshard.tensor], program)
                     self._reductions[reshard.tensor] = moves_of(plan, program, reshard, device, communicator)
 
-    def add(self, gradients: dict[int, torch.Tensor]) -> dict[int, torch.Tensor] | None:
-        """Take those of one microbatch, by position of the parameter; the reduced sums after the last, None before."""
+    def take(self, gradients: dict[int, torch.Tensor], state: StepState) -> dict[int, torch.Tensor] | None:
+        """What the backward pass of a microbatch returned that began with ``sums``; the reduced sums after the last, None before."""
         if self.microbatches == 1:
             return gradients
-        parts = {self._gradients[p]: part for p, part in gradients.items()}
-        self._sums = {g: self._sums[g] + part for g, part in parts.items()} if self.count else parts
-        self.count += 1
+        sums = {self._gradients[p]: part for p, part in gradients.items()}
+        gradients.clear()  # the caller's hold no sum for longer than this does
+        if not self.count:  # what is added to must be bytes of its own
+            sums = {g: part.clone() if _is_of_others(part, state) else part for g, part in sums.items()}
+        self.sums, self.count = sums, self.count + 1
         if self.count < self.microbatches:
             return None
-        moves = ((g, part, self._reductions[g]) for g, part in self._sums.items())
-        reduced = {g: part if move is None else move(part) for g, part, move in moves}
-        self._sums, self.count = {}, 0
-        return {p: reduced[self._gradients[p]] for p in gradients}
+        reduced = {}
+        for g, move in self._reductions.items():  # each sum goes before the next is reduced
+            part = self.sums.pop(g)
+            reduced[g] = part if move is None else move(part)
+            del part
+        self.count = 0
+        return {p: reduced[g] for p, g in self._gradients.items()}
+
+
+def _is_of_others(part: torch.Tensor, state: StepState) -> bool:
+    return bool(part._is_view()) or part.untyped_storage().data_ptr() in state.given
 
 
 def _tangent(program: Program) -> int | None:
@@ -424,6 +453,18 @@ def _seed(slot: int | None, dtype: torch.dtype, drops: tuple[int, ...]) -> Instr
         given = values[-1]
         if slot is not None:
             values[slot] = torch.ones((), dtype=dtype) if given is None else given.to(dtype).reshape(())
+        for k in drops:
+            values[k] = None
+
+    return run
+
+
+def _taken(source: int, result: int, drops: tuple[int, ...]) -> Instruction:
+    """A gradient is there: it is added to the sum of earlier microbatches, if there is one."""
+
+    def run(values: Values) -> None:
+        part, total = values[source], values[result]
+        values[result] = part if total is None else total.add_(part)
         for k in drops:
             values[k] = None
 

@@ -40,7 +40,7 @@ from solver_shard.runtime.apply import Runtime, apply, runtime_of
 from solver_shard.runtime.collectives import Exchange, Move, Processes
 from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
 from solver_shard.runtime.schedule import Run
-from solver_shard.runtime.step import Compiled, GradientSum, compile_step
+from solver_shard.runtime.step import Compiled, GradientSum, StepState, compile_step
 from solver_shard.text import format_bytes, format_ns, table, text_of
 from solver_shard.tracing.torch import Inputs, named_tensors
 from solver_shard.verification.subject import example_value
@@ -437,7 +437,9 @@ class _Steps:
             meter.made(local, "parameters" if runtime.program.tensors[t].role is not Role.INPUT else "inputs")
         for local in _states(self.optimizer):
             meter.made(local, "optimizer")
-        kept, device = runtime.step, runtime.processes.device
+        kept, total, device = runtime.step, runtime.gradients, runtime.processes.device
+        runtime.gradients = _MeteredSum(plan, runtime.program, device, runtime.processes)
+        runtime.gradients.meter = meter
         watch = MemoryWatch(plan, meter)
         runtime.step = compile_step(plan, runtime.program, device=device, communicator=runtime.processes, place=self.place, watch=watch)
         try:
@@ -457,6 +459,7 @@ class _Steps:
                     shards = [
                         (boxes(r.source, tensors[r.tensor].shape, plan.mesh)[device].length, tensors[r.tensor].dtype) for r in updates
                     ]
+                    meter.tick()
                     meter.step(plan.options, shards)
                 self.sharded.zero_grad()
                 most = {name: max(row[name] for row in meter.times) for name in CATEGORIES}
@@ -464,7 +467,7 @@ class _Steps:
                 meter.times.clear()
                 meter.tick()
         finally:
-            runtime.step = kept
+            runtime.step, runtime.gradients = kept, total
         return {name: nbytes for name, nbytes in most.items() if nbytes} | {"peak": peak}
 
 
@@ -535,6 +538,18 @@ def _states(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
         for value in kept.values():
             if isinstance(value, torch.Tensor) and value.numel() > 1:
                 yield getattr(value, "_local_tensor", value)
+
+
+class _MeteredSum(GradientSum):
+    """The gradients of a step, whose accumulators a meter is told of."""
+
+    meter: Meter
+
+    def take(self, gradients: dict[int, torch.Tensor], state: StepState) -> dict[int, torch.Tensor] | None:
+        reduced = super().take(gradients, state)
+        for part in (*self.sums.values(), *(reduced or {}).values()):
+            self.meter.made(part, "gradients")
+        return reduced
 
 
 class MemoryWatch:

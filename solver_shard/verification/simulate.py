@@ -33,6 +33,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -173,13 +174,13 @@ class _SimulatedStep:
                 watch.microbatch(self.references[k])
                 sources = {t: self._source(t, batch[t], watch) for t in program.sources()}
                 state = compiled.forward(sources, seed=self.seed, step=k)
-                part = compiled.backward(state)
-                count = len(self.batches)
-                gradients = total.add({p: gradient / count for p, gradient in part.items()} if count > 1 else part)
+                gradients = total.take(compiled.backward(state, sums=total.sums), state)
                 for t in program.outputs:
                     layout = plan.reshards[compiled.order.outputs[t][1]].layout
                     outputs.append(member.whole(state.outputs[t], layout, program.tensors[t].shape))
             assert gradients is not None, "the step ends with its last microbatch"
+            if len(self.batches) > 1:
+                gradients = {p: gradient / len(self.batches) for p, gradient in gradients.items()}
             norm, gradients = self._clipped(gradients, member)
             reduced = {r.tensor: r.layout for r in plan.reshards if r.purpose == "optimizer"}
             whole = {
@@ -199,7 +200,9 @@ class _SimulatedStep:
         watch.meter.made(part, _STORED[tensor.role])
         if planned.state is not None:
             elements = math.prod(planned.state.local_shape(tensor.shape, self.plan.mesh.shape))
-            state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+            kept = self.plan.options.optimizer_state()
+            apart = 0 if free_move(planned.layout, planned.state) else kept.apart_bytes(tensor.dtype)
+            state = torch.empty(elements * (kept.resident_bytes(tensor.dtype) + apart), dtype=torch.uint8)
             watch.meter.made(state, "optimizer")
             watch.stay.append(state)
         return part
