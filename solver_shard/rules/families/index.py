@@ -95,6 +95,7 @@ def scatter(call: OpCall, *, adds: bool = False, **linear: Any) -> RuleDraft:
             draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
     draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
     draft.flops = math.prod(index)
+    draft.window = math.prod(index) * (2 if adds else 1)
     return apply_linear(draft, **linear)
 
 
@@ -131,6 +132,7 @@ def index_put(call: OpCall) -> RuleDraft:
     draft.put("values", broadcast(call, call.shape("values"), shape, placed))
     draft.result(0, operand)
     draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
+    draft.window = math.prod(shape) * (2 if adds else 1)
     return draft
 
 
@@ -200,6 +202,7 @@ def index_add(call: OpCall, **linear: Any) -> RuleDraft:
     draft.result(0, held)
     draft.monotone("self", increasing=True)
     draft.flops = math.prod(source)
+    draft.window = 2 * math.prod(source)
     return apply_linear(draft, **linear)
 
 
