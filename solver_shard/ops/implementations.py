@@ -150,11 +150,13 @@ class Way:
     run: Callable[[Op, dict[str, Any], Part], Running | Results]
     argument: str | None
     dim: int | str
-    """Counted from either end, or the argument that says it."""
+    """Counted from either end, or the argument that says it; of ``indices`` the first that is indexed."""
 
     def cut(self, op: Op, ranks: Sequence[int], rank: int) -> tuple[int | None, int]:
         """The operand (None: the first result) and its dim that is cut; from the ranks of operands and first result."""
         dim = op.attributes.get(self.dim) if isinstance(self.dim, str) else self.dim
+        if self.dim == "indices":
+            dim = next(d for d, index in enumerate(op.attributes["indices"]) if index is not None)
         if not isinstance(dim, int):
             dim = dim[0] if dim else 0  # reductions over several dims do not ask for their part
         if self.argument is None:
@@ -250,6 +252,60 @@ def _masked_take(_op: Op, a: dict[str, Any], part: Part) -> Results:
     if not part.length or not source.numel():
         return (source.new_zeros((*index.shape, *source.shape[2:])),)
     return (torch.where(here.reshape(*here.shape, *(1,) * (source.ndim - 2)), kernels.take(source, own), 0),)
+
+
+def _masked_gather(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """gather and index_select along a cut dim."""
+    x, dim = a["self"], _dim(a)
+    here, index = part.own(a["index"])
+    if "index_select" in op.name:
+        here = here.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+        if not part.length:
+            return (x.new_zeros([index.numel() if d == dim else n for d, n in enumerate(x.shape)]),)
+        return (torch.where(here, x.index_select(dim, index), 0),)
+    return (torch.where(here, x.gather(dim, index), 0) if part.length else x.new_zeros(index.shape),)
+
+
+def _own_places(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """scatter along a cut dim: what belongs to others is left out."""
+    dim, (here, index) = _dim(a), part.own(a["index"])
+    x = _target(a)
+    if "reduce" in op.name:  # what belongs to others is gathered in one row more, which is dropped
+        more = torch.cat([x, x.new_zeros([1 if d == dim else n for d, n in enumerate(x.shape)])], dim)
+        (made,) = call_with(op, a | {"self": more, "index": torch.where(here, index, part.length)}, (more.shape,))
+        return (made.narrow(dim, 0, part.length),)
+    at = list(here.nonzero(as_tuple=True))
+    at[dim] = index[here]
+    source = a.get("src")
+    values = torch.as_tensor(a["value"], dtype=x.dtype) if source is None else source[tuple(slice(n) for n in index.shape)][here]
+    return (x.index_put_(at, values, accumulate="add" in op.name),)
+
+
+def _own_copies(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """index_copy and index_add along a cut dim."""
+    dim, (here, index) = _dim(a), part.own(a["index"].reshape(-1))
+    x, rows = _target(a), here.nonzero().squeeze(-1)
+    source = a["source"].index_select(dim, rows)
+    if "add" in op.name:
+        return (x.index_add_(dim, index[rows], source, alpha=a.get("alpha", 1)),)
+    return (x.index_copy_(dim, index[rows], source),)
+
+
+def _own_puts(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """index_put of one index, whose dim is cut."""
+    dim = next(d for d, given in enumerate(a["indices"]) if given is not None)
+    here, index = part.own(a["indices"][dim])
+    x, values = _target(a), a["values"]
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    chosen = values.expand(shape).movedim(tuple(range(dim, dim + index.ndim)), tuple(range(index.ndim)))[here]
+    x.movedim(dim, 0).index_put_((index[here],), chosen, accumulate=bool(a.get("accumulate")))
+    return (x,)
+
+
+def _target(a: dict[str, Any]) -> torch.Tensor:
+    """What is written into: the operand itself where nothing else needs it (``inside``), else a copy."""
+    x: torch.Tensor = a["self"]
+    return x if a.get("inside") else x.clone()
 
 
 # Products of a device's own experts.
@@ -459,9 +515,19 @@ _BATCH_NORMS = ("aten._native_batch_norm_legit_functional.default", "aten._nativ
 _NORMS = ("native_layer_norm", "_fused_rms_norm")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
+_SCATTERS = ("scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two")
+
 WAYS: Mapping[tuple[str, str], Way] = {
     ("masked-lookup", "aten.embedding.default"): Way(run=_masked_lookup, argument="weight", dim=0),
     ("masked-lookup", "shard.take.default"): Way(run=_masked_take, argument="self", dim=1),
+    ("masked-lookup", "aten.gather.default"): Way(run=_masked_gather, argument="self", dim="dim"),
+    ("masked-lookup", "aten.index_select.default"): Way(run=_masked_gather, argument="self", dim="dim"),
+    **{("own-rows", f"aten.{name}"): Way(run=_own_places, argument="self", dim="dim") for name in _SCATTERS},
+    **{("own-rows", f"aten.{name}.default"): Way(run=_own_copies, argument="self", dim="dim") for name in ("index_add", "index_copy")},
+    **{
+        ("own-rows", f"aten.{name}.default"): Way(run=_own_puts, argument="self", dim="indices")
+        for name in ("index_put", "_unsafe_index_put")
+    },
     ("own-experts", "aten._grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
     ("own-experts", "shard.grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
     ("own-experts", "shard.grouped_mm_weights.default"): Way(run=_own_experts, argument=None, dim=0),

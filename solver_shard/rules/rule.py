@@ -139,7 +139,7 @@ class AxisStrategy:
 
 _ATTENTION = frozenset({"sdpa", "sdpa_backward"})
 _NORMS = frozenset({"batch_norm", "batch_norm_backward", "layer_norm", "layer_norm_backward"})
-_LOSSES = frozenset({"nll_loss", "nll_loss_backward", "nll_sums"})
+_LOSSES = frozenset({"loss", "nll_loss", "nll_loss_backward", "nll_sums"})
 _REDUCTION = frozenset({"along", "count", "histogram", "reduce"}) | _NORMS | _LOSSES
 
 

@@ -716,7 +716,8 @@ class _Device:
             return started if isinstance(started, tuple) else _there(self.place, started)
 
         if self.number is None:
-            return lambda *local: start(arguments_of(op, local))
+            known = {"inside": True} if self.inside else {}
+            return lambda *local: start(arguments_of(op, local) | known)
         drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
 
         def keyed(key: Key, *local: torch.Tensor) -> Running | Results:

@@ -107,6 +107,15 @@ def some_rows_masked() -> torch.Tensor:
     return x
 
 
+def distinct(*shape: int) -> torch.Tensor:
+    """Indices below 7 that differ along dim 1."""
+    return (
+        torch.stack([torch.roll(torch.arange(7), k)[: shape[1]] for k in range(shape[0] * shape[2])])
+        .reshape(shape[0], shape[2], shape[1])
+        .movedim(2, 1)
+    )
+
+
 def bounds(x: torch.Tensor) -> torch.Tensor:
     """Rows with the extreme at both ends, and with ties."""
     x[0, 0], x[1, 1], x[2, 2, 1:] = 9.0, -9.0, 3.0
@@ -152,6 +161,23 @@ CASES: dict[str, Callable[[], Case]] = {
     "safe softmax": lambda: softmax("_safe_softmax", x=some_rows_masked()),
     "log-softmax backward": softmax_backward,
     "softmax backward": lambda: softmax_backward("_softmax", dim=0),
+    "gather": lambda: case("aten.gather.default", self=t(3, 4, 7), dim=2, index=ints(7, 3, 4, 2)),
+    "picked rows": lambda: case("aten.index_select.default", self=t(7, 6), dim=0, index=ints(7, 9)),
+    "scatter": lambda: case("aten.scatter.src", self=t(3, 7, 4), dim=1, index=distinct(3, 5, 4), src=t(3, 6, 4)),
+    "scattered number": lambda: case("aten.scatter.value", self=t(3, 7, 4), dim=1, index=ints(7, 3, 5, 4), value=2.5),
+    "scattered sum": lambda: case("aten.scatter_add.default", self=t(3, 7, 4), dim=-2, index=ints(7, 3, 9, 4), src=t(3, 9, 4)),
+    "scattered mean": lambda: case(
+        "aten.scatter_reduce.two", self=t(3, 7), dim=1, index=ints(7, 3, 9), src=t(3, 9), reduce="mean", include_self=False
+    ),
+    "scattered maximum": lambda: case(
+        "aten.scatter_reduce.two", self=t(3, 7), dim=1, index=ints(7, 3, 9), src=t(3, 9), reduce="amax", include_self=True
+    ),
+    "copied rows": lambda: case("aten.index_copy.default", self=t(3, 7, 4), dim=1, index=torch.tensor([6, 0, 3]), source=t(3, 3, 4)),
+    "added rows": lambda: case("aten.index_add.default", self=t(7, 4), dim=0, index=ints(7, 9), source=t(9, 4), alpha=2),
+    "put rows": lambda: case(
+        "aten.index_put.default", self=t(3, 7, 4), indices=(None, torch.tensor([[6, 0], [3, 1]])), values=t(2, 2, 4), accumulate=False
+    ),
+    "put sums": lambda: case("aten.index_put.default", self=t(7, 4), indices=(ints(7, 9),), values=t(9, 4), accumulate=True),
     "loss": loss,
     "loss with class weights": lambda: loss(t(7).abs()),
     "loss backward": loss_backward,
@@ -209,6 +235,9 @@ TEXT = {
     "maximum and its place": "extreme-statistics: S(2) -> R R; even; all_reduce 96, all_reduce 96",
     "embedding": "masked-lookup: S(0) R -> P(sum); whole",
     "embedding backward": "own-rows: R R -> S(0); whole",
+    "gather": "masked-lookup: S(2) R -> P(sum); whole",
+    "scattered sum": "own-rows: S(1) R R -> S(1); whole",
+    "put rows": "own-rows: S(1) R R -> S(1); whole",
     "log-softmax": "class-statistics: S(2) -> S(2); even; all_reduce 96, all_reduce 96",
     "log-softmax backward": "class-statistics: S(2) S(2) -> S(2); even; all_reduce 96",
     "loss": "own-classes: S(2) R -> P(sum) R; whole",
@@ -314,7 +343,9 @@ def test_collectives_that_the_rule_does_not_list_are_caught(name: str, times: in
     assert {failure.strategy for failure in failures} == {way.name}
 
 
-@pytest.mark.parametrize("name", ["embedding", "embedding backward", "loss", "loss backward", "causal attention"])
+@pytest.mark.parametrize(
+    "name", ["embedding", "embedding backward", "loss", "loss backward", "causal attention", "gather", "scatter", "copied rows", "put rows"]
+)
 def test_a_device_that_does_not_know_its_part_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CASES[name]()
     rule = rule_of(made)

@@ -53,7 +53,11 @@ def embedding_backward(call: OpCall) -> RuleDraft:
 
 
 def gather(call: OpCall, **linear: Any) -> RuleDraft:
-    """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree."""
+    """Along ``dim`` the operand stays whole and the index can be cut; other dims pass where their sizes agree.
+
+    ``masked-lookup`` cuts the operand along ``dim``: every device picks what lies in its part and leaves zeros for the rest, a pending
+    sum. So the log-probabilities of some tokens need none of the others'.
+    """
     draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     if len(index) != len(shape):  # a number in place of a tensor of one dim
@@ -68,14 +72,57 @@ def gather(call: OpCall, **linear: Any) -> RuleDraft:
     draft.put("self", operand)
     draft.put("index", picked)
     draft.result(0, picked)
+    _looked_up(draft, operand[dim] if shape else ())
     return apply_linear(draft, **linear)
+
+
+def _looked_up(draft: RuleDraft, rows: DimFactors) -> None:
+    """Rows that an index picks may be cut: ``masked-lookup``."""
+    if draft.call.results[0].dtype != "bool":
+        draft.restrict(rows, cut=True)
+        draft.implement("masked-lookup", rows, results={0: P("sum")}, share="whole")
+
+
+def _written(draft: RuleDraft, rows: DimFactors) -> None:
+    """Rows that an index writes to may be cut: with ``own-rows`` every device reads all that is written and keeps what is its own."""
+    draft.restrict(rows, cut=True)
+    draft.implement("own-rows", rows, share="whole")
 
 
 def scatter(call: OpCall, *, adds: bool = False, **linear: Any) -> RuleDraft:
     """Along ``dim`` the operand stays whole; other dims pass where operand, index and source agree in size.
 
     What is added can be cut along ``dim`` (setting ``adds``): the result is then a pending sum, to which the operand adds once.
+    ``own-rows`` cuts the operand along ``dim``.
     """
+    draft = _scattered(call, "sum" if adds else None, addends=("self",))
+    if draft.factors:
+        draft.flops = math.prod(call.shape("index"))
+        draft.window = draft.flops * (2 if adds else 1)
+    return apply_linear(draft, **linear)
+
+
+def scatter_reduce(call: OpCall) -> RuleDraft:
+    """As ``scatter``: cut sources make pending sums, maxima and minima of what includes the operand; sums and means are linear."""
+    kind, included = str(call.attributes["reduce"]), bool(call.attribute("include_self", True))
+    reduction = {"sum": "sum", "amax": "max", "amin": "min"}.get(kind) if included else None
+    draft = _scattered(call, reduction, addends=("self",))
+    draft.flops = math.prod(call.shape("index"))
+    if kind in ("sum", "mean"):
+        draft.linear(("self", "src"), ("sum", "avg"))
+    else:
+        draft.linear(("self",), ("sum", "avg") if included and kind == "prod" else () if included else ("avg",))
+    if kind in ("amax", "amin"):
+        own = "max" if kind == "amax" else "min"
+        draft.linear(("self", "src"), (own,))
+        draft.monotone("src", increasing=True, only=own)
+    if kind != "prod":
+        draft.monotone("self", increasing=True)
+    return draft
+
+
+def _scattered(call: OpCall, reduction: str | None, *, addends: tuple[str, ...]) -> RuleDraft:
+    """``self``, ``index``, ``src`` and the result of what scatters along ``dim``; nothing where they have not one rank."""
     draft = RuleDraft(call)
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if call.slot("src") is not None else index
@@ -83,20 +130,22 @@ def scatter(call: OpCall, *, adds: bool = False, **linear: Any) -> RuleDraft:
         return draft
     dim = call.dim(call.attributes["dim"], len(shape))
     passing = {d: draft.factor(draft.letter(), size) for d, size in enumerate(shape) if d != dim and size == index[d] == source[d]}
+    rows = draft.factor(draft.letter(), shape[dim])
     for name in ("self", "index", "src"):
         if call.slot(name) is not None:
             sizes = call.shape(name)
-            draft.put(name, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
-    if adds and index[dim] == source[dim]:
+            known = passing | ({dim: rows} if name == "self" else {})
+            draft.put(name, [known[d] if d in known else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(sizes)])
+    if reduction and index[dim] == source[dim]:
         added = draft.factor(draft.letter(), index[dim])
-        draft.restrict(added, reduction="sum", addends=("self",))
+        draft.restrict(added, reduction=reduction, addends=addends)
         for name in ("index", "src"):
             held = list(draft.slots[call.names[name][0]] or ())
             draft.put(name, [*held[:dim], added, *held[dim + 1 :]])
-    draft.result(0, [passing[d] if d in passing else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
-    draft.flops = math.prod(index)
-    draft.window = math.prod(index) * (2 if adds else 1)
-    return apply_linear(draft, **linear)
+    known = passing | {dim: rows}
+    draft.result(0, [known[d] if d in known else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)])
+    _written(draft, rows)
+    return draft
 
 
 def index(call: OpCall) -> RuleDraft:
@@ -117,7 +166,8 @@ def index(call: OpCall) -> RuleDraft:
 def index_put(call: OpCall) -> RuleDraft:
     """``self[indices] = values``: dims without an index pass; operand and values are linear.
 
-    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once.
+    Where values are added up, the dims of the indices can be cut: a pending sum, to which the operand adds once. Where one dim is
+    indexed, ``own-rows`` cuts it.
     """
     draft = RuleDraft(call)
     layout = _indexed(call)
@@ -133,6 +183,9 @@ def index_put(call: OpCall) -> RuleDraft:
     draft.result(0, operand)
     draft.linear(("self", "values"), ("sum", "avg") if adds else REDUCTIONS)
     draft.window = math.prod(shape) * (2 if adds else 1)
+    indexed = [held for d, held in enumerate(operand) if d not in free]
+    if len(indexed) == 1:
+        _written(draft, indexed[0])
     return draft
 
 
@@ -173,7 +226,7 @@ def _indexed(call: OpCall) -> tuple[list[int], tuple[int, ...], int, tuple[int, 
 
 
 def index_select(call: OpCall, **linear: Any) -> RuleDraft:
-    """``self`` along ``dim`` by a vector ``index``: other dims pass, ``dim`` stays whole, the index can be cut."""
+    """``self`` along ``dim`` by a vector ``index``: other dims pass, the index can be cut; ``masked-lookup`` cuts ``dim``."""
     draft = RuleDraft(call)
     shape = call.shape("self")
     dim = call.dim(call.attributes["dim"], len(shape))
@@ -182,28 +235,45 @@ def index_select(call: OpCall, **linear: Any) -> RuleDraft:
     draft.put("self", held)
     draft.put("index", [rows] if call.shape("index") else [])
     draft.result(0, [rows if d == dim else h for d, h in enumerate(held)])
+    if shape:
+        _looked_up(draft, held[dim])
     return apply_linear(draft, **linear)
 
 
 def index_add(call: OpCall, **linear: Any) -> RuleDraft:
     """``source`` added to ``self`` along ``dim`` at ``index``: other dims pass.
 
-    The index can be cut, which makes the result a pending sum, to which ``self`` adds once.
+    The index can be cut, which makes the result a pending sum, to which ``self`` adds once; ``own-rows`` cuts ``dim``.
     """
+    draft, rows = _rows_written(call)
+    draft.restrict(rows, cut=True, reduction="sum", addends=("self",))
+    draft.monotone("self", increasing=True)
+    draft.window = 2 * call.tensor("source").numel
+    return apply_linear(draft, **linear)
+
+
+def index_copy(call: OpCall, **linear: Any) -> RuleDraft:
+    """``source`` in place of the rows of ``self`` at ``index`` along ``dim``: other dims pass, ``own-rows`` cuts ``dim``."""
+    draft, _ = _rows_written(call)
+    draft.window = call.tensor("source").numel
+    return apply_linear(draft, **linear)
+
+
+def _rows_written(call: OpCall) -> tuple[RuleDraft, DimFactors]:
+    """``self``, ``index``, ``source`` and result of what writes rows along ``dim``; the factor of the index, which is not cut."""
     draft = RuleDraft(call)
     shape, source = call.shape("self"), call.shape("source")
     dim = call.dim(call.attributes["dim"], len(shape))
     held = draft.letters(shape, whole=(dim,))
-    rows = draft.factor(draft.letter(), math.prod(call.shape("index")))
-    draft.restrict(rows, reduction="sum", addends=("self",))
+    rows = draft.factor(draft.letter(), math.prod(call.shape("index")), cut=False)
     draft.put("self", held)
     draft.put("index", [rows] if call.shape("index") else [])
     draft.put("source", [rows if d == dim else h for d, h in enumerate(held)] if source else [])
     draft.result(0, held)
-    draft.monotone("self", increasing=True)
     draft.flops = math.prod(source)
-    draft.window = 2 * math.prod(source)
-    return apply_linear(draft, **linear)
+    if source:
+        _written(draft, held[dim])
+    return draft, rows
 
 
 def concat(call: OpCall) -> RuleDraft:
@@ -251,6 +321,8 @@ FAMILIES = (
     Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index_select", build=index_select, keys={**LINEAR}),
     Family(name="index_add", build=index_add, keys={**LINEAR}),
+    Family(name="index_copy", build=index_copy, keys={**LINEAR}),
+    Family(name="scatter_reduce", build=scatter_reduce, excludes=(_SHORTER,)),
     Family(name="index", build=index),
     Family(
         name="index_put",
