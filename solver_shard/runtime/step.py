@@ -716,7 +716,7 @@ class _Device:
             return started if isinstance(started, tuple) else _there(self.place, started)
 
         if self.number is None:
-            known = {"inside": True} if self.inside else {}
+            known = {"shapes": self.lengths, "inside": self.inside}
             return lambda *local: start(arguments_of(op, local) | known)
         drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
 

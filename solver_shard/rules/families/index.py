@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from solver_shard.errors import RuleError
-from solver_shard.layout import REDUCTIONS, P
+from solver_shard.layout import REDUCTIONS, P, R
 from solver_shard.program import Ref
 from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import apply_linear, broadcast
-from solver_shard.rules.row import LINEAR, Exclusion, Family, is_flag
+from solver_shard.rules.row import LINEAR, Exclusion, Family, is_flag, is_text
 
 
 def embedding(call: OpCall) -> RuleDraft:
@@ -50,6 +50,62 @@ def embedding_backward(call: OpCall) -> RuleDraft:
     draft.implement("own-rows", words, share="whole")
     draft.flops = call.tensor("grad_output").numel
     return draft
+
+
+def embedding_bag(call: OpCall) -> RuleDraft:
+    """Sums or means of the rows of each bag: ``weight[vocabulary, hidden]``, ``indices`` and where each bag begins among them.
+
+    ``masked-lookup`` cuts the vocabulary, as of an embedding. With ``own-bags`` every device has all indices and adds up those of its own
+    bags: what the devices of a data parallel step do, whose indices are few numbers beside the rows. Of a maximum only hidden is cut.
+    """
+    draft = RuleDraft(call)
+    vocabulary, hidden = call.shape("weight")
+    words, width = draft.factor("vocabulary", vocabulary, cut=False), draft.factor("hidden", hidden)
+    bags = draft.factor("bags", call.results[0].shape[0], cut=False)
+    draft.put("weight", [words, width])
+    draft.result(0, [bags, width])
+    draft.alike.extend((1, 2, 3))
+    draft.flops = call.tensor("indices").numel * hidden
+    if _mode(call) == "max":
+        draft.alike.remove(3)
+        draft.result(3, [bags, width])
+        return draft
+    draft.linear(("weight",), ("sum", "avg"), fixed=(1, 2, 3))
+    draft.linear(("per_sample_weights",), ("sum", "avg"), fixed=(1, 2, 3))
+    draft.restrict((*words, *bags), cut=True)
+    draft.implement("masked-lookup", words, results={0: P("sum")}, share="whole")
+    draft.implement("own-bags", bags)
+    return draft
+
+
+def embedding_bag_backward(call: OpCall) -> RuleDraft:
+    """Gradients of bags are summed into the vocabulary: ``own-rows`` cuts the latter, ``own-bags`` the bags, a pending sum.
+
+    Which bag an index is in follows from the offsets, and so does how many each has; of the further results of the forward op only a
+    maximum's are read.
+    """
+    draft = RuleDraft(call)
+    vocabulary, hidden = call.results[0].shape
+    words, width = draft.factor("vocabulary", vocabulary, cut=False), draft.factor("hidden", hidden)
+    bags = draft.factor("bags", call.shape("grad")[0], cut=False)
+    draft.put("grad", [bags, width])
+    draft.result(0, [words, width])
+    draft.linear(("grad",), ("sum", "avg"))
+    draft.flops = call.tensor("indices").numel * hidden
+    if _mode(call) == "max":
+        draft.put("maximum_indices", [bags, width])
+        return draft
+    draft.linear(("per_sample_weights",), ("sum", "avg"))
+    for name in ("offset2bag", "bag_size", "maximum_indices"):
+        draft.ignore(name)
+    draft.restrict((*words, *bags), cut=True)
+    draft.implement("own-rows", words, share="whole")
+    draft.implement("own-bags", bags, results={0: P("sum")})
+    return draft
+
+
+def _mode(call: OpCall) -> str:
+    return ("sum", "mean", "max")[call.attribute("mode", 0)]
 
 
 def gather(call: OpCall, **linear: Any) -> RuleDraft:
@@ -276,6 +332,92 @@ def _rows_written(call: OpCall) -> tuple[RuleDraft, DimFactors]:
     return draft, rows
 
 
+def masked_scatter(call: OpCall) -> RuleDraft:
+    """``source``, element after element, where the mask is true: dims at the end along which the mask is 1 long pass.
+
+    So rows of an image go to the tokens that stand for it. Where the next element is taken from depends on the whole mask before:
+    ``own-rows`` cuts dim 0 of what is written into, beside a whole mask and source.
+    """
+    draft = RuleDraft(call)
+    held, tail = _masked_rows(draft, "self", call.shape("source"))
+    draft.put("self", held)
+    draft.put("source", [*draft.whole(call.shape("source")[: len(call.shape("source")) - len(tail)]), *tail])
+    draft.result(0, held)
+    draft.linear(("self", "source"), REDUCTIONS)
+    if len(held) > len(tail):
+        draft.restrict(held[0], cut=True)
+        draft.implement("own-rows", held[0], arguments={"mask": R})
+    return draft
+
+
+def masked_scatter_backward(call: OpCall) -> RuleDraft:
+    """The gradient of ``masked_scatter``'s source; ``own-rows`` cuts dim 0 of the incoming one: every device fills in its rows, a sum."""
+    draft = RuleDraft(call)
+    held, tail = _masked_rows(draft, "grad_output", call.results[0].shape)
+    draft.put("grad_output", held)
+    draft.result(0, [*draft.whole(call.results[0].shape[: len(call.results[0].shape) - len(tail)]), *tail])
+    draft.linear(("grad_output",), REDUCTIONS)
+    if len(held) > len(tail):
+        draft.restrict(held[0], cut=True)
+        draft.implement("own-rows", held[0], arguments={"mask": R}, results={0: P("sum")})
+    return draft
+
+
+def _masked_rows(draft: RuleDraft, name: str, source: tuple[int, ...]) -> tuple[list[DimFactors], list[DimFactors]]:
+    """Factors of what a mask lies over, which whole elements of the source take the place of; and those of the elements."""
+    shape, mask = draft.call.shape(name), draft.call.shape("mask")
+    count = 0
+    while count < min(len(shape), len(mask), len(source)) and mask[-1 - count] == 1 and shape[-1 - count] == source[-1 - count] > 1:
+        count += 1
+    first = len(shape) - count
+    held = [draft.factor(draft.letter(), size, cut=d >= first) for d, size in enumerate(shape)]
+    return held, held[first:]
+
+
+def unfold(call: OpCall, **linear: Any) -> RuleDraft:
+    """Windows along one dim, which stays whole; others pass."""
+    draft = RuleDraft(call)
+    shape, result = call.shape("self"), call.results[0].shape
+    dim = call.dim(call.attributes["dimension"], len(shape))
+    held = draft.letters(shape, whole=(dim,))
+    draft.put("self", held)
+    if shape:
+        windows, inside = (draft.factor(draft.letter(), result[d], cut=False) for d in (dim, -1))
+        draft.result(0, [*(windows if d == dim else h for d, h in enumerate(held)), inside])
+    return apply_linear(draft, **linear)
+
+
+def unfold_backward(call: OpCall, **linear: Any) -> RuleDraft:
+    """Windows added up along one dim, which stays whole; others pass."""
+    draft = RuleDraft(call)
+    result, given = call.results[0].shape, call.shape("grad_in")
+    dim = call.dim(call.attributes["dim"], len(result))
+    held = draft.letters(result, whole=(dim,))
+    draft.result(0, held)
+    windows, inside = (draft.factor(draft.letter(), given[d], cut=False) for d in (dim, -1))
+    draft.put("grad_in", [*(windows if d == dim else h for d, h in enumerate(held)), inside])
+    draft.flops = math.prod(given)
+    return apply_linear(draft, **linear)
+
+
+def searchsorted(call: OpCall, *, sequence: str, values: str) -> RuleDraft:
+    """How many of a sorted sequence come before each value: parts of the sequence count their own, a pending sum; values can be cut."""
+    draft = RuleDraft(call)
+    steps = call.shape(sequence)
+    if call.slot(values) is None:
+        return draft
+    shape = call.shape(values)
+    held = draft.letters(shape)
+    counted = draft.factor(draft.letter(), steps[-1], cut=call.attribute("sorter") is None, reduction="sum")
+    draft.put(values, held)
+    draft.put(sequence, [*(held[:-1] if len(steps) > 1 else ()), counted])
+    draft.put("sorter", [*(held[:-1] if len(steps) > 1 else ()), counted])
+    draft.result(0, held)
+    draft.monotone(values, increasing=True)
+    draft.flops = math.prod(shape) * max(steps[-1], 2).bit_length()
+    return draft
+
+
 def concat(call: OpCall) -> RuleDraft:
     """Tensors joined along ``dim``, which stays whole; partial only all together."""
     draft = RuleDraft(call)
@@ -317,6 +459,8 @@ _SHORTER = Exclusion(what="self=S index=S", reason="an index shorter than the te
 FAMILIES = (
     Family(name="embedding", build=embedding),
     Family(name="embedding_backward", build=embedding_backward),
+    Family(name="embedding_bag", build=embedding_bag),
+    Family(name="embedding_bag_backward", build=embedding_bag_backward),
     Family(name="gather", build=gather, keys={**LINEAR}, excludes=(_SHORTER,)),
     Family(name="scatter", build=scatter, keys={**LINEAR, "adds": is_flag}, excludes=(_SHORTER,)),
     Family(name="index_select", build=index_select, keys={**LINEAR}),
@@ -328,6 +472,17 @@ FAMILIES = (
         name="index_put",
         build=index_put,
         excludes=tuple(Exclusion(what=f"values=P({r})", reason="true of a single value only, added everywhere") for r in ("max", "min")),
+    ),
+    Family(name="masked_scatter", build=masked_scatter),
+    Family(name="masked_scatter_backward", build=masked_scatter_backward),
+    Family(name="unfold", build=unfold, keys={**LINEAR}),
+    Family(name="unfold_backward", build=unfold_backward, keys={**LINEAR}),
+    Family(
+        name="searchsorted",
+        build=searchsorted,
+        keys={"sequence": is_text, "values": is_text},
+        required=("sequence", "values"),
+        excludes=tuple(Exclusion(what=f"{name}=P", reason="parts need not be sorted") for name in ("sorted_sequence", "boundaries")),
     ),
     Family(name="concat", build=concat),
     Family(name="pad", build=pad, keys={**LINEAR}),

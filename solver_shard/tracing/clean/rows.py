@@ -212,6 +212,21 @@ def _filled(draft: ProgramDraft, value: DraftValue, form: D.Dims) -> int:
     return draft.emit("aten.full.default", (), maker.attributes | {"size": shape}, [(shape, draft.dtype(value))])[0]
 
 
+def masked(ctx: Context, node: RawNode) -> Result:
+    """masked_scatter and its gradient: the mask without the dims at its end that it is only expanded to, along which elements are whole."""
+    draft, use = ctx.draft, node.arguments["mask"]
+    mask = ctx.value(use)
+    dims = list(mask.dims)
+    for d in reversed(range(len(dims))):
+        if not dims[d] or any(atom[0] != D.BROADCAST for atom in dims[d]):
+            break
+        dims[d] = ()
+    operands: list[int] = []
+    narrow = DraftValue(mask.base, tuple(dims), mask.raws)
+    attributes = refer(node.arguments, lambda u: draft.plain(narrow if u == use else ctx.value(u)), operands)
+    return ctx.write(node, node.op, operands, attributes)
+
+
 def layer_norm(ctx: Context, node: RawNode) -> Result:
     """native_layer_norm: rows apart, normalised dims last."""
     a, (shape, dtype) = node.arguments, ctx.result(node)
@@ -388,8 +403,9 @@ ROWS = {
     "embedding": embedding, "embedding_dense_backward": embedding_backward,
     "nll_loss_forward": nll_forward, "nll_loss_backward": nll_backward,
     "nll_loss2d_forward": nll_forward, "nll_loss2d_backward": nll_backward,
-    **{name: loss for name in ("binary_cross_entropy_with_logits", *_LOSSES)},
+    **dict.fromkeys(("binary_cross_entropy_with_logits", *_LOSSES), loss),
     **{f"{name}_backward": loss_backward for name in _LOSSES},
+    "masked_scatter": masked, "masked_scatter_backward": masked,
     "_conj": physical, "_neg_view": physical,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,
 }  # fmt: skip
