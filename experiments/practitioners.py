@@ -330,8 +330,8 @@ def markdown(rows: list[dict[str, Any]], before: dict[str, dict[str, Any]]) -> s
     lines = [
         __doc__.split("\n\n")[0],
         "",
-        f"torch {torch.__version__}. Made by `python experiments/practitioners.py`; before: commit a6423e8. H100s, one step. Small twins of",
-        "all rows are verified on four devices.",
+        f"torch {torch.__version__}. Made by `python experiments/practitioners.py`; before: commit a6423e8. H100s, one step. Small twins",
+        "of all rows are verified on four devices.",
         "",
         "| what | mesh | before: time, peak, collectives | now: time, peak, collectives | without a rule before | verify |",
         "|---|---|---|---|---|---|",

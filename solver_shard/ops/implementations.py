@@ -265,7 +265,7 @@ def _masked_bags(_op: Op, a: dict[str, Any], part: Part) -> Results:
 
 def _own_bags(_op: Op, a: dict[str, Any], part: Part) -> Results:
     """Every device looks at all indices, and adds up the rows of its own bags."""
-    made = kernels.embedding_bag(a, part.size, part, part.length)
+    made = kernels.embedding_bag(a, part.size, part.own, part.length)
     return made, *kernels.bag_results(a, part.size, a["shapes"])
 
 
@@ -282,7 +282,7 @@ def _own_bag_rows(_op: Op, a: dict[str, Any], part: Part) -> Results:
 
 
 def _own_bag_gradients(_op: Op, a: dict[str, Any], part: Part) -> Results:
-    return (kernels.embedding_bag_backward(a, part.size, part),)
+    return (kernels.embedding_bag_backward(a, part.size, part.own),)
 
 
 def _masked_take(_op: Op, a: dict[str, Any], part: Part) -> Results:

@@ -23,18 +23,13 @@ depend on the dtype and the device, and read them in the backward pass; here the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-
-class Part(Protocol):
-    """What one device has of a dim; see ``ops.implementations``."""
-
-    def own(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which positions lie in the part, and where in it."""
-
+Own = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Which of some positions are a device's own, and where in its part; see ``ops.implementations``."""
 
 SUM, MEAN, MAX = range(3)
 """Modes of an embedding bag."""
@@ -60,13 +55,13 @@ def fitted(found: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return found if tuple(found.shape) == tuple(shape) else found.new_zeros(tuple(shape))
 
 
-def embedding_bag(a: Mapping[str, Any], count: int, own: Part | None = None, length: int = 0) -> torch.Tensor:
+def embedding_bag(a: Mapping[str, Any], count: int, own: Own | None = None, length: int = 0) -> torch.Tensor:
     """Sums or means of the rows of each of the ``count`` bags, or of the ``length`` of them that are a device's own; ``[bags, width]``."""
     weight, indices, scale = a["weight"], a["indices"], a.get("per_sample_weights")
     bag, sizes = bags_of(a, count)
     left_out, at = indices == a["padding_idx"], bag
     if own is not None:
-        here, at = own.own(bag)
+        here, at = own(bag)
         left_out = left_out | ~here
     if own is not None and not length:
         return weight.new_zeros((0, weight.shape[1]))
@@ -76,7 +71,7 @@ def embedding_bag(a: Mapping[str, Any], count: int, own: Part | None = None, len
     return weight.new_zeros((count if own is None else length, weight.shape[1])).index_add(0, at, rows)
 
 
-def embedding_bag_backward(a: Mapping[str, Any], count: int, own: Part | None = None) -> torch.Tensor:
+def embedding_bag_backward(a: Mapping[str, Any], count: int, own: Own | None = None) -> torch.Tensor:
     """The gradient of the table of ``embedding_bag``, from that of all ``count`` bags or of a device's ``own``."""
     gradient, indices, scale = a["grad"], a["indices"], a.get("per_sample_weights")
     bag, sizes = bags_of(a, count)
@@ -85,7 +80,7 @@ def embedding_bag_backward(a: Mapping[str, Any], count: int, own: Part | None = 
     left_out = indices == a["padding_idx"]
     at = bag
     if own is not None:
-        here, at = own.own(bag)
+        here, at = own(bag)
         left_out = left_out | ~here
     table = gradient.new_zeros((a["num_weights"], gradient.shape[1]))
     if not gradient.shape[0]:
