@@ -52,7 +52,8 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
       master
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
     state -> parameter     the transition of the new values, after the step                                     _moves
-    output -> buffer       the new value is written where the buffer lies                                       free_table
+    output -> buffer,      the new value is written where the old one lies                                      free_table
+      input
     clip -> state          the axes that cut the state are among those of the norm                              norm_table
 
 **Parameters, states, gradients** are three nodes of a trained parameter, so ZeRO-1, 2, 3 (Rajbhandari et al., SC 2020), hybrid sharding and
@@ -81,7 +82,8 @@ m[v] is the fullest shard of each layout (``_bytes``); the intervals are
     result of an op                     from the op until the last of its groups has begun (until the last forward one, where it is held)
     copy                                from the transition to the group's last reader
     alias, hold                         none: the bytes are the producer's, then a tail's, a keep's or a storage's
-    result of a view                    none: what it views lives longer instead
+    result of a view                    none: what it views lives longer instead; so it is with what an op has written into a part of
+                                        a buffer or input (program.in_place), which costs the time of that part only
     step of a parameter                 [T, T + 1)
 
 *Tails.* A group that reads a tensor as it is may go on after the tensor's own bytes end; several such groups read the same bytes. So the

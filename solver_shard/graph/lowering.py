@@ -72,7 +72,7 @@ from solver_shard.graph.tables import (
 )
 from solver_shard.graph.templates import TemplateRestriction
 from solver_shard.layout import Layout
-from solver_shard.program import DTYPE_BYTES, Program, Role, places
+from solver_shard.program import DTYPE_BYTES, Program, Role, in_place, places
 from solver_shard.rules.rulebook import Rulebook
 
 LINEAR = ("avg", "sum")
@@ -191,6 +191,7 @@ class _Lowerer:
         self.even = rulebook.conservative
         self.lives = liveness(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
+        self.written = in_place(program)
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
@@ -419,8 +420,8 @@ class _Lowerer:
         op = self.program.ops[i]
         fused = tuple(t in self.fused for t in (*op.operands, *op.results))
         times = self._once(
-            ("op cost", id(column), op.name, fused),
-            lambda: repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused), self.microbatches),
+            ("op cost", id(column), op.name, fused, i in self.written),
+            lambda: repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused, i in self.written), self.microbatches),
         )
         v = self._add(OpNode(op=i), np.zeros_like(times), (i, i), times)
         for j, t in enumerate(op.results):

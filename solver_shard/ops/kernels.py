@@ -10,6 +10,9 @@ Heads by sequence: ``[batch, heads, queries, width]``; ``sums`` are the logarith
 queries]``, f32 or wider, as the kernel returns them. The matrix of scores is made whole, which flash kernels avoid (Dao et al.,
 arXiv:2205.14135, whose backward pass this is, without the tiles).
 
+**Embedding bags**: torch's kernels leave their further results (the bag of each index, sizes of bags) in shapes and with values that
+depend on the dtype and the device, and read them in the backward pass; here they follow from the offsets.
+
 **Experts**: rows are sorted by expert inside each sequence.
 
 >>> rows, weights = torch.ones(1, 3, 2), torch.stack([torch.eye(2), 2 * torch.eye(2)])
@@ -20,10 +23,73 @@ arXiv:2205.14135, whose backward pass this is, without the tiles).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+Own = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Which of some positions are a device's own, and where in its part; see ``ops.implementations``."""
+
+SUM, MEAN, MAX = range(3)
+"""Modes of an embedding bag."""
+
+
+def bags_of(a: Mapping[str, Any], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bag of every index of an embedding bag, and how many indices each of the ``count`` bags counts, padding left out."""
+    indices = a["indices"]
+    places = torch.arange(len(indices), dtype=a["offsets"].dtype, device=indices.device)
+    bag = torch.searchsorted(a["offsets"][:count].contiguous(), places, right=True) - 1
+    sizes = torch.zeros(count, dtype=torch.int64, device=indices.device).index_add(0, bag, (indices != a["padding_idx"]).long())
+    return bag, sizes
+
+
+def bag_results(a: Mapping[str, Any], count: int, shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+    """The further results of a sum or mean of bags: the bag of every index, the sizes of bags, and what only a maximum has."""
+    bag, sizes = bags_of(a, count)
+    return fitted(bag, shapes[1]), sizes.to(a["offsets"].dtype), sizes.new_zeros(tuple(shapes[3]))
+
+
+def fitted(found: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A result that torch's kernels leave empty in some cases, in the shape that the trace has for it."""
+    return found if tuple(found.shape) == tuple(shape) else found.new_zeros(tuple(shape))
+
+
+def embedding_bag(a: Mapping[str, Any], count: int, own: Own | None = None, length: int = 0) -> torch.Tensor:
+    """Sums or means of the rows of each of the ``count`` bags, or of the ``length`` of them that are a device's own; ``[bags, width]``."""
+    weight, indices, scale = a["weight"], a["indices"], a.get("per_sample_weights")
+    bag, sizes = bags_of(a, count)
+    left_out, at = indices == a["padding_idx"], bag
+    if own is not None:
+        here, at = own(bag)
+        left_out = left_out | ~here
+    if own is not None and not length:
+        return weight.new_zeros((0, weight.shape[1]))
+    rows = weight[indices].masked_fill(left_out.unsqueeze(-1), 0)
+    rows = rows if scale is None else rows * scale.unsqueeze(-1)
+    rows = rows if a["mode"] == SUM else rows / sizes[bag].clamp(min=1).unsqueeze(-1).to(rows.dtype)
+    return weight.new_zeros((count if own is None else length, weight.shape[1])).index_add(0, at, rows)
+
+
+def embedding_bag_backward(a: Mapping[str, Any], count: int, own: Own | None = None) -> torch.Tensor:
+    """The gradient of the table of ``embedding_bag``, from that of all ``count`` bags or of a device's ``own``."""
+    gradient, indices, scale = a["grad"], a["indices"], a.get("per_sample_weights")
+    bag, sizes = bags_of(a, count)
+    if a["scale_grad_by_freq"]:
+        scale = 1.0 / torch.bincount(indices, minlength=a["num_weights"])[indices].to(gradient.dtype)
+    left_out = indices == a["padding_idx"]
+    at = bag
+    if own is not None:
+        here, at = own(bag)
+        left_out = left_out | ~here
+    table = gradient.new_zeros((a["num_weights"], gradient.shape[1]))
+    if not gradient.shape[0]:
+        return table
+    rows = gradient[at].masked_fill(left_out.unsqueeze(-1), 0)
+    rows = rows if scale is None else rows * scale.unsqueeze(-1)
+    rows = rows if a["mode"] == SUM else rows / sizes[bag].clamp(min=1).unsqueeze(-1).to(rows.dtype)
+    return table.index_add(0, indices, rows)
+
 
 FORWARD = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
 BACKWARD = ("aten._scaled_dot_product_flash_attention_for_cpu_backward.default",)

@@ -27,13 +27,13 @@ import torch
 
 from solver_shard.errors import InternalError
 from solver_shard.layout import Layout
-from solver_shard.ops.bound import bind
+from solver_shard.ops.bound import bind, bind_inside
 from solver_shard.ops.implementations import FREE, Part, Running, way_of
 from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
 from solver_shard.ops.run import DTYPES, arguments_of, call
 from solver_shard.ops.shards import Box, Shape, boxes, local_move
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Op, Phase, Program, Role
+from solver_shard.program import Op, Phase, Program, Role, in_place
 from solver_shard.runtime.collectives import Communicator, Move, in_turn, prepare
 from solver_shard.runtime.schedule import Bring, Run, Schedule, Take, schedule
 
@@ -204,6 +204,7 @@ def compile_step(
     checks: list[tuple[tuple[int, Shape, str], ...]] = []
     taken: set[int] = set()
     layouts = {t: plan.tensors[t].layout for t in program.sources()}
+    inside = in_place(program)
     for instruction in order.instructions:
         if isinstance(instruction, Bring):
             reshard = plan.reshards[instruction.reshard]
@@ -224,7 +225,8 @@ def compile_step(
             run = _seed(instruction.results[0], dtype, instruction.drops)
             checks.append(())
         else:
-            local = localise(plan, program, instruction, device, random.get(instruction.op), place or torch.device("cpu"))
+            number, inner = random.get(instruction.op), instruction.op in inside
+            local = localise(plan, program, instruction, device, number, place or torch.device("cpu"), inside=inner)
             expected = _expected(plan, program, instruction, device)
             run = _op(local, plan, program, instruction, communicator, watch, expected)
             checks.append(expected)
@@ -582,7 +584,16 @@ class LocalOp:
     number: int | None = None
 
 
-def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
+def localise(
+    plan: Plan,
+    program: Program,
+    instruction: Run,
+    device: int,
+    number: int | None = None,
+    place: torch.device = _CPU,
+    *,
+    inside: bool = False,
+) -> LocalOp:
     """One op as one device runs it: a function of local tensors, prepared once.
 
     >>> local = localise(plan, program, instruction, device=0)
@@ -592,12 +603,20 @@ def localise(plan: Plan, program: Program, instruction: Run, device: int, number
     Args:
         number: of a random op, among those of the program.
         place: where tensors are made.
+        inside: the op writes into its operand 0 (``program.in_place``).
 
     Raises:
         InputError: a random op that must be drawn whole is cut, or an op cannot be executed here.
         InternalError: the plan cannot be executed there.
     """
-    return _Device(plan, program, instruction, device, number, place).op()
+    return _Device(plan, program, instruction, device, number, place, inside).op()
+
+
+def _as_stored(plan: Plan, program: Program, i: int) -> bool:
+    """Whether what an op writes into is a source as it is stored, through all such ops before it; no copy that a reshard has made."""
+    t, makers = program.ops[i].operands[0], program.producers()
+    given = next(reshard for reshard in plan.reshards if (i, 0) in reshard.readers)
+    return not given.copy and (t not in makers or _as_stored(plan, program, makers[t][0]))
 
 
 def where(plan: Plan, program: Program, i: int) -> str:
@@ -607,8 +626,10 @@ def where(plan: Plan, program: Program, i: int) -> str:
 
 
 class _Device:
-    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device) -> None:
-        self.number, self.place = number, place
+    def __init__(
+        self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device, inside: bool
+    ) -> None:
+        self.number, self.place, self.inside = number, place, inside
         self.plan, self.program, self.instruction, self.device, self.mesh = plan, program, instruction, device, plan.mesh
         self.op_, self.planned = program.ops[instruction.op], plan.ops[instruction.op]
         self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
@@ -639,7 +660,7 @@ class _Device:
         if number is not None:
             return LocalOp(reads=reads, run=_arranged(self._random(), arrange, keyed=True), number=number)
         shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
-        bound = bind(op, shapes, self.lengths)
+        bound = bind_inside(op, self.lengths) if self.inside else bind(op, shapes, self.lengths)
         run = bound.function if op.name not in _LEAVING else lambda *local: _whole_storage(bound.function(*local))
         return LocalOp(reads=reads, run=_arranged(run, arrange), single=bound.single)
 
@@ -653,7 +674,8 @@ class _Device:
                 items.append(self._unread(j))
                 continue
             before, shape = self.plan.reshards[position].layout, self.program.tensors[t].shape
-            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device)))
+            own = j > 0 or not self.inside or not _as_stored(self.plan, self.program, self.instruction.op)
+            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device, own=own)))
         if all(isinstance(item, tuple) and item[1] is None for item in items):
             return None
 
@@ -735,7 +757,8 @@ class _Device:
             return started if isinstance(started, tuple) else _there(self.place, started)
 
         if self.number is None:
-            return lambda *local: start(arguments_of(op, local))
+            known = {"shapes": self.lengths, "inside": self.inside}
+            return lambda *local: start(arguments_of(op, local) | known)
         drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
 
         def keyed(key: Key, *local: torch.Tensor) -> Running | Results:

@@ -41,7 +41,7 @@ from solver_shard.ops.implementations import free
 from solver_shard.ops.shards import Parts, boxes, groups, join, local_move, shard
 from solver_shard.options import Options
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Program, Role
+from solver_shard.program import Program, Role, in_place
 from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.optimizer import clipping_scale, norm_of
 from solver_shard.runtime.schedule import Run
@@ -194,6 +194,8 @@ class _SimulatedStep:
         """A device's part of a source, and on device 0 the optimizer's state of it, which is there for the whole step."""
         tensor, planned = self.program.tensors[t], self.plan.tensors[t]
         part = shard(whole, planned.layout, self.plan.mesh, watch.member.device)
+        if t in watch.written:
+            part = part.clone()  # the step writes into it, and its values are those of other devices too
         if watch.meter is None:
             return part
         part = part.clone()  # in a storage of its own
@@ -257,6 +259,7 @@ class _Watch:
 
     Attributes:
         stay: optimizer states, which are on the device for the whole step.
+        written: what ops write into.
     """
 
     def __init__(self, step: _SimulatedStep, member: SimulatedDevice) -> None:
@@ -264,6 +267,7 @@ class _Watch:
         self.meter = step.meter if member.device == 0 else None
         self.reference: Values = {}
         self.time, self.stay = 0, list[torch.Tensor]()
+        self.written = {step.program.ops[i].operands[0] for i in in_place(step.program)}
 
     def microbatch(self, reference: Values) -> None:
         """The next microbatch begins, of which this is known."""

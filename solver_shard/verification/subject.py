@@ -116,6 +116,8 @@ class Subject:
         assert self.model is not None, "asked of a model only"
         assert self.inputs is not None, "asked of a model only"
         tensors = self.tensors(microbatch)
+        written = {self.program.tensors[s].name for t in self.program.outputs for s in self.program.written(t)}
+        tensors |= {name: tensors[name].clone() for name in written & tensors.keys()}  # the model writes into them
         return {
             name: tensors.get(name, tensors.get(f"input.{name}", given)).to(given.dtype)  # where the program is widened, it is not
             for name, given in named_tensors(self.model, self.inputs).items()

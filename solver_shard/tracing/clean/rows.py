@@ -5,6 +5,7 @@ Each runs on operands whose batch and sequence dims are apart; its result is a l
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -211,6 +212,21 @@ def _filled(draft: ProgramDraft, value: DraftValue, form: D.Dims) -> int:
     return draft.emit("aten.full.default", (), maker.attributes | {"size": shape}, [(shape, draft.dtype(value))])[0]
 
 
+def masked(ctx: Context, node: RawNode) -> Result:
+    """masked_scatter and its gradient: the mask without the dims at its end that it is only expanded to, along which elements are whole."""
+    draft, use = ctx.draft, node.arguments["mask"]
+    mask = ctx.value(use)
+    dims = list(mask.dims)
+    for d in reversed(range(len(dims))):
+        if not dims[d] or any(atom[0] != D.BROADCAST for atom in dims[d]):
+            break
+        dims[d] = ()
+    operands: list[int] = []
+    narrow = DraftValue(mask.base, tuple(dims), mask.raws)
+    attributes = refer(node.arguments, lambda u: draft.plain(narrow if u == use else ctx.value(u)), operands)
+    return ctx.write(node, node.op, operands, attributes)
+
+
 def layer_norm(ctx: Context, node: RawNode) -> Result:
     """native_layer_norm: rows apart, normalised dims last."""
     a, (shape, dtype) = node.arguments, ctx.result(node)
@@ -322,6 +338,50 @@ def nll_backward(ctx: Context, node: RawNode) -> Result:
     return DraftValue(made[0], D.permute(common.dims, (0, last, *range(1, last))))
 
 
+def loss(ctx: Context, node: RawNode) -> Result:
+    """mse_loss, huber_loss, ...: a sum over all elements, then for a mean one division, so that any dim may be cut, also unevenly."""
+    a, draft = node.arguments, ctx.draft
+    shape, (_, dtype), kind = ctx.value(a["self"]).shape, ctx.result(node), _REDUCTIONS[a["reduction"]]
+    if kind == "none":
+        return pointwise(ctx, node) if ctx.result(node)[0] == shape else ctx.generic(node)
+    found = uses_of(node)
+    values = [ctx.value(use) for use in found]
+    if not shape or any(len(v.shape) > len(shape) for v in values) or ctx.value(a["target"]).shape != shape:
+        return ctx.generic(node)
+    common = align(draft, values, shape)
+    operands: list[int] = []
+    attributes = refer(node.arguments, dict(zip(found, common.tensors, strict=True)).__getitem__, operands)
+    (total,) = draft.emit(node.op, operands, attributes | {"reduction": _REDUCTIONS.index("sum")}, [((), dtype)], raws=_raws(values))
+    return draft.whole(_over(draft, total, dtype, math.prod(shape)) if kind == "mean" else total)
+
+
+def loss_backward(ctx: Context, node: RawNode) -> Result:
+    """The gradient of a mean is that of the sum by the gradient over the number of elements.
+
+    In f16 it is left as it is: a gradient over many elements would be too small a number.
+    """
+    a, draft, (shape, dtype) = node.arguments, ctx.draft, ctx.result(node)
+    kind, gradient = _REDUCTIONS[a["reduction"]], a["grad_output"]
+    if kind == "none":
+        return pointwise(ctx, node)
+    found = [use for use in dict.fromkeys(uses_of(node)) if use != gradient]
+    values = [ctx.value(use) for use in found]
+    if not shape or dtype == "f16" or any(v.shape != shape for v in values) or ctx.value(gradient).shape:
+        return ctx.generic(node)
+    given = draft.plain(ctx.value(gradient))
+    given = _over(draft, given, dtype, math.prod(shape)) if kind == "mean" else given
+    common = align(draft, values, shape)
+    tensor_of = dict(zip(found, common.tensors, strict=True)) | {gradient: given}
+    operands: list[int] = []
+    attributes = refer(node.arguments, tensor_of.__getitem__, operands) | {"reduction": _REDUCTIONS.index("sum")}
+    made = draft.emit(node.op, operands, attributes, [(common.shape, dtype)], raws=_raws(values))
+    return DraftValue(made[0], common.dims)
+
+
+def _over(draft: ProgramDraft, number: int, dtype: str, count: int) -> int:
+    return draft.emit("aten.div.Scalar", (number,), {"self": Ref(0), "other": count}, [((), dtype)])[0]
+
+
 def _classes_last(scores: DraftValue) -> DraftValue:
     """Classes are dim 1 of what torch's loss reads, whether images follow or not."""
     order = (0, *range(2, len(scores.dims)), 1)
@@ -332,6 +392,8 @@ def _raws(values: list[DraftValue]) -> list[str]:
     return [raw for value in values for raw in value.raws]
 
 
+_LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")
+
 ROWS = {
     "sum": reduction, "mean": reduction, "amax": reduction, "amin": reduction, "logsumexp": reduction,
     "_softmax": along, "_log_softmax": along, "_safe_softmax": along, "cumsum": along, "flip": along,
@@ -341,6 +403,9 @@ ROWS = {
     "embedding": embedding, "embedding_dense_backward": embedding_backward,
     "nll_loss_forward": nll_forward, "nll_loss_backward": nll_backward,
     "nll_loss2d_forward": nll_forward, "nll_loss2d_backward": nll_backward,
+    **dict.fromkeys(("binary_cross_entropy_with_logits", *_LOSSES), loss),
+    **{f"{name}_backward": loss_backward for name in _LOSSES},
+    "masked_scatter": masked, "masked_scatter_backward": masked,
     "_conj": physical, "_neg_view": physical,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,
 }  # fmt: skip
