@@ -1,7 +1,7 @@
 """Kernels written out as plain torch ops: attention, and the products and counts of a mixture of experts.
 
-**Attention** as products and a softmax, for devices that lack the kernel of the traced op (which is the CPU's), and for all that the CPU has
-no kernel of: dropout, values of another width than keys, learned masks, and functions of scores (see :mod:`solver_shard.tracing.attention`).
+**Attention** as products and a softmax, for devices that lack the kernel of the traced op (which is the CPU's), and for all that the CPU
+has no kernel of: dropout, values of another width than keys, learned masks, functions of scores (:mod:`solver_shard.tracing.attention`).
 
 >>> out, sums = forward(query, key, value, mask=None, causal=True, scale=None)                                   # doctest: +SKIP
 >>> dquery, dkey, dvalue = backward(gradient, query, key, value, out, sums, mask=None, causal=True, scale=None)  # doctest: +SKIP
@@ -44,7 +44,7 @@ def run(a: Mapping[str, Any], keep: torch.Tensor | None = None) -> tuple[torch.T
         keep: which weights dropout leaves, where there is dropout: ``[batch, heads, queries, keys]``.
     """
     buffers = tuple(a.get("buffers") or ())
-    options = {"mask": a.get("attn_mask"), "scale": a.get("scale"), "buffers": buffers, "modify": _modify(a)}
+    options: dict[str, Any] = {"mask": a.get("attn_mask"), "scale": a.get("scale"), "buffers": buffers, "modify": _modify(a)}
     p = float(a["dropout_p"])
     left = None if keep is None else keep * (1.0 / (1.0 - p) if p < 1.0 else 0.0)
     if "grad_out" not in a:
@@ -188,9 +188,7 @@ def _modify(a: Mapping[str, Any]) -> Modify | None:
 # Functions of scores.
 
 
-def over_scores(
-    text: str, scores: torch.Tensor | None, places: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def over_scores(text: str, scores: torch.Tensor | None, places: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> torch.Tensor:
     """A function of one score at every score: ``[batch, heads, queries, keys]``.
 
     >>> causal = '[["aten.ge.Tensor", {"self": "%q", "other": "%kv"}]]'
@@ -202,19 +200,20 @@ def over_scores(
         places: positions of batch, heads, queries and keys, one vector each.
     """
     steps = read_function(text)
+    here = [torch.arange(len(place), device=place.device) for place in places[:2]]
 
     def one(*given: torch.Tensor) -> torch.Tensor:
-        names = ("%score", "%b", "%h", "%q", "%kv") if scores is not None else ("%b", "%h", "%q", "%kv")
-        known = dict(zip(names, given, strict=True)) | {f"%x{i}": buffer for i, buffer in enumerate(buffers)}
+        names = ("%b", "%h", "%q", "%kv", "%b.own", "%h.own", "%score")
+        known = dict(zip(names, given, strict=False)) | {f"%x{i}": buffer for i, buffer in enumerate(buffers)}
         for i, (target, arguments) in enumerate(steps):
             known[f"%{i}"] = target(**{name: _known(value, known) for name, value in arguments.items()})
         return known[f"%{len(steps) - 1}"]
 
-    first: tuple[int | None, ...] = () if scores is None else (0,)
+    last: tuple[int, ...] = () if scores is None else (0,)
     over: Callable[..., torch.Tensor] = one
     for dim in (3, 2, 1, 0):
-        over = torch.vmap(over, in_dims=(*first, *(0 if d == dim else None for d in range(4))))
-    return over(*(() if scores is None else (scores,)), *places)
+        over = torch.vmap(over, in_dims=(*(0 if d == dim else None for d in (0, 1, 2, 3, 0, 1)), *last))
+    return over(*places, *here, *(() if scores is None else (scores,)))
 
 
 def _known(value: Any, known: Mapping[str, torch.Tensor]) -> Any:
@@ -238,12 +237,12 @@ def visible(mask: str, queries: int, keys: int) -> tuple[float, ...]:
     """
     steps = [(target, arguments) for target, arguments in read_function(mask)]
     rows, columns = (torch.linspace(0, n - 1, min(n, _GRID)).round().long() for n in (queries, keys))
-    known: dict[str, torch.Tensor | None] = {"%q": rows.unsqueeze(1), "%kv": columns, "%b": torch.tensor(0), "%h": torch.tensor(0)}
+    known: dict[str, torch.Tensor | None] = {"%q": rows.unsqueeze(1), "%kv": columns, "%b": rows[:1], "%h": rows[:1]}
     for i, (target, arguments) in enumerate(steps):
         reads = [value for value in _leaves(list(arguments.values())) if isinstance(value, str) and value.startswith("%")]
         unknown = [value for value in reads if known.get(value) is None]
         if not unknown:
-            known[f"%{i}"] = target(**{name: _known(value, known) for name, value in arguments.items()})  # type: ignore[arg-type]
+            known[f"%{i}"] = target(**{name: _known(value, known) for name, value in arguments.items()})
         elif len(reads) == 2 and len(unknown) == 1 and target.name() in ("aten::bitwise_and.Tensor", "aten::logical_and"):
             known[f"%{i}"] = known[next(value for value in reads if value not in unknown)]
         else:

@@ -9,20 +9,23 @@ scores of ``[batch, heads, queries, keys]`` elements, which an accelerator never
 values of another width than keys (latent attention), learned masks, masks of other ranks. With dropout the CPU's op is called all the same.
 
 **flex_attention** (Dong et al., arXiv:2412.05496) is ``shard.attention`` with its functions: ``score_mod``, by which soft caps, relative
-positions and learned biases are written, and ``mask_mod`` (causal, sliding windows, packed documents). They are kept as text, the ops of one
-score in order, with what they read of captured tensors (``%x0``, ...), so that a device runs them on its part, at the positions of the whole:
+positions and learned biases are written, and ``mask_mod`` (causal, sliding windows, packed documents). They are kept as text, the ops of
+one score in order, with what they read of captured tensors (``%x0``, ...), so that a device runs them on its part, at the positions of
+the whole:
 
     [["aten.ge.Tensor", {"self": "%q", "other": "%kv"}]]            q_idx >= kv_idx; the last step is the result
 
-Queries may be cut as they are; positions in the batch and of heads are operands (``batches``, a vector, and ``heads``, a column, for one
-tensor could not be cut as both), cut as the queries are. The blocks
-of a ``BlockMask`` are not in the program: kernels skip them, which the price of an attention knows from its mask (``ops.kernels.visible``).
+A captured tensor of which every reading picks the score's own sequence or head (``slopes[h]``, ``documents[b, q]``) is cut along that dim
+with the scores, where a device finds it at ``%h.own`` or ``%b.own``; all others are whole. Positions in the batch and of heads are
+operands (``batches``, a vector, and ``heads``, a column, for one tensor could not be cut as both), cut as the queries are. The blocks of a
+``BlockMask`` are not in the program: kernels skip them, which the price of an attention knows from its mask (``ops.kernels.visible``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import operator
@@ -93,9 +96,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # torch is not
         wanted = [ctx.needs_input_grad[3], *ctx.needs_input_grad[5:]]
         gradient = torch.zeros_like(out) if gradient is None else gradient
         options = (batches, heads, *ctx.options)
-        made = torch.ops.shard.attention_backward(
-            gradient, slope, query, key, value, out, sums, attn_mask, list(buffers), *options, wanted
-        )
+        made = torch.ops.shard.attention_backward(gradient, slope, query, key, value, out, sums, attn_mask, list(buffers), *options, wanted)
         extra = iter(made[3:])
         mask, *rest = (next(extra) if asked else None for asked in wanted)
         return *made[:3], mask, None, *rest
@@ -187,12 +188,39 @@ def _traced_flex(
     score = "" if score_mod is flex._identity else function_text(score_mod, buffers, scored=True, like=query)
     mask_mod = block_mask[-1]
     mask = "" if mask_mod is flex.noop_mask else function_text(mask_mod, buffers, scored=False, like=query)
+    score, mask = _with_own(score, mask, [tuple(x.shape) for x in buffers], query.shape)
     batches = torch.arange(query.shape[0], device=query.device) if '"%b"' in score + mask else None
     heads = torch.arange(query.shape[1], device=query.device).unsqueeze(1) if '"%h"' in score + mask else None
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
     out, sums = _Attention.apply(query, key, value, None, (batches, heads, score, mask, 0.0, False, scale), *buffers)
     return out, sums / math.log(2.0), sums.new_empty(0)
+
+
+def _with_own(score: str, mask: str, buffers: Sequence[Sequence[int]], lead: Sequence[int]) -> tuple[str, str]:
+    """The functions, with places on the device where all readings of a captured tensor pick the score's own sequence or head."""
+    functions = [json.loads(text) if text else [] for text in (score, mask)]
+    for i, shape in enumerate(buffers):
+        readings = [
+            arguments["indices"] if op == "aten.index.Tensor" and arguments["self"] == f"%x{i}" else []
+            for op, arguments in itertools.chain(*functions)
+            if f'"%x{i}"' in json.dumps(arguments)
+        ]
+        for dim, size in enumerate(shape):
+            for name, count in (("%b", lead[0]), ("%h", lead[1])):
+                if size == count and all(reading[dim : dim + 1] == [name] for reading in readings):
+                    for reading in readings:
+                        reading[dim] = f"{name}.own"
+    return json.dumps(functions[0]) if score else "", json.dumps(functions[1]) if mask else ""
+
+
+def own_dims(score: str, mask: str, place: int) -> Mapping[int, str]:
+    """Which dims of a captured tensor are the scores' own sequences (``%b``) or heads (``%h``)."""
+    found: dict[int, str] = {}
+    for _, arguments in (*read_function(score or "[]"), *read_function(mask or "[]")):
+        if arguments.get("self") == f"%x{place}":
+            found |= {dim: name[:2] for dim, name in enumerate(arguments.get("indices", ())) if name.endswith(".own")}
+    return found
 
 
 # Functions of scores as text.
@@ -203,9 +231,7 @@ _READERS = frozenset({"index", "select", "_to_copy", "view", "unsqueeze", "squee
 """Ops of functions beside those that torch says are elementwise."""
 
 
-def function_text(
-    function: Callable[..., torch.Tensor], buffers: list[torch.Tensor], *, scored: bool, like: torch.Tensor
-) -> str:
+def function_text(function: Callable[..., torch.Tensor], buffers: list[torch.Tensor], *, scored: bool, like: torch.Tensor) -> str:
     """The ops of a ``score_mod`` (``scored``) or a ``mask_mod`` as text; tensors that it captures are appended to ``buffers``.
 
     >>> function_text(lambda b, h, q, kv: q >= kv, [], scored=False, like=torch.empty(0))
@@ -329,7 +355,7 @@ def _steps(graph: fx.Graph, names: Sequence[str]) -> list[Any]:
         else:
             target = _legal(str(node.target))
             arguments = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | node.kwargs
-            step = [str(node.target), {name: _plain(value, known) for name, value in arguments.items() if value is not None}]
+            step: list[Any] = [str(node.target), {name: _plain(value, known) for name, value in arguments.items() if value is not None}]
             both = list(step[1].values()) if step[0] == "aten.bitwise_and.Tensor" else []
             if _TRUE in (given := [steps[int(name[1:])] if name[1:].isdigit() else name for name in both]):
                 known[node] = both[1 - given.index(_TRUE)]

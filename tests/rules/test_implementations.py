@@ -107,7 +107,7 @@ CAUSAL = '[["aten.ge.Tensor", {"self": "%q", "other": "%kv"}]]'
 LEARNED = (
     '[["aten.sub.Tensor", {"self": "%q", "other": "%kv"}], ["aten.add.Tensor", {"self": "%0", "other": 7}], '
     '["aten.index.Tensor", {"self": "%x0", "indices": ["%h", "%1"]}], ["aten.mul.Tensor", {"self": "%score", "other": "%2"}], '
-    '["aten.index.Tensor", {"self": "%x1", "indices": ["%b"]}], ["aten.add.Tensor", {"self": "%3", "other": "%4"}]]'
+    '["aten.index.Tensor", {"self": "%x1", "indices": ["%b.own"]}], ["aten.add.Tensor", {"self": "%3", "other": "%4"}]]'
 )
 
 

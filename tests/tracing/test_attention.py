@@ -141,9 +141,7 @@ def test_flex_attention_is_one_op_with_its_functions(name: str) -> None:
 
 def test_a_checkpointed_attention_runs_again_before_its_backward_pass() -> None:
     attend = FLEX["packed documents"].attend
-    program = trace(
-        Heads(lambda *a: checkpoint(attend, *a, use_reentrant=False)), {"x": X, "words": WORDS}, name="again", loss_fn=squares
-    )
+    program = trace(Heads(lambda *a: checkpoint(attend, *a, use_reentrant=False)), {"x": X, "words": WORDS}, name="again", loss_fn=squares)
     assert [(op.name.split(".")[1], op.recompute) for op in program.ops if "attention" in op.name] == [
         ("attention", False),
         ("attention", True),
@@ -167,7 +165,7 @@ def test_functions_are_kept_as_the_ops_of_one_score() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda _b, _h, q, kv: True if q > kv else False, "control flow"),
+        (lambda _b, _h, q, kv: bool(q > kv), "control flow"),
         (lambda _b, _h, q, kv: torch.ones(5)[q:kv], "integers"),
         (lambda _b, _h, q, _kv: q.expand(3).sum() > 1, "aten.sum"),
     ],

@@ -12,8 +12,9 @@ gradients are pending sums): every device attends from its own queries, with its
 queries are not balanced under a causal mask, and the busiest device, the last, is what is priced.
 
 Functions of scores (``flex_attention``) follow: they run at the positions that a device has, of the batch (``batches``) and of heads
-(``heads``) as operands that are cut with the queries, of queries as ``cut-queries`` says. What they read of other tensors is whole, and the
-gradients of that are pending sums. Keys that a mask function hides are not computed (``ops.kernels.visible``).
+(``heads``) as operands that are cut with the queries, of queries as ``cut-queries`` says. What they read of other tensors is cut along dims
+of sequences and heads (``own_dims``) and else whole, and the gradients of that are pending sums. Keys that a mask function hides are not
+computed (``ops.kernels.visible``).
 
 **Price**: matrix products of 2 b h q s d operations: scores and attended values, d and e wide, then backward the scores again and the
 gradients of query and key, d wide, of value and weights, e wide (Dao, "FlashAttention-2", arXiv:2307.08691, section 3.1).
@@ -29,7 +30,7 @@ from solver_shard.layout import P
 from solver_shard.ops import kernels
 from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.row import Exclusion, Family
-from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD, own_dims
 
 _MASKS = ("attn_mask", "attn_bias")
 _GRADIENTS = ("grad_out", "grad_out_")
@@ -66,7 +67,7 @@ def sdpa(call: OpCall) -> RuleDraft:
 
 
 def sdpa_backward(call: OpCall) -> RuleDraft:
-    """Gradients of query, key, value (and mask, summed where it was broadcast, and what functions read); linear in the incoming gradient."""
+    """Gradients of query, key, value (mask, summed where it was broadcast, what functions read); linear in the incoming gradient."""
     draft = RuleDraft(call)
     made, learned = _gradients(call)
     parts = _parts(draft)
@@ -86,8 +87,8 @@ def sdpa_backward(call: OpCall) -> RuleDraft:
             draft.restrict((*parts.batch, *parts.queries), reduction="sum")
         else:
             draft.alike.append(made[3])
-    for index in learned:
-        draft.result(index, draft.whole(call.results[index].shape))
+    for index, place in learned.items():
+        draft.result(index, _buffer(draft, parts, place))
         draft.restrict((*parts.batch, *parts.queries), reduction="sum")
     draft.linear((name for name in (*_GRADIENTS, "grad_logsumexp") if call.attributes.get(name) is not None), ("sum", "avg"))
     forward = [name for name in ("value", "out", "grad_logsumexp") if call.attributes.get(name) is not None]
@@ -107,14 +108,24 @@ def sdpa_backward(call: OpCall) -> RuleDraft:
     return draft
 
 
-def _gradients(call: OpCall) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Where the gradients of query, key, value and mask are among the results, and those of what functions of scores read."""
+def _gradients(call: OpCall) -> tuple[tuple[int | None, ...], dict[int, int]]:
+    """Where the gradients of query, key, value and mask are among the results, and of which captured tensors the others are."""
     if "grad_input_mask" in call.attributes:
-        return call.present("grad_input_mask", 4), ()
+        return call.present("grad_input_mask", 4), {}
     if "wanted" not in call.attributes:
-        return tuple(range(len(call.results))), ()
-    mask = bool(call.attributes["wanted"][0])
-    return (0, 1, 2, 3 if mask else None), tuple(range(3 + mask, len(call.results)))
+        return tuple(range(len(call.results))), {}
+    mask, *buffers = call.attributes["wanted"]
+    of = [place for place, asked in enumerate(buffers) if asked]
+    return (0, 1, 2, 3 if mask else None), dict(zip(range(3 + bool(mask), len(call.results)), of, strict=True))
+
+
+def _buffer(draft: RuleDraft, parts: _Parts, place: int) -> list[DimFactors]:
+    """What functions of scores read, cut where they read what is of the same sequence or head."""
+    call = draft.call
+    own = own_dims(str(call.attribute("score", "")), str(call.attribute("mask", "")), place)
+    shape = call.at(call.names["buffers"][place]).shape
+    held = {"%b": parts.batch, "%h": parts.queries}
+    return [held[own[d]] if d in own else draft.factor(draft.letter(), size, cut=False) for d, size in enumerate(shape)]
 
 
 def _share(call: OpCall) -> Literal["even", "triangle"]:
@@ -130,7 +141,7 @@ def _seen(call: OpCall) -> tuple[float, ...]:
 
 
 _STEEP = 1.25
-"""Of a causal mask it is 2, of a sliding window over a short part of the sequence 1: from here on contiguous cuts are priced as triangles."""
+"""Of a causal mask it is 2, of a sliding window over a short part of the sequence 1: from here on cuts are priced as triangles."""
 
 
 def _cuttable(call: OpCall) -> bool:
@@ -175,6 +186,8 @@ def _operands(draft: RuleDraft, parts: _Parts) -> None:
     for name in ("logsumexp", "log_sumexp", "grad_logsumexp"):
         if call.slot(name) is not None:
             draft.put(name, _statistics(draft, parts, call.shape(name)))
+    for place, slot in enumerate(call.names.get("buffers", ())):
+        draft.put_slot(slot, _buffer(draft, parts, place))
     draft.put("batches", [parts.batch])
     draft.put("heads", [parts.queries, ()])
 
@@ -209,7 +222,7 @@ def _result(draft: RuleDraft, parts: _Parts, index: int, shape: tuple[int, ...])
 
 
 def _flops(call: OpCall, narrow: int, wide: int) -> int:
-    """Of matrix products along the width of queries, and along that of values; half of them when causal, less where a mask function hides."""
+    """Of matrix products along the width of queries and along that of values: half when causal, less where a mask function hides."""
     batch, heads, query, width = call.shape("query")
     keys, value = call.shape("value")[2:]
     total = 2 * batch * heads * query * keys * (narrow * width + wide * value)
