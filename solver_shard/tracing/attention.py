@@ -29,6 +29,7 @@ import itertools
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -119,14 +120,72 @@ def unfused_flex() -> Iterator[None]:
 @contextlib.contextmanager
 def _flex_calls(kernel: Callable[..., Any]) -> Iterator[None]:
     """What ``flex_attention`` checks and returns stays torch's own (2.13); the kernel that it calls is another."""
-    given = {"flex_attention_hop": kernel, "_validate_device": lambda *_: None, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
-    before = {name: vars(flex)[name] for name in given}
-    vars(flex).update(given)
+    given: list[tuple[dict[str, Any], str, Any]] = [
+        (vars(flex), "flex_attention_hop", kernel),
+        (vars(flex), "_validate_device", lambda *_: None),
+        (vars(flex), "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+        *_of_transformers(),
+    ]
+    before = [(names, name, names[name]) for names, name, _ in given]
+    for names, name, value in given:
+        names[name] = value
     try:
         with torch.compiler.set_stance("force_eager"):  # models compile it by itself
             yield
     finally:
-        vars(flex).update(before)
+        for names, name, value in before:
+            names[name] = value
+
+
+def _of_transformers() -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What the library (5.24) does otherwise on a CPU: it compiles what makes masks, looks into them, and refuses attention sinks."""
+    modules = [sys.modules.get(f"transformers.{name}") for name in ("masking_utils", "integrations.flex_attention", "modeling_utils")]
+    if None in modules:
+        return
+    masks, calls, models = map(vars, modules)
+
+    def create(*args: Any, _compile: bool = False, **kwargs: Any) -> Any:
+        return flex.create_block_mask(*args, **kwargs)
+
+    def call(*args: Any, training: bool = False, **kwargs: Any) -> Any:
+        return flex.flex_attention(*args, **kwargs)
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        """Whatever padding there is is looked at, for whether there is any is not known."""
+        asked, masks["fast_all"] = masks["fast_all"], lambda *_: False
+        try:
+            return known_masks["flex_attention"](*args, **kwargs)
+        finally:
+            masks["fast_all"] = asked
+
+    known_masks = dict(masks["AttentionMaskInterface"]._global_mapping)
+    yield masks["AttentionMaskInterface"]._global_mapping, "flex_attention", mask
+    yield masks, "create_block_mask", create
+    yield calls, "compile_friendly_flex_attention", call
+    known = models["AttentionInterface"]._global_mapping
+    yield known, "flex_attention", functools.partial(_with_sinks, known["flex_attention"])
+
+
+def _with_sinks(attend: Callable[..., Any], module: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``flex_attention_forward`` of transformers does on an accelerator."""
+    sinks = kwargs.get("s_aux")
+    if sinks is None or not isinstance(mask, flex.BlockMask):
+        return attend(module, query, key, value, mask, *args, **kwargs)
+    cap = kwargs.get("softcap")
+    out, aux = flex.flex_attention(
+        query,
+        key,
+        value,
+        score_mod=None if cap is None else lambda score, *_: cap * torch.tanh(score / cap),
+        block_mask=mask,
+        scale=kwargs.get("scaling"),
+        enable_gqa=True,
+        return_aux=flex.AuxRequest(lse=True),
+    )
+    sums = aux.lse.to(value.dtype).unsqueeze(-1)
+    both = torch.cat([sums, sinks.view(1, -1, 1, 1).expand(sums.shape)], -1)
+    scale = torch.exp(sums - torch.logsumexp(both, -1, keepdim=True))
+    return (out * scale).to(query.dtype).transpose(1, 2).contiguous(), sums.squeeze(-1)
 
 
 class FusedAttention(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
