@@ -38,6 +38,7 @@ from solver_shard.errors import InternalError
 from solver_shard.ops import kernels
 from solver_shard.ops.run import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
 
 Results = tuple[torch.Tensor, ...]
 Running = Generator[tuple[str, torch.Tensor], torch.Tensor, Results]
@@ -572,6 +573,11 @@ def _cut_queries(op: Op, a: dict[str, Any], part: Part) -> Results:
     return call_with(op, changed, [query.shape, key.shape, value] if "backward" in op.name else [(*lead, value[3]), lead])
 
 
+def _own_queries(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """Attention that is told where its queries begin."""
+    return tuple(kernels.run(a | {"start": part.start}, a.get("keep")))
+
+
 def _nothing(op: Op, a: dict[str, Any]) -> Results:
     query = a["query"]
     if "backward" in op.name:
@@ -631,5 +637,7 @@ WAYS: Mapping[tuple[str, str], Way] = {
     ("batch-statistics", "aten.native_batch_norm_backward.default"): Way(run=_batch_norm_backward, argument="input", dim=0),
     ("cut-queries", f"{_FLASH}.default"): Way(run=_cut_queries, argument="query", dim=2),
     ("cut-queries", f"{_FLASH}_backward.default"): Way(run=_cut_queries, argument="query", dim=2),
+    ("cut-queries", ATTENTION): Way(run=_own_queries, argument="query", dim=2),
+    ("cut-queries", ATTENTION_BACKWARD): Way(run=_own_queries, argument="query", dim=2),
 }
 """What runs under the name of an implementation, by op."""

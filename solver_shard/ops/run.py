@@ -268,12 +268,12 @@ def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -
 
 def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
-        if "keep" in a or not a["query"].is_cpu:
-            return kernels.run(a, a.get("keep"))
-        if a.get("dropout_p", 0.0):
+        if "keep" not in a and a.get("dropout_p", 0.0):
             raise InputError(
                 f"{name} with dropout {a['dropout_p']} is called without what its dropout leaves; run the whole program, which draws it"
             )
+        if "keep" in a or not a["query"].is_cpu or not name.startswith("aten."):
+            return kernels.run(a, a.get("keep"))
         return overload_of(name)(**{k: _rows(v) for k, v in a.items()})
 
     return run_attention

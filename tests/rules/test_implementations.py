@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
 from solver_shard.graph.strategies import op_strategies
 from solver_shard.mesh import Mesh
-from solver_shard.ops import implementations
+from solver_shard.ops import implementations, kernels
 from solver_shard.ops.implementations import Part, Way, perform
 from solver_shard.rules.check.shards import legal_strategies, verify
 from solver_shard.rules.rule import Implementation, Rule
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
 
 TABLE = load_table()
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -98,6 +100,33 @@ def attention(causal: bool, mask: torch.Tensor | None = None, *, backward: bool 
     return case(
         f"{FLASH}_backward.default", grad_out=torch.randn_like(q), query=q, key=k, value=v, out=out, logsumexp=statistics, **settings
     )
+
+
+WINDOW = '[["aten.sub.Tensor", {"self": "%q", "other": "%kv"}], ["aten.lt.Scalar", {"self": "%0", "other": 3}]]'
+CAUSAL = '[["aten.ge.Tensor", {"self": "%q", "other": "%kv"}]]'
+LEARNED = (
+    '[["aten.sub.Tensor", {"self": "%q", "other": "%kv"}], ["aten.add.Tensor", {"self": "%0", "other": 7}], '
+    '["aten.index.Tensor", {"self": "%x0", "indices": ["%h", "%1"]}], ["aten.mul.Tensor", {"self": "%score", "other": "%2"}], '
+    '["aten.index.Tensor", {"self": "%x1", "indices": ["%b.own"]}], ["aten.add.Tensor", {"self": "%3", "other": "%4"}]]'
+)
+
+
+def own_attention(*, backward: bool = False, slope: bool = False, kv: int = 2, **settings: Any) -> Case:
+    """``shard.attention`` of 4 heads of 3 and values of 5 elements."""
+    q, k, v = t(3, 4, 5, 3), t(3, kv, 7, 3), t(3, kv, 7, 5)
+    given = {"query": q, "key": k, "value": v, "attn_mask": None, "buffers": (), "batches": None, "heads": None, "score": "", "mask": ""}
+    given |= {"dropout_p": 0.0, "is_causal": False, "scale": 0.4, **settings}
+    if not backward:
+        return case(ATTENTION, **given)
+    out, sums = kernels.run(given)
+    wanted = (given["attn_mask"] is not None, *(x.is_floating_point() for x in given["buffers"]))
+    incoming = {"grad_out": torch.randn_like(out), "grad_logsumexp": torch.randn_like(sums) if slope else None}
+    return case(ATTENTION_BACKWARD, **incoming, **given, out=out, logsumexp=sums, wanted=wanted)
+
+
+def flex(*, backward: bool = False) -> Case:
+    places = {"buffers": (t(4, 14), t(3)), "batches": torch.arange(3), "heads": torch.arange(4).unsqueeze(1)}
+    return own_attention(backward=backward, slope=True, score=LEARNED, mask=WINDOW, **places)
 
 
 def some_rows_masked() -> torch.Tensor:
@@ -238,6 +267,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention with a mask of queries by keys": lambda: attention(False, t(5, 7), keys=7),
     "attention backward": lambda: attention(False, t(5, 5), backward=True),
     "causal attention backward": lambda: attention(True, backward=True),
+    "latent attention": own_attention,
+    "causal latent attention": lambda: own_attention(mask=CAUSAL),
+    "latent attention backward": lambda: own_attention(backward=True, is_causal=True),
+    "attention with a learned mask backward": lambda: own_attention(backward=True, kv=4, attn_mask=t(3, 4, 5, 7)),
+    "attention with functions of scores": flex,
+    "attention with functions of scores backward": lambda: flex(backward=True),
 }
 
 
@@ -294,6 +329,12 @@ TEXT = {
     "root mean square norm": "norm-statistics: S(2) S(0) -> S(2) R; even; all_reduce 96",
     "causal attention": "cut-queries: S(2) R R -> S(2) S(2); triangle",
     "attention with a mask": "cut-queries: S(2) R R S(2) -> S(2) S(2); even",
+    "latent attention": "cut-queries: S(2) R R -> S(2) S(2); even",
+    "causal latent attention": "cut-queries: S(2) R R -> S(2) S(2); triangle",
+    "attention with a learned mask backward": "cut-queries: S(2) S(2) R R S(2) S(2) S(2) -> S(2) P(sum) P(sum) S(2); even",
+    "attention with functions of scores backward": (
+        "cut-queries: S(2) S(2) S(2) R R R R R R S(2) S(2) -> S(2) P(sum) P(sum) P(sum) P(sum); even"
+    ),
     "causal attention backward": "cut-queries: S(2) S(2) R R S(2) S(2) -> S(2) P(sum) P(sum); triangle",
 }
 
