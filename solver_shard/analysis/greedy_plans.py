@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
+from solver_shard.arguments import checked
 from solver_shard.baselines import left_over
 from solver_shard.baselines.dijkstra_greedy import decide
 from solver_shard.baselines.dtensor_greedy import NAME, Walk, WalkedCollective, carry, dtensor_masks, walk
@@ -56,15 +58,16 @@ class PropagatedPlan:
 
 
 @with_options("propagate")
+@checked
 def propagate(
-    model: str | torch.nn.Module | Program,
+    model: str | os.PathLike[str] | torch.nn.Module | Program,
     *,
-    mesh: str,
+    mesh: str | int | Mesh,
     which: PassName | GreedyName = "user-priority",
     strategy: FactorStrategy = "aggressive",
     conservative_propagation: bool = False,
     run_op_priority: bool = True,
-    cluster: str = "h100",
+    cluster: str | os.PathLike[str] | Cluster = "h100",
     command: str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Unpack[SolveOptions],
@@ -85,7 +88,7 @@ def propagate(
             basic-then-aggressive.
         conservative_propagation: the passes propagate no part of an axis, nor what could yield uneven shards.
         run_op_priority: op-priority takes five levels of ops one after the other; False takes all at once.
-        cluster: what prices the plan: a preset name or a TOML file.
+        cluster: what prices the plan: a preset name, a TOML file, or a Cluster.
         command: what to record as the plan's origin; default: a call of this function.
         progress: called with a line of text when a stage starts.
         OPTIONS
