@@ -20,18 +20,18 @@ import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from solver_shard.errors import InputError
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Several = T | Sequence[T]
+Several: TypeAlias = T | Sequence[T]
 """One value, or some; ``each`` makes a tuple of either."""
 
 
-def each(values: Several[T]) -> tuple[T, ...]:
+def each(values: Several[Any]) -> tuple[Any, ...]:  # a text is a sequence of texts to type checkers
     """One value as a tuple, or some.
 
     >>> each("zero3"), each(["zero3", "ddp"])
@@ -39,7 +39,7 @@ def each(values: Several[T]) -> tuple[T, ...]:
     """
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return tuple(values)
-    return (values,)  # type: ignore[return-value]  # a text is one value
+    return (values,)
 
 
 def checked(function: Function) -> Function:

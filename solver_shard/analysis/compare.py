@@ -179,8 +179,8 @@ def compare(
         InputError: plans are not of one step (the first difference is named), or the model cannot be told from the plan.
         TraceError: the model cannot be traced.
     """
-    plan, others = load_plan(plan), {title: load_plan(other) for title, other in (others or {}).items()}
-    for title, other in others.items():
+    plan, beside = load_plan(plan), {title: load_plan(other) for title, other in (others or {}).items()}
+    for title, other in beside.items():
         check_same(plan, other, title)
     check_search(plan.options, time_limit=time_limit, workers=workers)
     if retraced is None:
@@ -188,7 +188,7 @@ def compare(
             progress("tracing the model")
         retraced = retrace(plan, model, inputs, loss_fn=loss_fn)
     maker = Maker(plan, retraced, time_limit=time_limit, workers=workers, progress=progress)
-    rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *others.items())]
+    rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *beside.items())]
     left_out: list[tuple[str, str]] = []
     asked = default_recipes(retraced.program, plan.mesh.whole) if recipes is None else each(recipes)
     jobs: list[tuple[str, Callable[[], Made]]] = [(text, partial(maker.recipe, text)) for text in asked]

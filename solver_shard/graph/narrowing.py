@@ -116,6 +116,8 @@ def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) ->
         raise InternalError("the fixed strategies do not fit together")
     for v in range(graph.size):
         options = np.flatnonzero(narrowing.left[v]).tolist()
+        if len(options) == 1:
+            continue
         draws.shuffle(options)
         if not any(narrowing.only(v, option) for option in options):
             return None
