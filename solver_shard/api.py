@@ -39,9 +39,9 @@ from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, traced_of
 if TYPE_CHECKING:
     import torch
 
-    from solver_shard.baselines.propagated import Propagation
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Plan
+    from solver_shard.tracing.clean import TracedProgram
 
 
 DEFAULT_MEMORY_FRACTION = 0.9
@@ -57,7 +57,6 @@ def optimize(
     mesh: str | int | Mesh,
     cluster: str | os.PathLike[str] | Cluster = "h100",
     loss_fn: Callable[..., Any] | None = None,
-    propagation: Propagation | None = None,
     workers: int = 2,
     command: str | None = None,
     progress: Progress | None = None,
@@ -75,7 +74,6 @@ def optimize(
             Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
         inputs: example tensors with the global sizes of one step, or of one microbatch of it; fake and meta tensors are fine.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
-        propagation: what :func:`solver_shard.propagate` hands on, to plan what a greedy pass makes of the pins; call that function for it.
         command: what to record as the plan's origin; default: a call of this function.
         progress: called with a line of text when a stage starts or the solver gets further.
         stop: asked again and again while the solver runs; True ends it with the best plan so far, whose certificate then says
@@ -98,33 +96,42 @@ def optimize(
         model = os.fspath(model)
     clock = StageClock(progress=progress, total=options.get("total_time_limit"))
     request = read_request(model, mesh=mesh, cluster=cluster, workers=workers, **options)
-    asked = dataclasses.replace(request.options, propagation=None if propagation is None else str(propagation))
     with clock.stage("trace", "tracing the model"):
-        program, traced, source = traced_of(
-            model,
-            inputs,
-            batch=part_of(asked.batch, asked.microbatches),
-            seq=asked.seq,
-            dtype=asked.dtype,
-            loss_fn=loss_fn,
-            forward_only=asked.forward_only,
-            checkpoint=asked.checkpoint,
-        )
-        source += f", {asked.microbatches} microbatches" if asked.microbatches > 1 else ""
+        program, traced, source = traced_step(model, request.options, inputs=inputs, loss_fn=loss_fn)
     return plan_program(
         program,
         mesh=request.mesh,
         cluster=request.cluster,
-        options=asked,
+        options=request.options,
         source=source,
         command=command,
         clock=clock,
-        baseline=propagation,
         workers=int(workers),
         stop=stop,
         incumbent=incumbent,
         traced=traced,
     )
+
+
+def traced_step(
+    model: str | torch.nn.Module | Program, options: Options, *, inputs: Any = None, loss_fn: Callable[..., Any] | None = None
+) -> tuple[Program, TracedProgram | None, str]:
+    """The program of one microbatch of the step that options ask for, its trace, and where it comes from.
+
+    Raises:
+        InputError, TraceError: as :func:`optimize`.
+    """
+    program, traced, source = traced_of(
+        model,
+        inputs,
+        batch=part_of(options.batch, options.microbatches),
+        seq=options.seq,
+        dtype=options.dtype,
+        loss_fn=loss_fn,
+        forward_only=options.forward_only,
+        checkpoint=options.checkpoint,
+    )
+    return program, traced, source + (f", {options.microbatches} microbatches" if options.microbatches > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

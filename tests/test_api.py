@@ -228,7 +228,6 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"tied": 2}, "tied=2 is not legal; give True or False"),
         ({"fusion": np.array([1, 2])}, r"fusion=array\(\[1, 2\]\) is not legal; give True or False"),
         ({"objective": np.array([1, 2])}, r"objective array\(\[1, 2\]\) is not known; legal: time, memory"),
-        ({"propagation": "basic"}, "propagation='basic' is not legal; give a Propagation or None"),
         ({"command": ["solve"]}, r"command=\['solve'\] is not legal; give a text or None"),
     ],
 )

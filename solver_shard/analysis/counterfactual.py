@@ -224,7 +224,6 @@ def _around(graph: ChoiceGraph, nodes: Sequence[int], radius: int) -> np.ndarray
 # decide alike: a question about one is a question about all of them.
 
 Of = Literal["layout", "state", "forward", "backward", "strategy"]
-OF: tuple[Of, ...] = ("layout", "state", "forward", "backward", "strategy")
 
 Label = Layout | tuple[str, ...]
 """A layout, or names of single-axis strategies, one per mesh axis."""

@@ -24,14 +24,15 @@ from solver_shard.analysis.sweep.points import DEFAULT_AXES, Point, grid
 from solver_shard.analysis.sweep.points import meshes as meshes_of
 from solver_shard.analysis.sweep.results import Row, Store, Sweep, locked, pending_row
 from solver_shard.analysis.sweep.run import Step, Task, run_local
+from solver_shard.api import traced_step
 from solver_shard.arguments import Several, checked, each
 from solver_shard.codec import encode
 from solver_shard.errors import InputError
 from solver_shard.mesh import Mesh
-from solver_shard.options import MAX_WORKERS, Options, SweepOptions, part_of, with_options
+from solver_shard.options import MAX_WORKERS, Options, SweepOptions, with_options
 from solver_shard.program import Program
 from solver_shard.text import format_bytes, format_ns, parse_bytes
-from solver_shard.tracing.load import is_entry_point, traced_of
+from solver_shard.tracing.load import is_entry_point
 
 if TYPE_CHECKING:
     import torch
@@ -202,16 +203,7 @@ class _Steps:
         return self.last[1]
 
     def _traced(self, options: Options) -> Step:
-        program, traced, source = traced_of(
-            self.model,
-            self.inputs,
-            batch=part_of(options.batch, options.microbatches),
-            seq=options.seq,
-            dtype=options.dtype,
-            loss_fn=self.loss_fn,
-            forward_only=options.forward_only,
-            checkpoint=options.checkpoint,
-        )
+        program, traced, source = traced_step(self.model, options, inputs=self.inputs, loss_fn=self.loss_fn)
         key, print_ = "" if options.batch is None else str(options.batch), fingerprint(program)
         if self.state.programs.setdefault(key, print_) != print_:
             raise InputError(
@@ -219,7 +211,6 @@ class _Steps:
                 "another folder"
             )
         self.state.publish()
-        source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
         return Step(program=program, traced=traced, source=source, command=self.command, workers=self.workers)
 
 
