@@ -12,10 +12,12 @@ order of sums.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -113,8 +115,14 @@ def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:
     elif isinstance(target._schema.returns[0].type, torch.ListType) or len(target._schema.returns) > 1:
         names["kept"] = _kept
         call = f"kept({call})[0]"
-    function: Callable[..., Any] = eval(f"lambda {operands}: {call}", names)  # of names given here and torch's argument names
+    function: Callable[..., Any] = eval(_code(f"lambda {operands}: {call}"), names)  # of names given here and torch's argument names
     return function
+
+
+@functools.cache
+def _code(text: str) -> CodeType:
+    """Few texts stand for all the ops of a program, on every device."""
+    return compile(text, "<bound>", "eval")
 
 
 def _text(value: Any, names: dict[str, Any], form: str) -> str:

@@ -34,9 +34,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from solver_shard.arguments import checked
 from solver_shard.files import write_whole
 from solver_shard.plan.index import PlanIndex
-from solver_shard.plan.io import check_times
+from solver_shard.plan.io import check_times, load_plan
 from solver_shard.plan.plan import OpCollective, Plan, PlannedOp, Reshard
 from solver_shard.plan.summary import CLIPPED, purpose_of
 from solver_shard.text import format_ns
@@ -94,7 +95,8 @@ class Timeline:
     unplaced_ns: int
 
 
-def timeline(plan: Plan) -> Timeline:
+@checked
+def timeline(plan: Plan | str | os.PathLike[str]) -> Timeline:
     """Lay out one step of a plan.
 
     >>> line = timeline(plan)                                # doctest: +SKIP
@@ -106,7 +108,7 @@ def timeline(plan: Plan) -> Timeline:
     Of several microbatches the first and the last are drawn in full, those between as one block.
 
     Args:
-        plan: what ``optimize`` returned, or ``load_plan`` read.
+        plan: what ``optimize`` returned, or its file.
 
     Returns:
         Slices, memory and marks in integer nanoseconds; the last ends at ``plan.costs.total_ns``.
@@ -114,6 +116,7 @@ def timeline(plan: Plan) -> Timeline:
     Raises:
         InputError: the parts of the plan do not add up to its costs.
     """
+    plan = load_plan(plan)
     check_times(plan)
     return _TimelineBuilder(plan).run()
 
@@ -511,18 +514,20 @@ PARTS = 2048
 Event = Mapping[str, object]
 
 
-def chrome_trace(line: Timeline, plan: Plan) -> str:
+@checked
+def chrome_trace(line: Timeline, plan: Plan | str | os.PathLike[str]) -> str:
     """JSON text, one event to a line; ``otherData`` names the plan and sums up the step in nanoseconds.
 
     >>> text = chrome_trace(timeline(plan), plan)  # doctest: +SKIP
 
     Args:
         line: of this plan.
-        plan: whose timeline it is.
+        plan: whose timeline it is, or its file.
 
     Returns:
         The trace, which ui.perfetto.dev and chrome://tracing open; times in microseconds, as the format has them.
     """
+    plan = load_plan(plan)
     about = {
         "plan": plan.name,
         "mesh": str(plan.mesh.whole),
@@ -566,6 +571,7 @@ def trace_events(line: Timeline) -> Iterator[Event]:
         yield {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment), "name": "limit", "args": {"bytes": line.limit}}
 
 
+@checked
 def write_trace(text: str, path: str | os.PathLike[str]) -> int:
     """Write a trace, compressed if the name ends in ``.gz``, the same bytes for the same text; how many bytes were written.
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from solver_shard.arguments import checked
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError, SolverShardError
 from solver_shard.graph.pins import parse_pin, resolve_pins
@@ -31,6 +33,7 @@ from solver_shard.ops.random import numbers
 from solver_shard.ops.run import DTYPES
 from solver_shard.ops.shards import Box, boxes, local_move, plain
 from solver_shard.plan.evaluate import evaluated
+from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan, PlannedTensor
 from solver_shard.program import Program, Role, Tensor, constrain, in_place
 from solver_shard.runtime.collectives import Move, Processes, Recorded
@@ -39,8 +42,14 @@ from solver_shard.tracing.clean import clean
 from solver_shard.tracing.torch import argument_names, trace, trace_raw
 
 
+@checked
 def apply(
-    model: nn.Module, plan: Plan, device_mesh: DeviceMesh, *, inputs: Any = None, loss_fn: Callable[..., torch.Tensor] | None = None
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str],
+    device_mesh: DeviceMesh,
+    *,
+    inputs: Any = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
 ) -> nn.Module:
     """The model as a module whose parameters are DTensors and whose step is the planned one.
 
@@ -75,7 +84,7 @@ def apply(
 
     Args:
         model: what the plan was made for, with values (the same in every process) or on the meta device.
-        plan: what ``optimize`` returned, or ``load_plan`` read.
+        plan: what ``optimize`` returned, or its file.
         device_mesh: with the names and sizes of the plan's axes.
         inputs: example inputs, where the plan's are no plain keyword arguments or some argument is no tensor; as in ``trace``.
         loss_fn: what the plan was made with, where the model does not return its loss.
@@ -88,10 +97,7 @@ def apply(
         TraceError: the model cannot be traced.
     """
     check_torch()
-    if not isinstance(plan, Plan):
-        raise InputError(f"a plan of type {type(plan).__name__} was given; give a Plan, as solver_shard.load_plan(FILE) returns")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model of type {type(model).__name__} was given; give the torch.nn.Module that the plan was made for")
+    plan = load_plan(plan)
     refined = check_mesh(plan, device_mesh)
     check_cuts(plan, refined)
     traced = retrace(model, plan, inputs, loss_fn)
@@ -105,6 +111,7 @@ def apply(
     return sharded
 
 
+@checked
 def recorded_collectives(sharded: nn.Module, *, reset: bool = False) -> list[Recorded]:
     """The collectives that have run in this process since it was applied, or since the last reset.
 

@@ -184,20 +184,20 @@ def compile_step(
     device: int,
     communicator: Communicator,
     place: torch.device | None = None,
-    early: bool = True,
+    order: Schedule | None = None,
     watch: Watch | None = None,
 ) -> Compiled:
     """Prepare everything that a device does in one microbatch.
 
     Args:
         place: where tensors are made; default the CPU.
-        early: hand over at the end of the forward pass what it has made; else at the end of the step, as plans count memory.
+        order: of the microbatch, the same on all devices; default: one that hands over at the end of the forward pass what that has made.
         watch: is told of everything that is made.
 
     Raises:
         InternalError: the plan is not executable.
     """
-    order = schedule(plan, program, early=early)
+    order = order or schedule(plan, program, early=True)
     slot_of = {g: order.slots + k for k, g in enumerate(dict.fromkeys(program.gradients.values()))}
     tangent, random = _tangent(program), numbers(program)
     compiled: list[Instruction] = []

@@ -24,6 +24,7 @@ from torch import nn
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
+from solver_shard.arguments import checked
 from solver_shard.errors import InputError, SolverShardError, TraceError
 from solver_shard.program import Program
 from solver_shard.tracing.attention import fused_attention, unfused_flex
@@ -34,6 +35,7 @@ from solver_shard.tracing.values import Fixed, Values, paired
 Inputs = Mapping[str, Any] | tuple[Any, ...]
 
 
+@checked
 def trace(
     model: nn.Module,
     inputs: Inputs,
