@@ -81,6 +81,15 @@ class TriedTemplate:
     peak: int | None = None
     fits: bool = False
 
+    @classmethod
+    def of(cls, tried: Tried) -> TriedTemplate:
+        plan = tried.plan
+        return (
+            cls(name=tried.name, fits=tried.fits)
+            if plan is None
+            else cls(name=tried.name, step_ns=plan.cost, peak=plan.peak, fits=tried.fits)
+        )
+
 
 class Maker:
     """Makes plans for the step of one plan: same mesh, cluster and options, one trace."""
@@ -182,9 +191,7 @@ class Maker:
                 proven = least.found.status in (Status.OPTIMAL, Status.GAP)
                 row = dataclasses.replace(row, least_peak=min(least.peak, plan.memory.peak), least_proven=proven)
             rows.append(row)
-        return rows, tuple(
-            TriedTemplate(name=t.name, step_ns=t.plan and t.plan.cost, peak=t.plan and t.plan.peak, fits=t.fits) for t in tried
-        )
+        return rows, tuple(map(TriedTemplate.of, tried))
 
     def pinned(self, name: str, pins: tuple[str, ...]) -> Made:
         """The best plan that keeps these pins."""
