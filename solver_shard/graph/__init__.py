@@ -125,6 +125,18 @@ baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``Cho
 leaves them out. A template also forbids transitions (``templates.TemplateRestriction``): a graph is lowered without them, for a template
 leaves little of a mesh that would be too large, or they are taken out of one that was lowered with them (``baselines.candidates``).
 
-**Windows** will enter in (3): each c and C will name the windows and lanes of the step that it loads, and time(x) will be the sum over
-windows of the fullest lane's load, a maximum of linear loads that multipliers price into a graph as it is now.
+**Windows.** What runs side by side does not add up. With windows w of terms r (a lane of links, or the compute stream), (3) becomes
+
+    time(x)    = sum over v of c[v](x[v]) + sum over edges (u, v) of C[u, v](x[u], x[v]) + sum over w of max over r of load(x, w, r)  (3')
+    load(x, w, r) = sum over v of l[v, w, r](x[v]) + sum over pairs (u, v) of L[u, v, w, r](x[u], x[v])                             (3'')
+
+``ChoiceGraph.loads`` has l and L (``choice_graph.Loads``): each is a cost times how many times it is paid on its term, for a folded node
+stands for copies in several windows, and a mean of copies before the maximum would be too low. Windows that fold alike become one
+(``symmetry.fold``). For whole weights y[w, r] >= 0 that sum to 2**20 in each window
+
+    sum over w of max over r of load(x, w, r)   >=   sum over w, r of y[w, r] load(x, w, r) / 2**20                                 (3*)
+
+and the right side, rounded down entry by entry, is a graph without windows (``ChoiceGraph.priced``): its bounds are bounds of this one.
+What is forbidden is so in c and C only, whatever the weights. The solver finds weights and closes what they leave open
+(``solve/windows.py``).
 """

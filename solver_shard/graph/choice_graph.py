@@ -3,11 +3,14 @@
 Every node has strategies with a cost (nanoseconds) and a usage (bytes). It uses that many bytes during each of its
 half-open live intervals; intervals may overlap, and then count once each. Every edge has a table of costs indexed by
 the strategies of its two nodes; ``FORBIDDEN`` means that the pair may not be chosen. Equal tables are stored once.
+
+These costs add up. What runs side by side does not: costs of nodes and of edges may also load the terms of windows (``Loads``), and a
+window costs as much as its fullest term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -77,6 +80,195 @@ def exact_sum(values: Ints) -> int:
     return (int((values >> 32).sum()) << 32) + int((values & (2**32 - 1)).sum())
 
 
+WEIGHT = 2**20
+"""Weights of the terms of a window are whole numbers that sum to this."""
+
+Uses = Iterable[tuple[int, int]]
+"""(term, times): which terms a cost loads, and how many times it is paid on each."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loads:
+    """What nodes and edges load of the windows of a step: a window takes as long as its fullest term (the compute stream, or a lane).
+
+        loads = Loads.of(
+            windows=[0, 0, 1, 1],  # terms 0 and 1 are of window 0, terms 2 and 3 of window 1
+            nodes=[(v, nanoseconds_of_each_strategy, [(0, 1)])],  # a cost of node v: once on term 0
+            edges=[(u, v, table, [(0, 2), (3, 1)])],  # a cost of u and v together: twice on term 0, once on term 3
+        )
+        replace(graph, loads=loads).cost(x)
+
+    A node or a pair may have any number of such costs, with or without an edge of the graph between the two.
+
+    Attributes:
+        windows: int64[R], the window of each term, 0 .. W - 1, never decreasing; every window has a term.
+        nodes: int64[A, 4], rows (node, vector, term, times).
+        vectors: costs per strategy, int64[strategies]; never FORBIDDEN.
+        edges: int64[B, 5], rows (u, v, table, term, times); u != v.
+        tables: costs of shape (strategies of u, strategies of v); never FORBIDDEN.
+    """
+
+    windows: Ints
+    nodes: Ints
+    vectors: tuple[Ints, ...]
+    edges: Ints
+    tables: tuple[Ints, ...]
+
+    @staticmethod
+    def of(
+        windows: Sequence[int] | Ints, nodes: Iterable[tuple[int, Ints, Uses]] = (), edges: Iterable[tuple[int, int, Ints, Uses]] = ()
+    ) -> Loads:
+        """Loads of costs, each with the terms that it loads; equal vectors and tables are stored once, rows of zeros not at all."""
+        vectors, tables = _Distinct(), _Distinct()
+        own: dict[tuple[int, int, int], int] = {}
+        joint: dict[tuple[int, int, int, int], int] = {}
+        for v, costs, uses in nodes:
+            if costs.any():
+                number = vectors.number(costs)
+                for term, times in uses:
+                    own[v, number, term] = own.get((v, number, term), 0) + times
+        for u, v, costs, uses in edges:
+            if costs.any():
+                number = tables.number(costs)
+                for term, times in uses:
+                    joint[u, v, number, term] = joint.get((u, v, number, term), 0) + times
+        return Loads(
+            windows=np.asarray(windows, dtype=np.int64),
+            nodes=np.array([(*key, times) for key, times in own.items() if times], dtype=np.int64).reshape(-1, 4),
+            vectors=tuple(vectors.arrays),
+            edges=np.array([(*key, times) for key, times in joint.items() if times], dtype=np.int64).reshape(-1, 5),
+            tables=tuple(tables.arrays),
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return int(self.windows[-1]) + 1 if len(self.windows) else 0
+
+    @cached_property
+    def starts(self) -> Ints:
+        """int64[W], the first term of each window."""
+        return np.searchsorted(self.windows, np.arange(self.count)).astype(np.int64)
+
+    def terms(self, assignment: Sequence[int] | Ints) -> Ints:
+        """Nanoseconds on each term, int64[R]."""
+        chosen = np.asarray(assignment, dtype=np.int64)
+        cells, node_at, edge_at, widths = self._cells
+        own = cells[node_at + chosen[self.nodes[:, 0]]] * self.nodes[:, 3]
+        joint = cells[edge_at + chosen[self.edges[:, 0]] * widths + chosen[self.edges[:, 1]]] * self.edges[:, 4]
+        total = np.zeros(len(self.windows), dtype=np.int64)
+        np.add.at(total, self.nodes[:, 2], own)
+        np.add.at(total, self.edges[:, 3], joint)
+        return total
+
+    def times(self, assignment: Sequence[int] | Ints) -> Ints:
+        """Nanoseconds of each window, int64[W]: of its fullest term."""
+        return self.longest(self.terms(assignment))
+
+    def longest(self, terms: Ints) -> Ints:
+        """The largest of each window's terms, int64[W]."""
+        return np.maximum.reduceat(terms, self.starts) if len(terms) else terms
+
+    @cached_property
+    def _cells(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """All vectors and tables in a row; where the vector of each row of ``nodes`` begins, the table of each of ``edges``; its width."""
+        arrays = [*self.vectors, *self.tables]
+        starts = np.cumsum([0, *[array.size for array in arrays]], dtype=np.int64)
+        widths = np.array([table.shape[1] for table in self.tables], dtype=np.int64)
+        cells = np.concatenate([np.zeros(0, dtype=np.int64), *[array.ravel() for array in arrays]])
+        return cells, starts[self.nodes[:, 1]], starts[len(self.vectors) + self.edges[:, 2]], widths[self.edges[:, 2]]
+
+    def together(self, weights: Ints) -> tuple[dict[int, Ints], dict[tuple[int, int], Ints]]:
+        """Costs of nodes and of pairs u < v that never exceed the windows' times: each term times its weight / WEIGHT, rounded down.
+
+        Args:
+            weights: int64[R], not negative, summing to WEIGHT in each window.
+        """
+        own = _Weighted((self.vectors[vector], (node,), int(weights[term]) * times) for node, vector, term, times in self.nodes.tolist())
+        joint = _Weighted(
+            (self.tables[table] if u < v else self.tables[table].T, (min(u, v), max(u, v)), int(weights[term]) * times)
+            for u, v, table, term, times in self.edges.tolist()
+        )
+        return {v: costs for (v,), costs in own.rounded()}, {(u, v): costs for (u, v), costs in joint.rounded()}
+
+    def weights(self, shares: Sequence[float] | NDArray[np.float64]) -> Ints:
+        """Whole weights nearest to shares of each window's terms (float[R], not negative); a window of zeros is shared evenly.
+
+        >>> Loads.of([0, 0, 0]).weights([1.0, 1.0, 1.0]).tolist()
+        [349526, 349525, 349525]
+        """
+        wanted = np.maximum(np.asarray(shares, dtype=np.float64), 0.0)
+        whole = np.zeros(len(self.windows), dtype=np.int64)
+        for start, stop in zip(self.starts.tolist(), [*self.starts[1:].tolist(), len(self.windows)], strict=True):
+            own = wanted[start:stop] if wanted[start:stop].sum() > 0 else np.ones(stop - start)
+            down = np.minimum(np.floor(own / own.sum() * WEIGHT).astype(np.int64), WEIGHT)
+            order = np.argsort(-(own / own.sum() * WEIGHT - down), kind="stable")
+            down[order[: WEIGHT - int(down.sum())]] += 1
+            whole[start:stop] = down
+        return whole
+
+    def validate(self, sizes: Ints) -> None:
+        """Check shapes and ranges for nodes of so many strategies; InternalError says what is wrong."""
+        windows, own, joint = self.windows, self.nodes, self.edges
+        if len(windows) and (windows[0] != 0 or not np.isin(np.diff(windows), (0, 1)).all()):
+            raise InternalError("choice graph: the windows of terms are not 0, ..., 0, 1, ..., in order")
+        for rows, ends in ((own, own[:, :1]), (joint, joint[:, :2])):
+            if (ends < 0).any() or (ends >= len(sizes)).any() or (rows[:, -2] < 0).any() or (rows[:, -2] >= len(windows)).any():
+                raise InternalError("choice graph: a load is of a node or a term that is not there")
+            if (rows[:, -1] < 0).any():
+                raise InternalError("choice graph: a load is paid less than zero times")
+        if (joint[:, 0] == joint[:, 1]).any():
+            raise InternalError("choice graph: a load is of a pair of one node")
+        for v, vector in np.unique(own[:, :2], axis=0).tolist():
+            if self.vectors[vector].shape != (sizes[v],):
+                raise InternalError(f"choice graph: a load of node {v} has shape {self.vectors[vector].shape}")
+        for u, v, table in np.unique(joint[:, :3], axis=0).tolist():
+            if self.tables[table].shape != (sizes[u], sizes[v]):
+                raise InternalError(f"choice graph: a load of nodes {u} and {v} has shape {self.tables[table].shape}")
+        if any((array < 0).any() for array in (*self.vectors, *self.tables)):
+            raise InternalError("choice graph: a load is negative")
+        if self.most() >= FORBIDDEN:
+            raise InternalError(f"choice graph: loads sum to {self.most()}; what is forbidden belongs into costs and tables")
+
+    def most(self) -> int:
+        """Nanoseconds that all terms together never exceed."""
+        total: int = sum(int(self.vectors[vector].max()) * times for _, vector, _, times in self.nodes.tolist())
+        return total + sum(int(self.tables[table].max()) * times for _, _, table, _, times in self.edges.tolist())
+
+
+class _Distinct:
+    """Arrays, equal ones once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Ints] = []
+        self._known: dict[tuple[tuple[int, ...], bytes], int] = {}
+
+    def number(self, array: Ints) -> int:
+        array = np.ascontiguousarray(array, dtype=np.int64)
+        number = self._known.setdefault((array.shape, array.tobytes()), len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(array)
+        return number
+
+
+class _Weighted:
+    """Sums of costs times weights by node or pair, exact: what is above WEIGHT and what is below it apart, so that nothing overflows."""
+
+    def __init__(self, rows: Iterable[tuple[Ints, tuple[int, ...], int]]) -> None:
+        self.sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
+        for costs, ends, factor in rows:
+            if factor:
+                times, weight = divmod(factor, WEIGHT)
+                high = costs * times + (costs >> 20) * weight
+                low = (costs & (WEIGHT - 1)) * weight
+                before = self.sums.get(ends)
+                self.sums[ends] = (high, low) if before is None else (before[0] + high, before[1] + low)
+
+    def rounded(self) -> list[tuple[tuple[int, ...], Ints]]:
+        """Each sum / WEIGHT, rounded down."""
+        return [(ends, high + (low >> 20)) for ends, (high, low) in self.sums.items()]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChoiceGraph:
     """An immutable choice graph of N nodes and E edges.
@@ -92,6 +284,7 @@ class ChoiceGraph:
         edge_tables: int64[E], the table of each edge.
         tables: cost tables of shape (strategies of u, strategies of v).
         limit: bytes that the usage of the live nodes may never exceed, or None.
+        loads: costs that load windows, paid beside ``costs`` and ``tables``; None where all costs add up.
     """
 
     names: tuple[str, ...]
@@ -104,6 +297,7 @@ class ChoiceGraph:
     edge_tables: Ints
     tables: tuple[Ints, ...]
     limit: int | None = None
+    loads: Loads | None = None
 
     @property
     def size(self) -> int:
@@ -134,9 +328,31 @@ class ChoiceGraph:
         return replace(self, costs=costs)
 
     def cost(self, assignment: Sequence[int] | Ints) -> int:
-        """Exact total cost; FORBIDDEN entries count as themselves."""
+        """Exact total cost, with the time of the windows; FORBIDDEN entries count as themselves."""
         chosen = np.asarray(assignment, dtype=np.int64)
-        return exact_sum(self.costs[self.offsets[:-1] + chosen]) + exact_sum(self._paid(chosen))
+        total: int = exact_sum(self.costs[self.offsets[:-1] + chosen]) + exact_sum(self._paid(chosen))
+        return total if self.loads is None else total + exact_sum(self.loads.times(chosen))
+
+    def priced(self, weights: Ints) -> ChoiceGraph:
+        """A graph without windows that never costs more: each term of a window counts with its weight (int64[terms], of WEIGHT together).
+
+        That is as much as the window's time where the weight is on its fullest term, but for what is rounded down.
+        """
+        if self.loads is None:
+            return self
+        own, joint = self.loads.together(weights)
+        costs, tables = self.costs.copy(), _Distinct()
+        for v, more in own.items():
+            costs[self.offsets[v] : self.offsets[v + 1]] += more
+        numbers = [len(self.tables) + tables.number(more) for more in joint.values()]
+        return replace(
+            self,
+            costs=np.where(self.costs >= FORBIDDEN, FORBIDDEN, np.minimum(costs, FORBIDDEN - 1)),
+            edges=np.concatenate([self.edges, np.array(list(joint), dtype=np.int64).reshape(-1, 2)]),
+            edge_tables=np.concatenate([self.edge_tables, np.array(numbers, dtype=np.int64)]),
+            tables=(*self.tables, *tables.arrays),
+            loads=None,
+        )
 
     def allowed(self, assignment: Sequence[int] | Ints) -> bool:
         """Whether no forbidden strategy or pair is chosen."""
@@ -220,3 +436,5 @@ class ChoiceGraph:
             e = int(np.argmax(unlike))
             u, v = (self.names[v] for v in ends[e].tolist())
             raise InternalError(f"choice graph: the table from {u!r} to {v!r} has shape {tuple(shapes[e].tolist())}")
+        if self.loads is not None:
+            self.loads.validate(sizes)

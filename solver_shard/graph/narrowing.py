@@ -25,7 +25,7 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
-from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Loads, Masks
 
 _ATTEMPTS = 10
 """Draws of a random point that may end in a dead end."""
@@ -166,5 +166,17 @@ def shrink(graph: ChoiceGraph, masks: Masks, pairs: Mapping[tuple[int, int], Boo
         usages=graph.usages[positions],
         edge_tables=np.array(numbers, dtype=np.int64),
         tables=tuple(tables),
+        loads=None if graph.loads is None else _shrunk(graph.loads, kept),
     )
     return Shrunk(graph=small, kept=tuple(kept))
+
+
+def _shrunk(loads: Loads, kept: list[Ints]) -> Loads:
+    """What these strategies of every node load."""
+    return Loads.of(
+        loads.windows,
+        nodes=((v, loads.vectors[number][kept[v]], ((term, times),)) for v, number, term, times in loads.nodes.tolist()),
+        edges=(
+            (u, v, loads.tables[number][kept[u][:, None], kept[v]], ((term, times),)) for u, v, number, term, times in loads.edges.tolist()
+        ),
+    )

@@ -141,7 +141,8 @@ class _DeletionFilter:
     """One call: questions about sets of constraints and times."""
 
     def __init__(self, graph: ChoiceGraph, constraints: Sequence[Constraint], clock: Clock, seed: int) -> None:
-        self.graph, self.constraints, self.clock, self.seed = graph, constraints, clock, seed
+        self.graph = replace(graph, loads=None)  # what is possible does not depend on what it costs
+        self.constraints, self.clock, self.seed = constraints, clock, seed
         self.arcs = ExplainedArcs(graph, constraints)
         self._answers: dict[tuple[frozenset[int], frozenset[int]], tuple[bool | None, Ints | None]] = {}
         self._plain = tuple(np.where(table >= FORBIDDEN, FORBIDDEN, 0) for table in graph.tables)
