@@ -233,7 +233,8 @@ class Loads:
     def most(self) -> int:
         """Nanoseconds that all terms together never exceed."""
         total: int = sum(int(self.vectors[vector].max()) * times for _, vector, _, times in self.nodes.tolist())
-        return total + sum(int(self.tables[table].max()) * times for _, _, table, _, times in self.edges.tolist())
+        total += sum(int(self.tables[table].max()) * times for _, _, table, _, times in self.edges.tolist())
+        return total
 
 
 class _Distinct:
