@@ -15,11 +15,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InputError
 from solver_shard.files import read_toml
 from solver_shard.program import DTYPE_BYTES
@@ -32,6 +33,10 @@ TOPOLOGIES = ("switch", "torus")
 MAX_FILE_BYTES = 1 << 20
 MAX_LEVELS = 8
 _EFFICIENCIES = ("matmul", "attention", "streaming", "reduction")
+
+
+ASSUMED_KAPPA = 0.15
+"""Of cluster files that do not say theirs: what those of NVIDIA's clusters do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,8 @@ class Cluster:
         name: preset name or file stem.
         title: one line for reports.
         launch_ns: nanoseconds that every collective takes before its first hop.
+        kappa: of the time of a collective that runs beside compute, the part by which compute takes longer: its kernels take
+            multiprocessors and memory bandwidth. 0: none; 1: as if nothing ran beside compute.
     """
 
     name: str
@@ -119,6 +126,7 @@ class Cluster:
     device: Device
     levels: tuple[Level, ...]
     launch_ns: float
+    kappa: float = field(default=ASSUMED_KAPPA, metadata=MAY_LACK)
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
@@ -131,6 +139,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
         title = "Two boxes under my desk"
         launch_ns = 6600                      # once per collective: launch and first synchronisation
+        kappa = 0.15                          # part of a collective's time that it takes from compute beside it, 0 to 1 (0.15 if not said)
 
         [device]
         name = "my GPU"
@@ -189,6 +198,7 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
         raise InputError(f"{source}: not valid TOML: {error}; see `python -m pydoc solver_shard.costs.cluster` for an example") from None
     title = top.text("title", default=name)
     launch_ns = top.number("launch_ns", low=0.0, high=1e9)
+    kappa = top.number("kappa", low=0.0, high=1.0, default=ASSUMED_KAPPA)
     device = _device(top.table("device"))
     links = top.tables("links")
     if not 1 <= len(links) <= MAX_LEVELS:
@@ -199,7 +209,7 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
         if outer.size is not None and (outer.size <= inner.size or outer.size % inner.size):
             raise link.wrong("size", outer.size, f"a multiple of the inner level's {inner.size}, and larger")
     top.done()
-    return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns)
+    return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns, kappa=kappa)
 
 
 def _device(table: _ClusterTable) -> Device:
@@ -277,8 +287,11 @@ class _ClusterTable:
             raise InputError(f"{self.source}: key {self.path(key)!r} is missing; legal: {legal}")
         return self._values[key]
 
-    def number(self, key: str, *, low: float, high: float) -> float:
+    def number(self, key: str, *, low: float, high: float, default: float | None = None) -> float:
         legal = f"a number from {low:g} to {high:g}"
+        self._seen.add(key)
+        if default is not None and key not in self._values:
+            return default
         value = self._take(key, legal)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
             raise self.wrong(key, value, legal)

@@ -296,7 +296,7 @@ def build_table(
 ) -> TransitionTable:
     """The transition table of a tensor with this global shape and this many bytes per element.
 
-    ``bucket``: how many tensors share the launch and latency of every step (see ``buckets``). ``orders``: with the layouts in
+    ``bucket``: how many tensors share the launch and latency of every step (see ``schedule``). ``orders``: with the layouts in
     which several axes cut one dim in another order than from left to right.
 
     Raises:

@@ -35,7 +35,7 @@ update where the state is (``_state``), of adding a gradient up (``lowering.addi
 Else 0.
 
 **Costs of edges**, C[u, v] (``_moves``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
-is moved together (``costs.buckets``), less the overlap discount for gathers of parameters and reductions of gradients
+is moved together (``costs.schedule``), less the overlap discount for gathers of parameters and reductions of gradients
 (``costs.model.exposed``), with the conversion of a gradient into its reduce dtype (``lowering.conversion_ns``) and the traffic of a tensor
 that is fused away elsewhere (``strategies.spill_nanoseconds``). All other tables say what fits together, 0 or FORBIDDEN
 (``graph/tables.py``):

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.layouts import is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
+from solver_shard.costs.schedule import bucket_sizes
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated

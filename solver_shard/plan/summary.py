@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from solver_shard.codec import encode
-from solver_shard.costs.buckets import launch_of
+from solver_shard.costs.schedule import launch_of
 from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout
 from solver_shard.options import Options
