@@ -1,7 +1,7 @@
 """When everything in a step runs: windows of the compute stream, what runs beside them, and which collectives share a launch.
 
 >>> ops = [("model.embed", "forward"), ("model.layers.0.mlp", "forward"), ("model.layers.1.mlp", "forward"), ("model.head", "forward")]
->>> schedule = Schedule.of([*ops, *((module, "backward") for module, _ in reversed(ops))], microbatches=1)
+>>> schedule = StepSchedule.of([*ops, *((module, "backward") for module, _ in reversed(ops))], microbatches=1)
 >>> [window.name for window in schedule.windows[:5]]
 ['head', 'model.embed forward', 'model.layers.0 forward', 'model.layers.1 forward', 'model.head forward']
 >>> [schedule.windows[w].name for w in schedule.ahead(2)], [schedule.windows[w].name for w in schedule.behind(5)]
@@ -109,7 +109,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class StepSchedule:
     """The windows of a step, and which of them something runs in or beside: positions in ``windows``, one of each kind of microbatch.
 
     Attributes:
@@ -125,12 +125,12 @@ class Schedule:
     length: int
 
     @staticmethod
-    def of(places: Sequence[tuple[str, str]], microbatches: int) -> Schedule:
+    def of(places: Sequence[tuple[str, str]], microbatches: int) -> StepSchedule:
         """The schedule of a step of so many microbatches, of ops in their order: the module and the phase of each."""
         stretches = _stretches(places)
         names: tuple[tuple[Literal["only", "first", "middle", "last"], int], ...] = (("only", 1),)
         if microbatches > 1:
-            names = (("first", 1), *((("middle", microbatches - 2),) if microbatches > 2 else ()), ("last", 1))  # type: ignore[assignment]
+            names = (("first", 1), *((("middle", microbatches - 2),) if microbatches > 2 else ()), ("last", 1))
         windows = [Window(name="head", kind="head", microbatch="", runs=1, start=0, stop=0)]
         for microbatch, runs in names:
             for start, stop in stretches:
@@ -141,7 +141,7 @@ class Schedule:
         windows.append(Window(name="tail", kind="tail", microbatch="", runs=1, start=end, stop=end))
         windows.append(Window(name="update", kind="update", microbatch="", runs=1, start=end, stop=end + 1))
         stretch = tuple(itertools.chain.from_iterable([k] * (stop - start) for k, (start, stop) in enumerate(stretches)))
-        return Schedule(windows=tuple(windows), stretch=stretch, kinds=len(names), length=len(stretches))
+        return StepSchedule(windows=tuple(windows), stretch=stretch, kinds=len(names), length=len(stretches))
 
     @property
     def update(self) -> int:
@@ -186,12 +186,18 @@ class Schedule:
         if purpose == "output":
             return Place(windows=self.ending(), asynchronous=False)
         if op is None:
-            return Place(windows=(self.update,), asynchronous=False)
+            return Place(windows=self.ending() if purpose == "accumulate" else (self.update,), asynchronous=False)
         if purpose in REDUCED:
             return Place(windows=self.behind(op, once=purpose == "optimizer" and accumulated), asynchronous=True)
         if purpose == "update":
             return Place(windows=self.ahead(op, once=True), asynchronous=True)
         return Place(windows=self.ahead(op) if parameter else self.of_op(op), asynchronous=parameter)
+
+    def beside(self, purpose: str, op: int | None, *, accumulated: bool) -> tuple[int, ...]:
+        """The windows in which a reshard reads and writes device memory besides; the arguments are those of ``place``."""
+        if purpose == "output" or (op is None and purpose == "accumulate"):
+            return self.ending()
+        return (self.update,) if op is None or (purpose == "optimizer" and accumulated) else self.of_op(op)
 
     def _of_stretch(self, k: int) -> tuple[int, ...]:
         return tuple(1 + kind * self.length + k for kind in range(self.kinds))

@@ -121,7 +121,7 @@ their sum and whose intervals are all of theirs (``symmetry.fold``). Every tied 
 a plan of the free problem; a tied bound is of tied plans only.
 
 **Narrowing.** Which strategies are allowed is said by masks, node to bool[K[v]] (``choice_graph.Masks``): of pins (``pins.pin_masks``), of
-baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
+baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decode``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
 leaves them out. A template also forbids transitions (``templates.TemplateRestriction``): a graph is lowered without them, for a template
 leaves little of a mesh that would be too large, or they are taken out of one that was lowered with them (``baselines.candidates``).
 

@@ -14,8 +14,8 @@ from solver_shard.costs.schedule import launch_of
 from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout
 from solver_shard.options import Options
-from solver_shard.plan.index import PlanIndex
-from solver_shard.plan.plan import Collective, MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.plan.index import PURPOSES, PlanIndex, purpose_of_collective
+from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
 from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, matching, shorten, suggestion, table, template, text_of
 
@@ -26,17 +26,6 @@ MAX_COLLECTIVES = 20
 
 PLACE_WIDTH = 60
 
-PURPOSES = (
-    "parameter gathers",
-    "gradient reductions",
-    "gradient clipping",
-    "parameter updates",
-    "activations, forward",
-    "activations, backward",
-    "inside ops, forward",
-    "inside ops, backward",
-    "outputs",
-)
 MAX_IMPLEMENTATIONS = 12
 
 CLIPPED = "the norm of all gradients"
@@ -59,26 +48,6 @@ def report(plan: Plan) -> str:
         _origin(plan),
     ]
     return "\n\n".join(text_of(lines) for lines in sections if lines)
-
-
-def purpose_of_collective(plan: Plan, c: Collective) -> str:
-    """Which row of ``PURPOSES`` a collective belongs to."""
-    if c.reshard is not None:
-        return purpose_of(plan, plan.reshards[c.reshard])
-    return "gradient clipping" if c.op is None else f"inside ops, {plan.ops[c.op].phase}"
-
-
-def purpose_of(plan: Plan, reshard: Reshard) -> str:
-    """Which row of ``PURPOSES`` a reshard belongs to."""
-    if reshard.purpose in ("accumulate", "optimizer"):
-        return "gradient reductions"
-    if reshard.purpose == "update":
-        return "parameter updates"
-    if reshard.purpose == "output":
-        return "outputs"
-    if plan.tensors[reshard.tensor].role == "parameter":
-        return "parameter gathers"
-    return f"activations, {reshard.purpose}"
 
 
 def problem_text(plan: Plan) -> str:

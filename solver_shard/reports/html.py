@@ -24,8 +24,9 @@ from markupsafe import Markup
 from solver_shard.analysis.sweep.results import Sweep, load_sweep
 from solver_shard.errors import printable
 from solver_shard.layout import Layout
+from solver_shard.plan.index import PURPOSES
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.summary import PURPOSES, collected, headline, holders, kept_for_backward, problem_text
+from solver_shard.plan.summary import collected, headline, holders, kept_for_backward, problem_text
 from solver_shard.reports.charts import history_chart, memory_chart
 from solver_shard.reports.dataflow import layer_graphs
 from solver_shard.reports.modules import module_tree

@@ -25,20 +25,29 @@ drawn at the start of this one. The discount knows no dependencies, so there may
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gzip
 import itertools
 import json
+import math
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
+from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.schedule import launch_of
 from solver_shard.files import write_whole
-from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.index import PlanIndex, purpose_of
 from solver_shard.plan.io import check_times
-from solver_shard.plan.plan import OpCollective, Plan, PlannedOp, Reshard
-from solver_shard.plan.summary import CLIPPED, purpose_of
+from solver_shard.plan.plan import LOCAL, OpCollective, Plan, PlannedOp, Reshard, ReshardStep
+from solver_shard.plan.summary import CLIPPED
+from solver_shard.plan.windows import schedule_of
 from solver_shard.text import format_ns
 
 Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
@@ -609,3 +618,293 @@ def _process(row: Row) -> int:
 
 def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+# One step run event by event, beside :mod:`solver_shard.plan.windows`: they share the plan, where windows begin, and what collectives take
+# of lanes, and nothing else.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How far a replay goes beyond what the schedule prices; as it prices, where all is as by default.
+
+    Attributes:
+        whole_launches: what moves together is one collective with its whole launch; else each tensor pays its part, as the price says.
+        barriers: a window ends when all that runs beside it is done; else ops wait for what they read, and the update for all reductions.
+        queued: a lane serves collectives in the order in which they are issued; else those that stop the compute go first.
+        chained: the levels of a collective follow each other, as the steps of a transition do, and each waits for its launch.
+    """
+
+    whole_launches: bool = False
+    barriers: bool = True
+    queued: bool = False
+    chained: bool = False
+
+
+EFFECTS: Mapping[str, Manner] = {
+    "as priced": Manner(),
+    "whole launches": Manner(whole_launches=True),
+    "no barriers": Manner(whole_launches=True, barriers=False),
+    "queues": Manner(whole_launches=True, barriers=False, queued=True),
+    "chains": Manner(whole_launches=True, barriers=False, queued=True, chained=True),
+}
+"""From the schedule's price to what a runtime does, one effect after the other; the last is a runtime's step."""
+
+
+def replay(plan: Plan, manner: Manner = EFFECTS["chains"]) -> int:
+    """Nanoseconds of one of many steps of a plan, run event by event: a compute stream, and a queue for every lane.
+
+    >>> replay(plan, Manner()) == by_windows(plan).total_ns                        # doctest: +SKIP
+    True
+
+    The compute stream runs the ops of all microbatches in order and issues what runs beside them at the start of each window; a collective
+    that it needs at once it waits for. What collectives take from compute it pays when it issues them.
+    """
+    return _Replay(plan, manner).run()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    """A collective as it is issued: nanoseconds in all, of its launch, on each lane in order, and after which other one it may start."""
+
+    nanoseconds: int
+    launch: int
+    lanes: list[tuple[int, int]]
+    after: _Job | None = None
+    done: int = 0
+
+
+class _Lane:
+    """One lane: a queue of what runs beside compute, which what stops the compute goes before unless the lane serves in order."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.queue: list[tuple[_Job, int]] = []
+
+    def serve(self, until: int) -> None:
+        """Work off the queue as far as there is time."""
+        while self.queue and self.now < until:
+            job, left = self.queue[0]
+            if self.now + left > until:
+                self.queue[0], self.now = (job, left - (until - self.now)), until
+                return
+            self.now += left
+            job.done = max(job.done, self.now)
+            self.queue.pop(0)
+        self.now = max(self.now, until)
+
+    def finished(self) -> int:
+        """When all that waits is done, if nothing comes between."""
+        self.serve(self.now + sum(left for _, left in self.queue))
+        return self.now
+
+
+class _Replay:
+    """One replay of a plan."""
+
+    def __init__(self, plan: Plan, manner: Manner) -> None:
+        self.plan, self.manner = plan, manner
+        self.count, self.times = plan.options.microbatches, Collectives(plan.mesh, plan.cluster)
+        self.lanes = [_Lane() for _ in self.times.lanes]
+        stretch = schedule_of(plan).stretch
+        self.blocks = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(stretch), key=lambda pair: pair[1])]
+        self.block_of = stretch
+        self.now = 0
+        self.durations: dict[tuple[str, tuple[str, ...], int, int], tuple[int, tuple[int, ...]]] = {}
+
+    def run(self) -> int:
+        self._sort()
+        last = len(self.blocks) * self.count
+        for position in range(-1, last + 1):
+            self._issue(position)
+            if 0 <= position < last:
+                microbatch, k = divmod(position, len(self.blocks))
+                self._block(microbatch, k)
+            if self.manner.barriers:
+                self._drain()
+        self._update()
+        return self.now
+
+    def _sort(self) -> None:
+        """What is issued at the start of which block, and what stops the compute before or after which op.
+
+        Blocks are numbered through all microbatches; -1 is before the first, and the one after the last before the update.
+        """
+        plan, several = self.plan, self.count > 1
+        size, last = len(self.blocks), len(self.blocks) * self.count
+        makers = {t: i for i, op in enumerate(plan.ops) for t in op.results}
+        readers: dict[int, list[int]] = {}
+        for reshard in plan.reshards:
+            readers.setdefault(reshard.tensor, []).extend(i for i, _ in reshard.readers)
+        self.issued: dict[int, list[Reshard]] = {}
+        self.needed: dict[tuple[int, int], list[int]] = {}
+        self.before: dict[int, list[Reshard]] = {}
+        self.after: dict[int, list[Reshard]] = {}
+        self.ending: list[Reshard] = []
+        self.late: list[Reshard] = []
+        for r, reshard in enumerate(plan.reshards):
+            mine = [i for i, _ in reshard.readers]
+            if reshard.purpose == "output" or (reshard.purpose == "accumulate" and reshard.tensor not in makers):
+                self.ending.append(reshard)
+            elif reshard.purpose in ("accumulate", "optimizer") and reshard.tensor in makers:
+                block = self.block_of[makers[reshard.tensor]]
+                once = reshard.purpose == "optimizer"
+                for microbatch in range(self.count - 1 if once else 0, self.count):
+                    self.issued.setdefault(microbatch * size + block + 1, []).append(reshard)
+                if not (once and several):
+                    self.after.setdefault(makers[reshard.tensor], []).append(reshard)
+                else:
+                    self.late.append(dataclasses.replace(reshard, steps=()))
+            elif reshard.purpose == "update" and readers.get(reshard.tensor):
+                first = min(readers[reshard.tensor])
+                self.issued.setdefault(self.block_of[first] - 1, []).insert(0, reshard)
+                self.needed.setdefault((0, first), []).append(r)
+            elif mine and plan.tensors[reshard.tensor].role == "parameter":
+                for microbatch in range(self.count):
+                    self.issued.setdefault(microbatch * size + self.block_of[min(mine)] - 1, []).append(reshard)
+                    self.needed.setdefault((microbatch, min(mine)), []).append(r)
+                self.before.setdefault(min(mine), []).append(dataclasses.replace(reshard, steps=()))
+            elif mine:
+                self.before.setdefault(min(mine), []).append(reshard)
+            else:
+                self.late.append(reshard)
+        assert max(self.issued, default=0) <= last
+        self.position = {id(reshard): r for r, reshard in enumerate(plan.reshards)}
+        self.jobs: dict[int, _Job] = {}
+        self.brought: dict[int, _Job] = {}
+        self.reducing: list[_Job] = []
+
+    def _job(self, kind: str, axes: tuple[str, ...], nbytes: int, bucket: int, nanoseconds: int | None = None) -> _Job:
+        key = (kind, axes, nbytes, bucket)
+        if key not in self.durations:
+            positions, size = [self.plan.mesh.index(name) for name in axes], np.array(nbytes, dtype=np.int64)
+            whole = int(self.times.times(kind, positions, size, bucket))
+            self.durations[key] = whole, tuple(self.times.lane_times(kind, positions, size, bucket).tolist())
+        whole, lanes = self.durations[key]
+        whole = whole if nanoseconds is None else nanoseconds
+        order = [(r, min(x, whole)) for r, x in enumerate(lanes) if x]
+        launch = min(whole, -int(-self.plan.cluster.launch_ns // bucket))
+        return _Job(nanoseconds=whole, launch=launch, lanes=order[::-1] if kind == "all_gather" else order)
+
+    def _issue(self, position: int) -> None:
+        """Hand the lanes what runs beside a block, and pay for it on the compute stream."""
+        start = self.now
+        together: dict[Hashable, list[tuple[Reshard, int, ReshardStep]]] = {}
+        for reshard in self.issued.get(position, ()):
+            for k, step in enumerate(reshard.steps):
+                if step.kind in LOCAL:
+                    continue
+                key: Hashable = (id(reshard), k)
+                if self.manner.whole_launches and reshard.bucket > 1:
+                    tensor = self.plan.tensors[reshard.tensor]
+                    key = launch_of(reshard.purpose, self.index_owner(reshard), tensor.dtype, k, step.kind, step.axes)
+                together.setdefault(key, []).append((reshard, k, step))
+        for members in sorted(together.values(), key=lambda members: members[0][1]):
+            first, _, step = members[0]
+            if self.manner.whole_launches:
+                job = self._job(step.kind, step.axes, sum(step.nbytes for _, _, step in members), 1)
+            else:
+                job = self._job(step.kind, step.axes, step.nbytes, first.bucket, step.nanoseconds)
+            before = [
+                self.brought[r.tensor] for r, _, _ in members if r.tensor in self.brought and r.purpose not in ("accumulate", "optimizer")
+            ]
+            before += [self.jobs[self.position[id(r)]] for r, k, _ in members if k and self.position[id(r)] in self.jobs]
+            for reshard, _, _ in members:
+                self.jobs[self.position[id(reshard)]] = job
+                if reshard.purpose == "update":
+                    self.brought[reshard.tensor] = job
+                if reshard.purpose in ("accumulate", "optimizer"):
+                    self.reducing.append(job)
+            self.now += job.launch + math.ceil(self._kappa * (job.nanoseconds - job.launch))
+            self._put(job, start, max((other.done for other in before), default=0))
+
+    @functools.cached_property
+    def _kappa(self) -> Fraction:
+        return Fraction(round(self.plan.cluster.kappa * 1_000_000), 1_000_000)
+
+    @functools.cached_property
+    def _index(self) -> PlanIndex:
+        return PlanIndex(self.plan)
+
+    def index_owner(self, reshard: Reshard) -> str:
+        return self._index.owner(reshard.tensor)
+
+    def _put(self, job: _Job, ready: int, earliest: int) -> None:
+        moment = max(ready + job.launch, earliest) if self.manner.chained else ready
+        for r, left in job.lanes:
+            lane = self.lanes[r]
+            if self.manner.queued:
+                start = max(lane.now, moment)
+                lane.now = start + left
+                job.done = max(job.done, lane.now)
+                moment = lane.now if self.manner.chained else moment
+            else:
+                lane.serve(moment)
+                lane.queue.append((job, left))
+
+    def _stop(self, job: _Job) -> None:
+        """Run a collective that the compute stream waits for."""
+        end, moment = self.now + job.nanoseconds, self.now + (job.launch if self.manner.chained else 0)
+        for r, left in job.lanes:
+            lane = self.lanes[r]
+            if self.manner.queued:
+                lane.now = max(lane.now, moment) + left
+                end = max(end, lane.now)
+                moment = lane.now if self.manner.chained else moment
+            else:
+                lane.serve(self.now)
+                lane.now = self.now + left
+        self.now = end
+
+    def _wait(self, job: _Job) -> None:
+        if not self.manner.queued:
+            for r, _ in job.lanes:
+                lane = self.lanes[r]
+                lane.serve(self.now)
+                ahead = [
+                    left for _, left in lane.queue[: 1 + max((k for k, (other, _) in enumerate(lane.queue) if other is job), default=-1)]
+                ]
+                if ahead:
+                    lane.serve(lane.now + sum(ahead))
+        self.now = max(self.now, job.done)
+
+    def _drain(self) -> None:
+        self.now = max([self.now, *(lane.finished() for lane in self.lanes)])
+        for lane in self.lanes:
+            lane.serve(self.now)
+
+    def _block(self, microbatch: int, k: int) -> None:
+        """The ops of one block, each behind what it waits for and before what leaves it."""
+        for i in self.blocks[k]:
+            op = self.plan.ops[i]
+            for r in () if self.manner.barriers else self.needed.get((microbatch, i), ()):
+                if r in self.jobs:
+                    self._wait(self.jobs[r])
+            for reshard in self.before.get(i, ()):
+                self._blocking(reshard)
+            self.now += op.nanoseconds
+            for inside in op.collectives:
+                self._stop(self._job(inside.kind, inside.axes, inside.nbytes, 1, inside.nanoseconds))
+            for reshard in self.after.get(i, ()):
+                self.now += reshard.traffic_ns
+        if k == len(self.blocks) - 1:
+            for reshard in self.ending:
+                self._blocking(reshard)
+
+    def _blocking(self, reshard: Reshard) -> None:
+        self.now += reshard.traffic_ns
+        for step in reshard.steps:
+            if step.kind not in LOCAL:
+                self._stop(self._job(step.kind, step.axes, step.nbytes, reshard.bucket, step.nanoseconds))
+
+    def _update(self) -> None:
+        for job in self.reducing:
+            self._wait(job)
+        for reshard in self.late:
+            self._blocking(reshard)
+        clip = self.plan.clip
+        if clip is not None:
+            self._stop(self._job(clip.kind, clip.axes, clip.nbytes, 1, clip.nanoseconds))
+        self.now += self.plan.costs.update_ns
+        if self.manner.barriers:
+            self._drain()
