@@ -13,6 +13,7 @@ The presets are TOML files; :func:`load_cluster` shows one.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,6 +211,25 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
             raise link.wrong("size", outer.size, f"a multiple of the inner level's {inner.size}, and larger")
     top.done()
     return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns, kappa=kappa)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Check the numbers of a cluster that does not come from a cluster file; InputError names the first that no such file could give."""
+    numbers = [("launch_ns", cluster.launch_ns, 0.0, 1e9), ("kappa", cluster.kappa, 0.0, 1.0)]
+    for i, level in enumerate(cluster.levels):
+        numbers += [(f"levels[{i}].bandwidth", level.bandwidth, 10.0, 1e18), (f"levels[{i}].latency_ns", level.latency_ns, 0.0, 1e9)]
+        if level.topology not in TOPOLOGIES:
+            raise InputError(f"levels[{i}].topology = {level.topology!r} is not legal; legal: {' or '.join(map(repr, TOPOLOGIES))}")
+    for key, value, low, high in numbers:
+        if not low <= value <= high:
+            raise InputError(f"{key} = {value:g} is not legal; legal: a number from {low:g} to {high:g}")
+    sizes = [level.size for level in cluster.levels]
+    inner = [size for size in sizes[:-1] if size is not None and size >= 2]
+    nested = len(inner) == len(sizes) - 1 and all(b > a and b % a == 0 for a, b in itertools.pairwise(inner))
+    if not 1 <= len(sizes) <= MAX_LEVELS or sizes[-1] is not None or not nested:
+        raise InputError(
+            f"levels of sizes {sizes} are not legal; legal: 1 to {MAX_LEVELS}, each a multiple of the one before, the last null"
+        )
 
 
 def _device(table: _ClusterTable) -> Device:
