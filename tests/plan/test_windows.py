@@ -15,6 +15,7 @@ from programs import trained_mlp
 
 from solver_shard import optimize
 from solver_shard.costs.schedule import Load, StepSchedule, Window, window_time
+from solver_shard.graph.lowering import Schedule
 from solver_shard.plan.plan import Plan
 from solver_shard.plan.windows import WindowedStep, by_windows
 from solver_shard.program import Program
@@ -82,9 +83,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @functools.cache
-def case(k: int) -> Lowered:
+def case(k: int, schedule: Schedule = "sequential") -> Lowered:
     mesh, options = CASES[k]
-    return lowered(in_blocks(), mesh, **{**options, "cluster": boxes(options["cluster"])})
+    return lowered(in_blocks(), mesh, **{**options, "cluster": boxes(options["cluster"]), "schedule": schedule})
 
 
 def with_kappa(plan: Plan, kappa: float) -> Plan:
@@ -112,8 +113,17 @@ def agrees(plan: Plan) -> WindowedStep:
 
 @pytest.mark.parametrize("k", range(len(CASES)))
 @pytest.mark.parametrize("seed", range(6))
-def test_windows_of_any_plan_add_up_and_the_replay_agrees(k: int, seed: int) -> None:
-    agrees(case(k).plan(random_assignment(case(k).graph, seed)))
+def test_windows_of_any_plan_add_up_and_the_replay_and_the_graph_agree(k: int, seed: int) -> None:
+    assignment = random_assignment(case(k).graph, seed)
+    plan = case(k).plan(assignment)
+    agrees(plan)
+    windowed = case(k, "windows").graph
+    assert windowed.loads is not None
+    windowed.validate()
+    assert windowed.cost(assignment) == by_windows(plan).total_ns
+    assert [int(t) for t in windowed.loads.times(assignment)] == [time.window.runs * time.nanoseconds for time in by_windows(plan).windows]
+    assert windowed.allowed(assignment)
+    assert windowed.allowed(random_assignment(windowed, seed)) == case(k).graph.allowed(random_assignment(windowed, seed))
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
