@@ -381,9 +381,9 @@ def _in_a_row(arrays: list[Ints]) -> tuple[Ints, Ints]:
 def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:
     """(core, rows, cols) with table == core[rows][:, cols] and no two equal rows or columns in the core."""
     table = np.minimum(table, FORBIDDEN)
-    first, rows = _distinct(table)
+    first, rows = distinct(table)
     core = table[first]
-    first, cols = _distinct(core.T)
+    first, cols = distinct(core.T)
     return np.ascontiguousarray(core[:, first]), rows, cols
 
 
@@ -395,7 +395,7 @@ def compact_edge(edge: Edge) -> Edge:
     return Edge(a=edge.a, b=edge.b, core=core, rows=rows[edge.rows], cols=cols[edge.cols])
 
 
-def _distinct(table: Ints) -> tuple[Ints, Ints]:
+def distinct(table: Ints) -> tuple[Ints, Ints]:
     """First positions of the distinct rows (in order of first appearance) and the distinct row of each row."""
     known: dict[bytes, int] = {}
     first: list[int] = []
