@@ -84,6 +84,7 @@ def windowed(rng: np.random.Generator, graph: ChoiceGraph) -> ChoiceGraph:
         windows,
         nodes=[(v, rng.integers(0, high, sizes[v]), uses()) for v in range(graph.size) if rng.random() < 0.7],
         edges=[(u, v, rng.integers(0, high, (sizes[u], sizes[v])), uses()) for u, v in pairs],
+        base=rng.integers(0, high, len(windows)) * int(rng.integers(2)),
     )
     loaded = replace(graph, loads=loads)
     loaded.validate()

@@ -102,6 +102,7 @@ class Loads:
 
     Attributes:
         windows: int64[R], the window of each term, 0 .. W - 1, never decreasing; every window has a term.
+        base: int64[R], nanoseconds on each term whatever is chosen.
         nodes: int64[A, 4], rows (node, vector, term, times).
         vectors: costs per strategy, int64[strategies]; never FORBIDDEN.
         edges: int64[B, 5], rows (u, v, table, term, times); u != v.
@@ -109,6 +110,7 @@ class Loads:
     """
 
     windows: Ints
+    base: Ints
     nodes: Ints
     vectors: tuple[Ints, ...]
     edges: Ints
@@ -116,7 +118,10 @@ class Loads:
 
     @staticmethod
     def of(
-        windows: Sequence[int] | Ints, nodes: Iterable[tuple[int, Ints, Uses]] = (), edges: Iterable[tuple[int, int, Ints, Uses]] = ()
+        windows: Sequence[int] | Ints,
+        nodes: Iterable[tuple[int, Ints, Uses]] = (),
+        edges: Iterable[tuple[int, int, Ints, Uses]] = (),
+        base: Sequence[int] | Ints | None = None,
     ) -> Loads:
         """Loads of costs, each with the terms that it loads; equal vectors and tables are stored once, rows of zeros not at all."""
         vectors, tables = _Distinct(), _Distinct()
@@ -134,6 +139,7 @@ class Loads:
                     joint[u, v, number, term] = joint.get((u, v, number, term), 0) + times
         return Loads(
             windows=np.asarray(windows, dtype=np.int64),
+            base=np.zeros(len(windows), dtype=np.int64) if base is None else np.asarray(base, dtype=np.int64),
             nodes=np.array([(*key, times) for key, times in own.items() if times], dtype=np.int64).reshape(-1, 4),
             vectors=tuple(vectors.arrays),
             edges=np.array([(*key, times) for key, times in joint.items() if times], dtype=np.int64).reshape(-1, 5),
@@ -156,7 +162,7 @@ class Loads:
         cells, node_at, edge_at, widths = self._cells
         own = cells[node_at + chosen[self.nodes[:, 0]]] * self.nodes[:, 3]
         joint = cells[edge_at + chosen[self.edges[:, 0]] * widths + chosen[self.edges[:, 1]]] * self.edges[:, 4]
-        total = np.zeros(len(self.windows), dtype=np.int64)
+        total = self.base.copy()
         np.add.at(total, self.nodes[:, 2], own)
         np.add.at(total, self.edges[:, 3], joint)
         return total
@@ -184,12 +190,69 @@ class Loads:
         Args:
             weights: int64[R], not negative, summing to WEIGHT in each window.
         """
-        own = _Weighted((self.vectors[vector], (node,), int(weights[term]) * times) for node, vector, term, times in self.nodes.tolist())
-        joint = _Weighted(
-            (self.tables[table] if u < v else self.tables[table].T, (min(u, v), max(u, v)), int(weights[term]) * times)
-            for u, v, table, term, times in self.edges.tolist()
-        )
-        return {v: costs for (v,), costs in own.rounded()}, {(u, v): costs for (u, v), costs in joint.rounded()}
+        own: dict[int, list[tuple[int, int]]] = {}
+        joint: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for v, number, term, times in self.nodes.tolist():
+            if factor := int(weights[term]) * times:
+                own.setdefault(v, []).append((number, factor))
+        for u, v, number, term, times in self.edges.tolist():
+            if factor := int(weights[term]) * times:
+                joint.setdefault((min(u, v), max(u, v)), []).append((number if u < v else ~number, factor))
+        vectors = _Weighted(self.vectors)
+        tables = _Weighted(self.tables)
+        return {v: vectors.sum(rows) for v, rows in own.items()}, {ends: tables.sum(rows) for ends, rows in joint.items()}
+
+    def substituted(self, owner: Sequence[int] | Ints, maps: Sequence[Ints | None]) -> Loads:
+        """The loads where each node v follows node ``owner[v]`` of another graph, with strategy ``maps[v][x]`` when that has x.
+
+        Args:
+            owner: -1 where the node is decided: its strategy is the only one of ``maps[v]``.
+            maps: None where it has the same strategy.
+        """
+        base, owners = self.base.copy(), list(owner)
+        own: list[tuple[int, Ints, Uses]] = []
+        joint: list[tuple[int, int, Ints, Uses]] = []
+
+        def load(node: int, costs: Ints, term: int, times: int) -> None:
+            if node < 0:
+                base[term] += int(costs[0]) * times
+            else:
+                own.append((node, costs, ((term, times),)))
+
+        every = slice(None)
+        taken: dict[tuple[object, ...], Ints] = {}
+
+        def part(array: Ints, *nodes: int) -> Ints:
+            """The entries of an array of two nodes' strategies, or one's; of copies of a layer only once."""
+            key = (id(array), *(None if (own := maps[v]) is None else own.tobytes() for v in nodes))
+            if key not in taken:
+                for axis, v in enumerate(nodes):
+                    array = array[(every,) * axis + (maps[v] if maps[v] is not None else every,)]
+                taken[key] = array
+            return taken[key]
+
+        for v, number, term, times in self.nodes.tolist():
+            load(owners[v], part(self.vectors[number], v), term, times)
+        for u, v, number, term, times in self.edges.tolist():
+            a, b, table = owners[u], owners[v], part(self.tables[number], u, v)
+            if a < 0 or b < 0:
+                load(max(a, b), table[0] if a < 0 else table[:, 0], term, times)
+            elif a == b:
+                load(a, np.diagonal(table), term, times)
+            elif a < b:
+                joint.append((a, b, table, ((term, times),)))
+            else:
+                joint.append((b, a, table.T, ((term, times),)))
+        return Loads.of(self.windows, own, joint, base)
+
+    def loaded(self) -> set[int]:
+        """Nodes that anything loaded depends on."""
+        return {*self.nodes[:, 0].tolist(), *self.edges[:, :2].ravel().tolist()}
+
+    def constant(self, weights: Ints) -> int:
+        """What is paid at these weights whatever is chosen, rounded down."""
+        total: int = sum(base * weight for base, weight in zip(self.base.tolist(), weights.tolist(), strict=True))
+        return total // WEIGHT
 
     def weights(self, shares: Sequence[float] | NDArray[np.float64]) -> Ints:
         """Whole weights nearest to shares of each window's terms (float[R], not negative); a window of zeros is shared evenly.
@@ -225,14 +288,15 @@ class Loads:
         for u, v, table in np.unique(joint[:, :3], axis=0).tolist():
             if self.tables[table].shape != (sizes[u], sizes[v]):
                 raise InternalError(f"choice graph: a load of nodes {u} and {v} has shape {self.tables[table].shape}")
-        if any((array < 0).any() for array in (*self.vectors, *self.tables)):
-            raise InternalError("choice graph: a load is negative")
+        if len(self.base) != len(windows) or any((array < 0).any() for array in (self.base, *self.vectors, *self.tables)):
+            raise InternalError("choice graph: a load is negative, or its base is not that of as many terms")
         if self.most() >= FORBIDDEN:
             raise InternalError(f"choice graph: loads sum to {self.most()}; what is forbidden belongs into costs and tables")
 
     def most(self) -> int:
         """Nanoseconds that all terms together never exceed."""
-        total: int = sum(int(self.vectors[vector].max()) * times for _, vector, _, times in self.nodes.tolist())
+        total: int = sum(self.base.tolist())
+        total += sum(int(self.vectors[vector].max()) * times for _, vector, _, times in self.nodes.tolist())
         total += sum(int(self.tables[table].max()) * times for _, _, table, _, times in self.edges.tolist())
         return total
 
@@ -253,21 +317,24 @@ class _Distinct:
 
 
 class _Weighted:
-    """Sums of costs times weights by node or pair, exact: what is above WEIGHT and what is below it apart, so that nothing overflows."""
+    """Sums of arrays times factors / WEIGHT, rounded down; what copies of a layer share is summed once."""
 
-    def __init__(self, rows: Iterable[tuple[Ints, tuple[int, ...], int]]) -> None:
-        self.sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
-        for costs, ends, factor in rows:
-            if factor:
+    def __init__(self, arrays: Sequence[Ints]) -> None:
+        self._arrays = arrays
+        self._known: dict[tuple[tuple[int, int], ...], Ints] = {}
+
+    def sum(self, rows: Sequence[tuple[int, int]]) -> Ints:
+        """Of arrays by number (transposed where that is ~number) and factor; exact, for what is above WEIGHT and below it adds up apart."""
+        key = tuple(sorted(rows))
+        if key not in self._known:
+            high = low = np.zeros((), dtype=np.int64)
+            for number, factor in key:
+                array = self._arrays[number] if number >= 0 else self._arrays[~number].T
                 times, weight = divmod(factor, WEIGHT)
-                high = costs * times + (costs >> 20) * weight
-                low = (costs & (WEIGHT - 1)) * weight
-                before = self.sums.get(ends)
-                self.sums[ends] = (high, low) if before is None else (before[0] + high, before[1] + low)
-
-    def rounded(self) -> list[tuple[tuple[int, ...], Ints]]:
-        """Each sum / WEIGHT, rounded down."""
-        return [(ends, high + (low >> 20)) for ends, (high, low) in self.sums.items()]
+                high = high + array * times + (array >> 20) * weight
+                low = low + (array & (WEIGHT - 1)) * weight
+            self._known[key] = high + (low >> 20)
+        return self._known[key]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -345,6 +412,8 @@ class ChoiceGraph:
         costs, tables = self.costs.copy(), _Distinct()
         for v, more in own.items():
             costs[self.offsets[v] : self.offsets[v + 1]] += more
+        if self.size:
+            costs[: self.offsets[1]] += self.loads.constant(weights)
         numbers = [len(self.tables) + tables.number(more) for more in joint.values()]
         return replace(
             self,

@@ -239,19 +239,11 @@ def _folded_loads(loads: Loads, member: Ints) -> tuple[Loads, Ints]:
 
     A sum of equal maxima is the maximum of the sums, so a window that stands for n is loaded n times as much.
     """
-    own = [(int(member[v]), loads.vectors[number], ((term, times),)) for v, number, term, times in loads.nodes.tolist()]
-    joint: list[tuple[int, int, Ints, tuple[tuple[int, int], ...]]] = []
-    for u, v, number, term, times in loads.edges.tolist():
-        a, b, table = int(member[u]), int(member[v]), loads.tables[number]
-        if a == b:
-            own.append((a, np.diagonal(table), ((term, times),)))
-        elif a < b:
-            joint.append((a, b, table, ((term, times),)))
-        else:
-            joint.append((b, a, table.T, ((term, times),)))
-    apart = Loads.of(loads.windows, nodes=own, edges=joint)
+    apart = loads.substituted(member.tolist(), [None] * len(member))
     within = np.arange(len(apart.windows)) - apart.starts[apart.windows]
-    inside: list[list[tuple[int, ...]]] = [[(-1, int(k))] for k in np.bincount(apart.windows)]
+    inside: list[list[tuple[int, ...]]] = [[] for _ in range(apart.count)]
+    for term, window in enumerate(apart.windows.tolist()):
+        inside[window].append((-1, int(within[term]), int(apart.base[term])))
     for kind, rows in enumerate((apart.nodes, apart.edges)):
         for row in rows.tolist():
             inside[apart.windows[row[-2]]].append((kind, *row[:-2], int(within[row[-2]]), row[-1]))
@@ -269,7 +261,9 @@ def _folded_loads(loads: Loads, member: Ints) -> tuple[Loads, Ints]:
         number = which[apart.windows[rows[:, -2]]]
         return np.concatenate([rows[:, :-2], terms[rows[:, -2], None], (rows[:, -1] * copies[number])[:, None]], axis=1)
 
-    folded = Loads(windows=windows, nodes=kept(apart.nodes), vectors=apart.vectors, edges=kept(apart.edges), tables=apart.tables)
+    base = np.zeros(len(windows), dtype=np.int64)
+    np.add.at(base, terms, apart.base)
+    folded = Loads(windows=windows, base=base, nodes=kept(apart.nodes), vectors=apart.vectors, edges=kept(apart.edges), tables=apart.tables)
     return folded, terms.astype(np.int64)
 
 

@@ -36,8 +36,8 @@ from ortools.sat.python import cp_model
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Constraint, Ints
+from solver_shard.graph.narrowing import Arc, Arcs
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.arc_consistency import Arc, Arcs
 from solver_shard.solve.bounds.labels import TooMany, best_below
 from solver_shard.solve.engine import solve
 from solver_shard.solve.integer_program import class_literals, covering, in_safe_units, new_solver, row_of

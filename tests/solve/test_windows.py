@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from enumeration import enumerate_allowed
 from random_graphs import random_graph, windowed
 
 from solver_shard.costs.transitions import FORBIDDEN
@@ -11,6 +14,9 @@ from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import WEIGHT, ChoiceGraph, Loads
 from solver_shard.graph.narrowing import shrink
 from solver_shard.graph.symmetry import expand, fold
+from solver_shard.solve.presolve import presolve
+from solver_shard.solve.presolve.reducer import NoAssignment
+from solver_shard.solve.problem import from_graph
 
 
 def spelled_out(graph: ChoiceGraph, x: list[int]) -> int:
@@ -20,9 +26,10 @@ def spelled_out(graph: ChoiceGraph, x: list[int]) -> int:
     total = sum(int(graph.node_costs(v)[x[v]]) for v in range(graph.size))
     total += sum(int(graph.tables[t][x[u], x[v]]) for (u, v), t in zip(graph.edges.tolist(), graph.edge_tables.tolist(), strict=True))
     for window in range(loads.count):
-        terms = []
+        terms: list[int] = []
         for term in np.flatnonzero(loads.windows == window).tolist():
             own = sum(int(loads.vectors[k][x[v]]) * times for v, k, r, times in loads.nodes.tolist() if r == term)
+            own += int(loads.base[term])
             terms.append(own + sum(int(loads.tables[k][x[u], x[v]]) * times for u, v, k, r, times in loads.edges.tolist() if r == term))
         total += max(terms)
     return total
@@ -86,6 +93,7 @@ def test_tied_copies_load_their_own_windows(seed: int) -> None:
                 for k in range(copies)
                 for v, n, term, times in own.nodes.tolist()
             ],
+            base=np.tile(own.base, copies),
             edges=[
                 (u + k * count, v + k * count, own.tables[n], [(term + turn[k] * len(own.windows), times)])
                 for k in range(copies)
@@ -162,3 +170,31 @@ def test_what_masks_leave_costs_the_same(seed: int) -> None:
 def test_loads_that_are_not_legal_are_refused(loads: Loads, message: str) -> None:
     with pytest.raises(InternalError, match=message):
         loads.validate(np.array([2, 2]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_presolve_keeps_the_windows_times(seed: int) -> None:
+    """What is left costs as much as the graph, and the best of it is the best of the graph."""
+    rng = np.random.default_rng(seed)
+    graph = windowed(rng, random_graph(rng, int(rng.integers(1, 6))))
+    rows = enumerate_allowed(graph)
+    problem, order = from_graph(graph, limit=None)
+    try:
+        small, postsolve = presolve(problem)
+    except NoAssignment:
+        assert not len(rows)
+        return
+    loads = small.loads
+    assert loads is not None
+    least = []
+    for choice in itertools.product(*map(range, small.sizes.tolist())):
+        x = np.array(choice, dtype=np.int64)
+        full = np.empty_like(order)
+        full[order] = postsolve.restore(x)
+        assert small.allowed(x) == graph.allowed(full)
+        if small.allowed(x):
+            least.append(small.cost(x))
+            assert least[-1] == graph.cost(full) == problem.cost(full[order])
+            weights = loads.weights(rng.random(len(loads.windows)))
+            assert small.priced(weights).cost(x) <= least[-1]
+    assert min(least) == min(graph.cost(row) for row in rows)
