@@ -27,7 +27,9 @@ from solver_shard.graph.nodes import (
     PRODUCED,
     AccumulateNode,
     AccumulatorNode,
+    AheadNode,
     AnyNode,
+    BehindNode,
     ClipNode,
     HoldNode,
     KeepNode,
@@ -49,6 +51,8 @@ from solver_shard.graph.nodes import (
 )
 from solver_shard.graph.strategies import OpStrategies, fused_tensors, op_nanoseconds, op_strategies, spill_nanoseconds
 from solver_shard.graph.tables import (
+    ahead_table,
+    behind_table,
     chain_table,
     copied_table,
     equal_table,
@@ -61,6 +65,7 @@ from solver_shard.graph.tables import (
     member_table,
     norm_table,
     read_table,
+    reduced_table,
     reshard_table,
     result_table,
     sliced_table,
@@ -230,7 +235,7 @@ class _Lowerer:
         self.index: dict[NodeKey, int] = {}
         self.node_costs: list[Ints] = []
         self.node_usages: list[Ints] = []
-        self.node_intervals: list[tuple[int, int]] = []
+        self.node_intervals: list[tuple[tuple[int, int], ...]] = []
         self.edges: list[tuple[int, int]] = []
         self.edge_tables: list[int] = []
         self.tables: list[Ints] = []
@@ -273,8 +278,8 @@ class _Lowerer:
             offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             costs=np.concatenate(self.node_costs),
             usages=np.concatenate(self.node_usages),
-            interval_offsets=np.arange(len(sizes) + 1, dtype=np.int64),
-            intervals=np.array(self.node_intervals, dtype=np.int64).reshape(-1, 2),
+            interval_offsets=np.cumsum([0, *map(len, self.node_intervals)], dtype=np.int64),
+            intervals=np.array([interval for own in self.node_intervals for interval in own], dtype=np.int64).reshape(-1, 2),
             edges=np.array(self.edges, dtype=np.int64).reshape(-1, 2),
             edge_tables=np.array(self.edge_tables, dtype=np.int64),
             tables=tuple(self.tables),
@@ -306,13 +311,13 @@ class _Lowerer:
         group = group_of(node, self.lives)
         return f"{node.label} {self.program.tensors[node.tensor].name}" + (f" {group.family}" if group else "")
 
-    def _add(self, node: Node, usages: Ints, interval: tuple[int, int], costs: Ints | None = None) -> int:
+    def _add(self, node: Node, usages: Ints, interval: tuple[int, int], *more: tuple[int, int]) -> int:
         position = len(self.nodes)
         self.nodes.append(node)
         self.index[node.key] = position
-        self.node_costs.append(np.zeros(len(usages), dtype=np.int64) if costs is None else costs)
+        self.node_costs.append(np.zeros(len(usages), dtype=np.int64))
         self.node_usages.append(usages)
-        self.node_intervals.append(interval)
+        self.node_intervals.append((interval, *more))
         return position
 
     def _edge(self, u: int, v: int, key: Hashable, build: Callable[..., Ints], *args: Any) -> None:
@@ -492,6 +497,10 @@ class _Lowerer:
         v = self._add(node, usages, (group.start, group.stop))
         move = _Move(t, group.purpose, min((i for i, _ in group.readers), default=self.makers.get(t)), held, need)
         self._moved(producer, v, key, move, lambda moves: reshard_table(held, alias, need, moves), self._spilled(move))
+        if tensor.role is Role.PARAMETER and group.readers:
+            self._brought(v, t, k, self._times_ahead(group.start))
+        if group.purpose == OPTIMIZER and move.op is not None:
+            self._reduced(producer, v, t, move.op)
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
 
@@ -604,8 +613,11 @@ class _Lowerer:
         key, move = self._gradient_key(t, OPTIMIZER, held, need), _Move(t, OPTIMIZER, self.makers.get(t), held, need)
         if self.accumulates:
             self._moved(producer, v, ("reduce", key), move, lambda moves: in_place_table(held, need, moves))
+            self._brought(v, t, k, self._times_behind(move.op, once=True))
         else:
             self._moved(producer, v, ("convert", key), move, beside=self._converted(move))
+            if move.op is not None:
+                self._reduced(producer, v, t, move.op)
         self._handed_over(t, v)
 
     def _accumulator(self, t: int, group: Group) -> int:
@@ -625,6 +637,9 @@ class _Lowerer:
         self._takes(v, times, op=move.op)
         key = ("arrive", self._gradient_key(t, ACCUMULATE, held, need))
         self._moved(producer, v, key, move, lambda moves: reshard_table(held, alias, need, moves), self._converted(move))
+        if move.op is not None:
+            self._brought(v, t, PRODUCED, self._times_behind(move.op))
+            self._reduced(producer, v, t, move.op)
         w = self._add(AccumulatorNode(tensor=t, layouts=need), self._bytes(t, need, dtype), (0, self.lives.end))
         self._edge(v, w, ("equal", layouts, need), equal_table, layouts, need)
         return w
@@ -654,6 +669,52 @@ class _Lowerer:
         for p in self.program.gradients:
             state, node = self._node(StateNode, p)
             self._edge(v, state, ("norm", node.layouts), norm_table, groups, node.layouts)
+
+    # Bytes of the schedule: what is brought a window ahead is there from its start, what is reduced a window behind until its end.
+
+    def _times_ahead(self, start: int) -> list[tuple[int, int]]:
+        """When a parameter is there before its group reads it: in the window before, which may be the last of the microbatch before."""
+        if self.schedule is None:
+            return []
+        k, spans = self.schedule.stretch[start], self.schedule.windows[1 : 1 + self.schedule.length]
+        wrapped = [(spans[-1].start, self.lives.end - 1)] if self.accumulates and not k else []
+        return [(spans[k - 1].start if k else 0, start), *wrapped]
+
+    def _times_behind(self, op: int | None, *, once: bool = False) -> list[tuple[int, int]]:
+        """When a gradient is there after it is made, for its reduction in the window after; ``once``: before the update that reads it."""
+        if self.schedule is None or op is None:
+            return []
+        k, spans, update = self.schedule.stretch[op], self.schedule.windows[1 : 1 + self.schedule.length], self.lives.end - 1
+        last = k + 1 == len(spans)
+        if once:
+            return [(update if last else spans[k + 1].start, update)]
+        return [(op + 1, update if last else spans[k + 1].stop), *([(0, spans[0].stop)] if last and self.accumulates else [])]
+
+    def _brought(self, v: int, t: int, k: int, times: Sequence[tuple[int, int]]) -> None:
+        """The bytes of a node's copies at other times than its own."""
+        times = [(start, stop) for start, stop in times if start < stop]
+        if not times:
+            return
+        node = self.nodes[v]
+        assert isinstance(node, (ReshardNode, AccumulateNode)), "only these have copies"
+        copies = node.layouts[node.aliases :]
+        dtype = self._reduced_dtype(t) if t in self.makers else None
+        usages = np.concatenate([[0], self._bytes(t, copies, dtype)])
+        w = self._add(AheadNode(tensor=t, group=k, layouts=(Layout(), *copies), aliases=0), usages, *times)
+        self._edge(v, w, ("ahead", node.aliases, len(copies)), ahead_table, node.aliases, len(copies))
+
+    def _reduced(self, producer: int, v: int, t: int, op: int) -> None:
+        """The bytes of what a reduction starts from."""
+        times = [(start, stop) for start, stop in self._times_behind(op) if start < stop]
+        if not times:
+            return
+        held, node = self._layouts(producer), self.nodes[v]
+        assert isinstance(node, (ReshardNode, AccumulateNode)), "only these have copies"
+        usages = np.concatenate([[0], self._bytes(t, held, self._reduced_dtype(t))])
+        w = self._add(BehindNode(tensor=t, layouts=(Layout(), *held)), usages, *times)
+        self._edge(producer, w, ("behind", len(held)), behind_table, len(held))
+        sizes = (node.aliases, len(node.layouts) - node.aliases, len(held))
+        self._edge(v, w, ("reduced", sizes), reduced_table, *sizes)
 
     def _lane_times(self, axes: tuple[int, ...]) -> Ints:
         return self.costs.collectives.lane_times("all_reduce", axes, np.array(NORM_BYTES, dtype=np.int64))
@@ -791,7 +852,7 @@ class _Lowerer:
     def _aliases(self, t: int, k: int) -> Layouts:
         """The layouts in which a group may read a tensor as it is; none of a gradient that its accumulator or reduce dtype takes away."""
         v, node = self._node(ReshardNode, t, k)
-        return node.layouts[: node.aliases] if self.node_intervals[v][1] == self.lives.groups[t][k].stop else ()
+        return node.layouts[: node.aliases] if self.node_intervals[v][0][1] == self.lives.groups[t][k].stop else ()
 
     # Storages: what a view and the tensor that it views keep together is there once.
 

@@ -177,9 +177,10 @@ def _waiting(plan: Plan, schedule: StepSchedule) -> Iterator[tuple[int, int, int
     update, several = len(plan.ops), plan.options.microbatches > 1
     spans = schedule.windows[1 : 1 + schedule.length]
     for reshard, at in zip(plan.reshards, anchors(plan), strict=True):
-        if at is None or all(step.kind in LOCAL for step in reshard.steps):
+        if at is None or not reshard.copy:
             continue
         k = schedule.stretch[at]
+        last = k + 1 == len(spans)
         if plan.tensors[reshard.tensor].role == "parameter" and reshard.purpose in ("forward", "backward"):
             yield (spans[k - 1].start if k else 0), reshard.start, reshard.nbytes
             if several and not k:
@@ -187,11 +188,11 @@ def _waiting(plan: Plan, schedule: StepSchedule) -> Iterator[tuple[int, int, int
         elif reshard.purpose == "accumulate" or (reshard.purpose == "optimizer" and not several):
             source = _local_bytes(plan, reshard, reshard.source)
             made = source + (reshard.nbytes if reshard.stop <= update else 0)  # what the update reads is there until then anyway
-            yield at + 1, (spans[k + 1].stop if k + 1 < len(spans) else update), made
-            if several and k + 1 == len(spans):
+            yield at + 1, (update if last else spans[k + 1].stop), made
+            if several and last:
                 yield 0, spans[0].stop, made
         elif reshard.purpose == "optimizer" and reshard.start < reshard.stop:
-            yield (spans[k + 1].start if k + 1 < len(spans) else update), update, reshard.nbytes
+            yield (update if last else spans[k + 1].start), update, reshard.nbytes
 
 
 def _local_bytes(plan: Plan, reshard: Reshard, layout: Layout) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from lowered import Lowered, lowered, random_assignment
 from programs import trained_mlp
 
 from solver_shard import optimize
+from solver_shard.clock import StageClock
 from solver_shard.costs.schedule import Load, StepSchedule, Window, window_time
 from solver_shard.graph.lowering import Schedule
+from solver_shard.pipeline import solve_lowered
 from solver_shard.plan.plan import Plan
 from solver_shard.plan.windows import WindowedStep, by_windows
 from solver_shard.program import Program
@@ -114,16 +117,43 @@ def agrees(plan: Plan) -> WindowedStep:
 @pytest.mark.parametrize("k", range(len(CASES)))
 @pytest.mark.parametrize("seed", range(6))
 def test_windows_of_any_plan_add_up_and_the_replay_and_the_graph_agree(k: int, seed: int) -> None:
-    assignment = random_assignment(case(k).graph, seed)
-    plan = case(k).plan(assignment)
-    agrees(plan)
-    windowed = case(k, "windows").graph
-    assert windowed.loads is not None
-    windowed.validate()
-    assert windowed.cost(assignment) == by_windows(plan).total_ns
-    assert [int(t) for t in windowed.loads.times(assignment)] == [time.window.runs * time.nanoseconds for time in by_windows(plan).windows]
-    assert windowed.allowed(assignment)
-    assert windowed.allowed(random_assignment(windowed, seed)) == case(k).graph.allowed(random_assignment(windowed, seed))
+    windowed = case(k, "windows")
+    assignment = random_assignment(windowed.graph, seed)
+    plan = case(k).plan(sequential(windowed, case(k), assignment))
+    step = agrees(plan)
+    assert windowed.graph.loads is not None
+    windowed.graph.validate()
+    assert windowed.graph.allowed(assignment)
+    assert windowed.graph.cost(assignment) == by_windows(plan).total_ns
+    assert [int(t) for t in windowed.graph.loads.times(assignment)] == [t.window.runs * t.nanoseconds for t in by_windows(plan).windows]
+    assert windowed.peak(assignment) == step.peak
+
+
+def sequential(windowed: Lowered, other: Lowered, assignment: Sequence[int]) -> tuple[int, ...]:
+    """The same decisions for the graph without windows, which has all nodes but those of bytes that wait."""
+    return tuple(assignment[windowed.lowering.index[node.key]] for node in other.lowering.nodes)
+
+
+@pytest.mark.parametrize(("mesh", "options"), [("8", {}), ("2,2", {"microbatches": 3}), ("4", {"optimizer": "sgd", "clip": True})])
+def test_what_is_solved_by_windows_is_no_slower_by_windows_than_the_best_plan_one_thing_after_the_other(
+    mesh: str, options: dict[str, Any]
+) -> None:
+    found = {}
+    for schedule in ("sequential", "windows"):
+        solved = lowered(in_blocks(1), mesh, cluster=boxes("switch"), schedule=schedule, **options)  # type: ignore[arg-type]
+        clock = StageClock()
+        clock.bound_solver(60)
+        solution, _ = solve_lowered(solved.lowering, solved.costs, solved.options, clock, workers=1)
+        assert solution.assignment is not None
+        assert solution.bound is not None
+        # decoded by the other graph, which has the same nodes, so that nothing of the windowed one is believed
+        other = lowered(in_blocks(1), mesh, cluster=boxes("switch"), **options)
+        plan = other.plan(sequential(solved, other, solution.assignment))
+        found[schedule] = by_windows(plan).total_ns, plan.costs.total_ns
+        assert solution.cost == (found[schedule][0] if schedule == "windows" else found[schedule][1])
+        assert solution.bound <= solution.cost <= solution.bound * 1.0001 + 1
+    assert found["windows"][0] <= found["sequential"][0]
+    assert found["windows"][1] >= found["sequential"][1]
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
