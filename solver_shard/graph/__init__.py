@@ -28,13 +28,14 @@ from is not narrowed by what is likely to be good: only what cannot be executed 
                            AccumulatorNode
     gradient norm          ClipNode             the mesh axes over which it is summed                           _clipping
     bytes of t             KeepNode, TailNode,  nothing: all follow from the others, so that each byte is       _hold, _member, _tails,
-                           StorageNode          the usage of one node                                           _final_tails, _storage
+                           StorageNode,         the usage of one node                                           _final_tails, _storage,
+                           AheadNode, BehindNode                                                                _brought, _reduced
 
 **Costs of nodes**, c[v]: roofline time of an op and the collectives inside its implementation (``strategies.op_nanoseconds``), of the
 update where the state is (``_state``), of adding a gradient up (``lowering.addition_ns``), of the all-reduce of the norm (``_clipping``).
 Else 0.
 
-**Costs of edges**, C[u, v] (``_moves``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
+**Costs of edges**, C[u, v] (``_moved``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
 is moved together (``costs.schedule``), less the overlap discount for gathers of parameters and reductions of gradients
 (``costs.model.exposed``), with the conversion of a gradient into its reduce dtype (``lowering.conversion_ns``) and the traffic of a tensor
 that is fused away elsewhere (``strategies.spill_nanoseconds``). All other tables say what fits together, 0 or FORBIDDEN
@@ -48,7 +49,7 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
     hold -> reshard        as from the producer, for the later groups                                           reshard_table
     gradient -> state      the update reads its slice of the reduced gradient: a free move                      free_table
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
-    state -> parameter     the transition of the new values, after the step                                     _moves
+    state -> parameter     the transition of the new values, after the step                                     _moved
     output -> buffer       the new value is written where the buffer lies                                       free_table
     clip -> state          the axes that cut the state are among those of the norm                              norm_table
 
@@ -137,6 +138,11 @@ stands for copies in several windows, and a mean of copies before the maximum wo
     sum over w of max over r of load(x, w, r)   >=   sum over w, r of y[w, r] load(x, w, r) / 2**20                                 (3*)
 
 and the right side, rounded down entry by entry, is a graph without windows (``ChoiceGraph.priced``): its bounds are bounds of this one.
-What is forbidden is so in c and C only, whatever the weights. The solver finds weights and closes what they leave open
+What is forbidden is so in c and C only, whatever the weights.
+
+Lowered with ``schedule="windows"``, c and C say what is possible and l and L all times (``lowering._takes``, ``_moved``). The windows, the
+lanes and what runs beside which window are those of :mod:`solver_shard.costs.schedule`. Bytes follow: a copy of a parameter is there from
+the start of the window before its first reader (AheadNode), what a reduction starts from and makes until the end of the window after it
+(BehindNode, AheadNode); ``plan.windows`` works out the same figures from a plan. The solver finds weights and closes what they leave open
 (``solve/windows.py``).
 """
