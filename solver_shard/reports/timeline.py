@@ -47,15 +47,20 @@ from solver_shard.plan.index import PlanIndex, purpose_of
 from solver_shard.plan.io import check_times
 from solver_shard.plan.plan import LOCAL, OpCollective, Plan, PlannedOp, Reshard, ReshardStep
 from solver_shard.plan.summary import CLIPPED
-from solver_shard.plan.windows import schedule_of
+from solver_shard.plan.windows import by_windows, schedule_of
 from solver_shard.text import format_ns
 
-Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
+Kind = Literal["phase", "module", "compute", "exposed", "hidden", "window", "computing", "waiting", "beside"]
 Row = tuple[str, str]
 """A kind of row and its name: ``("collectives", "dp,tp")``."""
 
 PHASES, MODULES, OPS = ("step", "phases"), ("compute", "modules"), ("compute", "ops")
 COLLECTIVES = "collectives"
+SIDE_BY_SIDE = "side by side"
+WINDOWS, STREAM = (SIDE_BY_SIDE, "windows"), (SIDE_BY_SIDE, "compute stream")
+
+MOST_REPLAYED = 8
+"""Microbatches of a step that is drawn side by side: all of them are drawn, and more would be as much of the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class Timeline:
         stop: where the step ends: its time.
         exposed, hidden: axes to nanoseconds of their collectives; what finds no compute to lie under is in neither.
         unplaced_ns: of what the overlap discount hides, what finds none.
+        side_by_side: what a runtime makes of the plan, with a clock of its own: a compute stream and lanes; none of many microbatches.
+        windows_ns, runtime_ns: what the step takes by windows, and side by side (0 where it is not drawn).
     """
 
     slices: tuple[Slice, ...]
@@ -101,6 +108,9 @@ class Timeline:
     exposed: Mapping[str, int]
     hidden: Mapping[str, int]
     unplaced_ns: int
+    side_by_side: tuple[Slice, ...] = ()
+    windows_ns: int = 0
+    runtime_ns: int = 0
 
 
 def timeline(plan: Plan) -> Timeline:
@@ -114,6 +124,9 @@ def timeline(plan: Plan) -> Timeline:
     hides; what an overlap hides lies under compute on the same axes' row, and ``unplaced_ns`` is what finds no compute to lie under.
     Of several microbatches the first and the last are drawn in full, those between as one block.
 
+    The same step side by side (:func:`replay`) has rows of its own: the windows, the compute stream, where it waits, and each lane with
+    what runs on it. It ends when a runtime would that gathers parameters a window ahead and reduces gradients a window behind.
+
     Args:
         plan: what ``optimize`` returned, or ``load_plan`` read.
 
@@ -124,7 +137,14 @@ def timeline(plan: Plan) -> Timeline:
         InputError: the parts of the plan do not add up to its costs.
     """
     check_times(plan)
-    return _TimelineBuilder(plan).run()
+    line = _TimelineBuilder(plan).run()
+    if not plan.ops or plan.options.microbatches > MOST_REPLAYED:
+        return dataclasses.replace(line, windows_ns=by_windows(plan).total_ns)
+    run = _Replay(plan, EFFECTS["chains"])
+    end = run.run()
+    rows = {row: k for k, row in enumerate((WINDOWS, STREAM))}
+    drawn = sorted(run.drawn, key=lambda s: (rows.get(s.row, len(rows)), s.row, s.start, -s.stop))
+    return dataclasses.replace(line, side_by_side=tuple(drawn), windows_ns=by_windows(plan).total_ns, runtime_ns=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,14 +522,15 @@ class Gaps:
 # (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): slices are complete events (``X``), memory is counters
 # (``C``), names of rows are metadata (``M``), a collective with more hidden than there is compute for has an instant (``i``). Times are
 # microseconds in whole 2048ths, which floats add and subtract without an error: viewers do, and would draw a slice that ends a rounding
-# error late around what follows it. Rounded they are the nanoseconds of the timeline. There are four processes, one for each kind of row:
+# error late around what follows it. Rounded they are the nanoseconds of the timeline. There are five processes, one for each kind of row:
 #
 # - ``step``: phases, inside microbatches where there are several;
 # - ``compute``: modules, inner ones inside outer ones, and ops;
 # - ``collectives``: a thread for each group of mesh axes; ``cat`` is ``exposed`` or ``hidden``;
-# - ``memory``: counters of the bytes of a device by category, in all, and of the limit.
+# - ``memory``: counters of the bytes of a device by category, in all, and of the limit;
+# - ``side by side``: the step as a runtime makes it, by a clock of its own, if the plan has at most ``MOST_REPLAYED`` microbatches.
 
-PROCESSES = ("step", "compute", COLLECTIVES, "memory")
+PROCESSES = ("step", "compute", COLLECTIVES, "memory", SIDE_BY_SIDE)
 """By kind of row; the first one's pid is 1."""
 
 MEMORY = PROCESSES.index("memory") + 1
@@ -545,6 +566,8 @@ def chrome_trace(line: Timeline, plan: Plan) -> str:
         "hidden_ns": plan.costs.hidden_ns,
         "hidden_without_compute_ns": line.unplaced_ns,
         "launches_not_counted_ns": plan.costs.unshared_ns,
+        "by_windows_ns": line.windows_ns,
+        "side_by_side_ns": line.runtime_ns,
         "peak_bytes": plan.memory.peak,
     }
     events = ",\n".join(_dump(event) for event in trace_events(line))
@@ -554,13 +577,13 @@ def chrome_trace(line: Timeline, plan: Plan) -> str:
 def trace_events(line: Timeline) -> Iterator[Event]:
     """All events: names of rows first, then slices row by row, marks, and memory in the order of time."""
     threads = {row: number for number, row in enumerate(_rows(line), start=1)}
-    for pid, name in enumerate(PROCESSES, start=1):
+    for pid, name in enumerate(PROCESSES if line.side_by_side else PROCESSES[:-1], start=1):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for row, tid in threads.items():
         yield {"ph": "M", "name": "thread_name", "pid": _process(row), "tid": tid, "args": {"name": row[1]}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": _process(row), "tid": tid, "args": {"sort_index": tid}}
-    for piece in line.slices:
+    for piece in (*line.slices, *line.side_by_side):
         where = {"pid": _process(piece.row), "tid": threads[piece.row]}
         times = {"ts": _microseconds(piece.start), "dur": _microseconds(piece.stop) - _microseconds(piece.start)}
         yield {"ph": "X", "name": piece.name, "cat": piece.kind, **where, **times, "args": piece.args}
@@ -600,7 +623,8 @@ def _rows(line: Timeline) -> list[Row]:
     """Rows that have anything, those of axes by name."""
     found = dict.fromkeys([piece.row for piece in line.slices] + [mark.row for mark in line.marks])
     fixed = [row for row in (PHASES, MODULES, OPS) if row in found]
-    return [*fixed, *sorted(row for row in found if row not in fixed)]
+    beside = dict.fromkeys(piece.row for piece in line.side_by_side)
+    return [*fixed, *sorted(row for row in found if row not in fixed), *beside]
 
 
 def _microseconds(nanoseconds: int) -> float:
@@ -665,12 +689,12 @@ def replay(plan: Plan, manner: Manner = EFFECTS["chains"]) -> int:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Job:
-    """A collective as it is issued: nanoseconds in all, of its launch, on each lane in order, and after which other one it may start."""
+    """A collective as it is issued: nanoseconds in all, of its launch and on each lane in order; and when it is done."""
 
+    name: str
     nanoseconds: int
     launch: int
     lanes: list[tuple[int, int]]
-    after: _Job | None = None
     done: int = 0
 
 
@@ -706,24 +730,49 @@ class _Replay:
         self.plan, self.manner = plan, manner
         self.count, self.times = plan.options.microbatches, Collectives(plan.mesh, plan.cluster)
         self.lanes = [_Lane() for _ in self.times.lanes]
-        stretch = schedule_of(plan).stretch
+        schedule = schedule_of(plan)
+        stretch = schedule.stretch
         self.blocks = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(stretch), key=lambda pair: pair[1])]
         self.block_of = stretch
+        self.names = [window.name for window in schedule.windows[1 : 1 + schedule.length]]
         self.now = 0
+        self.drawn: list[Slice] = []
         self.durations: dict[tuple[str, tuple[str, ...], int, int], tuple[int, tuple[int, ...]]] = {}
 
     def run(self) -> int:
         self._sort()
         last = len(self.blocks) * self.count
         for position in range(-1, last + 1):
+            start, name = self.now, "head" if position < 0 else "tail"
             self._issue(position)
             if 0 <= position < last:
                 microbatch, k = divmod(position, len(self.blocks))
                 self._block(microbatch, k)
+                name = self.names[k] + (f", microbatch {microbatch + 1}" if self.count > 1 else "")
             if self.manner.barriers:
                 self._drain()
+            self._draw(WINDOWS, "window", name, start, self.now)
+        start = self.now
         self._update()
+        self._draw(WINDOWS, "window", "update", start, self.now)
         return self.now
+
+    def _draw(self, row: Row, kind: Kind, name: str, start: int, stop: int) -> None:
+        """A slice, joined to the one before where that goes on."""
+        last = self.drawn[-1] if self.drawn else None
+        if last is not None and (last.row, last.kind, last.name, last.stop) == (row, kind, name, start):
+            self.drawn[-1] = dataclasses.replace(last, stop=stop)
+        elif start < stop:
+            self.drawn.append(Slice(row=row, kind=kind, name=name, start=start, stop=stop))
+
+    def _spend(self, nanoseconds: int, name: str = "compute") -> None:
+        """Time of the compute stream that is not spent waiting."""
+        self._draw(STREAM, "computing", name, self.now, self.now + nanoseconds)
+        self.now += nanoseconds
+
+    def _await(self, moment: int, what: str) -> None:
+        self._draw(STREAM, "waiting", f"waits for {what}", self.now, moment)
+        self.now = max(self.now, moment)
 
     def _sort(self) -> None:
         """What is issued at the start of which block, and what stops the compute before or after which op.
@@ -784,7 +833,8 @@ class _Replay:
         whole = whole if nanoseconds is None else nanoseconds
         order = [(r, min(x, whole)) for r, x in enumerate(lanes) if x]
         launch = min(whole, -int(-self.plan.cluster.launch_ns // bucket))
-        return _Job(nanoseconds=whole, launch=launch, lanes=order[::-1] if kind == "all_gather" else order)
+        name = f"{kind} {','.join(self.plan.mesh.joined(axes))}"
+        return _Job(name=name, nanoseconds=whole, launch=launch, lanes=order[::-1] if kind == "all_gather" else order)
 
     def _issue(self, position: int) -> None:
         """Hand the lanes what runs beside a block, and pay for it on the compute stream."""
@@ -797,7 +847,7 @@ class _Replay:
                 key: Hashable = (id(reshard), k)
                 if self.manner.whole_launches and reshard.bucket > 1:
                     tensor = self.plan.tensors[reshard.tensor]
-                    key = launch_of(reshard.purpose, self.index_owner(reshard), tensor.dtype, k, step.kind, step.axes)
+                    key = launch_of(reshard.purpose, self._owner(reshard), tensor.dtype, k, step.kind, step.axes)
                 together.setdefault(key, []).append((reshard, k, step))
         for members in sorted(together.values(), key=lambda members: members[0][1]):
             first, _, step = members[0]
@@ -815,7 +865,7 @@ class _Replay:
                     self.brought[reshard.tensor] = job
                 if reshard.purpose in ("accumulate", "optimizer"):
                     self.reducing.append(job)
-            self.now += job.launch + math.ceil(self._kappa * (job.nanoseconds - job.launch))
+            self._spend(job.launch + math.ceil(self._kappa * (job.nanoseconds - job.launch)), "slowed down by what runs beside it")
             self._put(job, start, max((other.done for other in before), default=0))
 
     @functools.cached_property
@@ -826,7 +876,7 @@ class _Replay:
     def _index(self) -> PlanIndex:
         return PlanIndex(self.plan)
 
-    def index_owner(self, reshard: Reshard) -> str:
+    def _owner(self, reshard: Reshard) -> str:
         return self._index.owner(reshard.tensor)
 
     def _put(self, job: _Job, ready: int, earliest: int) -> None:
@@ -836,6 +886,7 @@ class _Replay:
             if self.manner.queued:
                 start = max(lane.now, moment)
                 lane.now = start + left
+                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "beside", job.name, start, lane.now)
                 job.done = max(job.done, lane.now)
                 moment = lane.now if self.manner.chained else moment
             else:
@@ -848,13 +899,15 @@ class _Replay:
         for r, left in job.lanes:
             lane = self.lanes[r]
             if self.manner.queued:
-                lane.now = max(lane.now, moment) + left
+                start = max(lane.now, moment)
+                lane.now = start + left
+                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "waiting", job.name, start, lane.now)
                 end = max(end, lane.now)
                 moment = lane.now if self.manner.chained else moment
             else:
                 lane.serve(self.now)
                 lane.now = self.now + left
-        self.now = end
+        self._await(end, job.name)
 
     def _wait(self, job: _Job) -> None:
         if not self.manner.queued:
@@ -866,7 +919,7 @@ class _Replay:
                 ]
                 if ahead:
                     lane.serve(lane.now + sum(ahead))
-        self.now = max(self.now, job.done)
+        self._await(job.done, job.name)
 
     def _drain(self) -> None:
         self.now = max([self.now, *(lane.finished() for lane in self.lanes)])
@@ -882,17 +935,17 @@ class _Replay:
                     self._wait(self.jobs[r])
             for reshard in self.before.get(i, ()):
                 self._blocking(reshard)
-            self.now += op.nanoseconds
+            self._spend(op.nanoseconds)
             for inside in op.collectives:
                 self._stop(self._job(inside.kind, inside.axes, inside.nbytes, 1, inside.nanoseconds))
             for reshard in self.after.get(i, ()):
-                self.now += reshard.traffic_ns
+                self._spend(reshard.traffic_ns)
         if k == len(self.blocks) - 1:
             for reshard in self.ending:
                 self._blocking(reshard)
 
     def _blocking(self, reshard: Reshard) -> None:
-        self.now += reshard.traffic_ns
+        self._spend(reshard.traffic_ns)
         for step in reshard.steps:
             if step.kind not in LOCAL:
                 self._stop(self._job(step.kind, step.axes, step.nbytes, reshard.bucket, step.nanoseconds))
@@ -905,6 +958,6 @@ class _Replay:
         clip = self.plan.clip
         if clip is not None:
             self._stop(self._job(clip.kind, clip.axes, clip.nbytes, 1, clip.nanoseconds))
-        self.now += self.plan.costs.update_ns
+        self._spend(self.plan.costs.update_ns)
         if self.manner.barriers:
             self._drain()
