@@ -21,7 +21,6 @@ variable. HiGHS gets the loads as they are. CP-SAT gets what a window takes beyo
 from __future__ import annotations
 
 import datetime
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -180,7 +179,7 @@ def solve_kernel(
         return KernelResult(np.zeros(0, dtype=np.int64), value, proven=True)
     if problem.limit is not None and problem.least() > problem.limit:
         return KernelResult(None, None, empty=True, proven=True)
-    enumerated = _enumerated(problem, dual, clock, cutoff, min(tuned.QUICK_WORK, effort))
+    enumerated = _enumerated(problem, dual, clock, cutoff, min(tuned.QUICK_WORK, effort), weights)
     if enumerated is not None:
         return enumerated
     spent = clock.work
@@ -191,12 +190,20 @@ def solve_kernel(
     return _confirmed(problem, dual, clock, result, cutoff=cutoff, seed=seed, work=work, weights=weights)
 
 
-def _enumerated(problem: Problem, dual: LagrangianDual, clock: Clock, target: int | None, work: float) -> KernelResult | None:
+def _enumerated(
+    problem: Problem, dual: LagrangianDual, clock: Clock, target: int | None, work: float, weights: Ints | None
+) -> KernelResult | None:
     """The best below a target by labels; None where that takes more work."""
-    if problem.loads is not None:  # labels do not know windows; where assignments are few, all are looked at
-        return _best_of_all(problem, target) if math.prod(problem.sizes.tolist()) <= tuned.FEW_ASSIGNMENTS else None
     try:
-        answer = best_below(problem, target, split_of(dual), least_peak=dual.low, most_work=min(work, clock.work_left()), over=clock.over)
+        answer = best_below(
+            problem,
+            target,
+            split_of(dual),
+            weights=weights,
+            least_peak=dual.low,
+            most_work=min(work, clock.work_left()),
+            over=clock.over,
+        )
     except TooMany as many:
         clock.spend(many.work)
         return None
@@ -207,17 +214,6 @@ def _enumerated(problem: Problem, dual: LagrangianDual, clock: Clock, target: in
     if value is None or (target is not None and value >= target):
         raise InternalError(f"labels found an assignment of {value} below {target}; please report this")
     return KernelResult(answer.assignment, value, proven=True)
-
-
-def _best_of_all(problem: Problem, target: int | None) -> KernelResult:
-    """The best below a target of all assignments."""
-    best, least = None, target
-    for choice in itertools.product(*map(range, problem.sizes.tolist())):
-        assignment = np.array(choice, dtype=np.int64)
-        value = problem.value(assignment)
-        if value is not None and (least is None or value < least):
-            best, least = assignment, value
-    return KernelResult(best, None if best is None else least, empty=best is None, proven=True)
 
 
 def _confirmed(
@@ -240,7 +236,7 @@ def _confirmed(
     target = value if result.proven else claim  # only the margin of HiGHS or the gap is open: is there really nothing better?
     if target is not None and target <= dual.bound:
         return KernelResult(result.assignment, target, proven=result.proven)
-    exact = _enumerated(problem, dual, clock, target, work)
+    exact = _enumerated(problem, dual, clock, target, work, weights)
     if exact is not None and exact.assignment is not None:
         return exact
     if exact is not None:

@@ -379,9 +379,6 @@ WEIGHTS_SMALL = 0.02
 WEIGHTS_GAP, WEIGHTS_GAP_SHARE = 1e-3, 0.1
 """Gap to which a priced problem is solved, and the part of the whole gap that this is: planes need not be sharper than what is known."""
 
-FEW_ASSIGNMENTS = 256
-"""Assignments of a kernel with windows up to which all are looked at: that takes less than a program and its check."""
-
 KERNEL_CELLS = 60_000
 """Pairs after presolve beyond which an integer program is not tried."""
 

@@ -76,7 +76,20 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
     ledger.begin("compact")
     small, steps = _reduced(reducer)
     postsolve = Postsolve(stages=(*stages, steps), size=small.size, log=ledger.steps())
-    return small if loads is None else replace(small, loads=loads.substituted(*postsolve.followed())), postsolve
+    return small if loads is None else _with(small, loads.substituted(*postsolve.followed())), postsolve
+
+
+def _with(problem: Problem, loads: Loads) -> Problem:
+    """A problem with windows, in which every pair that loads any has an edge."""
+    known = {(edge.a, edge.b) for edge in problem.edges}
+    pairs = dict.fromkeys((min(u, v), max(u, v)) for u, v in loads.edges[:, :2].tolist())
+    nothing, sizes = np.zeros((1, 1), dtype=np.int64), problem.sizes
+    edges = [
+        Edge(a=a, b=b, core=nothing, rows=np.zeros(sizes[a], dtype=np.int64), cols=np.zeros(sizes[b], dtype=np.int64))
+        for a, b in pairs
+        if (a, b) not in known
+    ]
+    return replace(problem, edges=(*problem.edges, *edges), loads=loads)
 
 
 def _loaded(loads: Loads, stages: Sequence[Merge | Steps], count: int) -> set[int]:
