@@ -274,7 +274,7 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
             )
         if "keep" in a or not a["query"].is_cpu or not name.startswith("aten."):
             return kernels.run(a, a.get("keep"))
-        return overload_of(name)(**{k: _rows(v) for k, v in a.items()})
+        return overload_of(name)(**{k: _rows(v) for k, v in a.items() if k != "shapes"})
 
     return run_attention
 
