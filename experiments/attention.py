@@ -146,8 +146,7 @@ def gemma2() -> Plan:
 
 
 ROWS: dict[str, Callable[[], Plan]] = {
-    function.__name__: function
-    for function in (latent_attention, learned_mask, packed_documents, sliding_window, gpt_oss, gemma2)
+    function.__name__: function for function in (latent_attention, learned_mask, packed_documents, sliding_window, gpt_oss, gemma2)
 }
 
 
