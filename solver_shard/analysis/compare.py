@@ -20,6 +20,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 from solver_shard.analysis.recipes import GREEDY, PASSES, Figures, Made, Maker, TriedTemplate
 from solver_shard.analysis.reopen import Retraced, retrace
+from solver_shard.arguments import Several, checked, each
 from solver_shard.codec import encode
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InputError, InternalError, SolverShardError
 from solver_shard.options import OPTIONS, check_search
 from solver_shard.plan.evaluate import Evaluation, evaluate, evaluated
+from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import CATEGORIES, Plan
 from solver_shard.program import Program
 from solver_shard.text import format_bytes, format_ns, table, text_of
@@ -145,15 +148,16 @@ class Comparison:
         return self.text()
 
 
+@checked
 def compare(
-    plan: Plan,
-    others: Mapping[str, Plan] | None = None,
+    plan: Plan | str | os.PathLike[str],
+    others: Mapping[str, Plan | str | os.PathLike[str]] | None = None,
     *,
-    recipes: Sequence[str] | None = None,
-    given: Sequence[ToolPlan] = (),
-    pins: Mapping[str, Sequence[str]] | None = None,
+    recipes: Several[str] | None = None,
+    given: Several[ToolPlan] = (),
+    pins: Mapping[str, Several[str]] | None = None,
     name: str = "ours",
-    model: str | torch.nn.Module | Program | None = None,
+    model: str | os.PathLike[str] | torch.nn.Module | Program | None = None,
     inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
     retraced: Retraced | None = None,
@@ -167,8 +171,8 @@ def compare(
     >>> print(found)                                                                                                     # doctest: +SKIP
 
     Args:
-        plan, name: says model, mesh, cluster, memory limit and options; its row is called ``name``.
-        others: row name to another plan for the same step.
+        plan, name: the plan, or its file: says model, mesh, cluster, memory limit and options; its row is called ``name``.
+        others: row name to another plan for the same step, or its file.
         recipes: names of greedy passes, and templates as in ``optimize(template=...)``; None for all passes, both greedy walks, and of each
             kind of template the fastest that fits (``Maker.templates`` in :mod:`solver_shard.analysis.recipes`).
         given: plans for other tools, see :func:`solver_shard.read_tp_plan` and :func:`solver_shard.read_parallelize`.
@@ -184,7 +188,8 @@ def compare(
         InputError: plans are not of one step (the first difference is named), or the model cannot be told from the plan.
         TraceError: the model cannot be traced.
     """
-    for title, other in (others or {}).items():
+    plan, beside = load_plan(plan), {title: load_plan(other) for title, other in (others or {}).items()}
+    for title, other in beside.items():
         check_same(plan, other, title)
     check_search(plan.options, time_limit=time_limit, workers=workers)
     if retraced is None:
@@ -192,7 +197,7 @@ def compare(
             progress("tracing the model")
         retraced = retrace(plan, model, inputs, loss_fn=loss_fn)
     maker = Maker(plan, retraced, time_limit=time_limit, workers=workers, progress=progress)
-    rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *(others or {}).items())]
+    rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *beside.items())]
     left_out: list[tuple[str, str]] = []
     tried: tuple[TriedTemplate, ...] = ()
     if recipes is None:
@@ -202,10 +207,10 @@ def compare(
             left_out.append(("templates", str(error)))
         else:
             rows += [row_of(plan, made) for made in best]
-    asked = (*PASSES, *GREEDY) if recipes is None else recipes
+    asked = (*PASSES, *GREEDY) if recipes is None else each(recipes)
     jobs: list[tuple[str, Callable[[], Made]]] = [(text, partial(maker.recipe, text)) for text in asked]
-    jobs += [(item.name, partial(maker.given, item)) for item in given]
-    jobs += [(title, partial(maker.pinned, title, tuple(texts))) for title, texts in (pins or {}).items()]
+    jobs += [(item.name, partial(maker.given, item)) for item in each(given)]
+    jobs += [(title, partial(maker.pinned, title, each(texts))) for title, texts in (pins or {}).items()]
     for title, make in jobs:
         try:
             rows.append(row_of(plan, make()))
