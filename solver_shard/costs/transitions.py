@@ -189,7 +189,7 @@ MAX_LAYOUTS = 3000
 """Tables grow with the square and their time with the cube: 1,000 layouts take some seconds."""
 
 WAYS = 512
-"""Sets of layouts whose steps are remembered: a mesh has one for every number of dims, and one more for each dim that is too short to cut."""
+"""Sets of layouts whose steps are remembered: a mesh has one for every number of dims, and more where dims are too short to be cut."""
 
 _SUM = int(P("sum"))
 """Codes from here down are partial."""
@@ -411,16 +411,14 @@ def _ways(layouts: tuple[Layout, ...], mesh_shape: tuple[int, ...], dims: int) -
             where = np.minimum(np.searchsorted(ordered, wanted), count - 1)
             legal = ordered[where] == wanted
             before, was, after = before[legal], was[legal], sort[where[legal]]
-            if target == R:
-                kinds = np.where(was >= 0, 1, 3)
-            else:
-                kinds = np.where(was >= 0, 4, np.where(was == R, 0, 2))
+            joins, cuts = np.where(was >= 0, 1, 3), np.where(was >= 0, 4, np.where(was == R, 0, 2))
+            kinds = joins if target == R else cuts
             dim = max(dims, 1)  # a strided cut is one of the same dim
             rest = (np.full_like(before, x) for x in (number, group, target % dim))
             found.append((before, after, kinds, *rest, was % dim))
     columns_of = [np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)]
     arrange = np.lexsort((columns_of[1], columns_of[0]))
-    before, after, kinds, sets, groups, cut, joins = (column[arrange] for column in columns_of)
+    before, after, kinds, sets, groups, cut, joined = (column[arrange] for column in columns_of)
     calls = [
         (KINDS[kind], axes, np.flatnonzero((sets == number) & (kinds == kind)))
         for number, axes in enumerate(axis_sets)
@@ -440,7 +438,7 @@ def _ways(layouts: tuple[Layout, ...], mesh_shape: tuple[int, ...], dims: int) -
         sets=sets,
         group=groups,
         cut=cut,
-        joined=joins,
+        joined=joined,
         calls=tuple(call for call in calls if len(call[2])),
         order=order,
         place=place,

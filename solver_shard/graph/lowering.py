@@ -311,6 +311,10 @@ class _Lowerer:
         v = self.index[kind, t, group]
         return v, self.nodes[v]  # type: ignore[return-value]  # a key's class is its node's
 
+    def _copies(self, reshard: ReshardNode) -> Layouts:
+        """What a group may copy."""
+        return self._once(("copies", self._number(reshard.layouts), reshard.aliases), lambda: reshard.layouts[reshard.aliases :])
+
     def _layouts(self, v: int) -> Layouts:
         layouts: Layouts = self.nodes[v].layouts  # type: ignore[attr-defined]  # only asked of nodes of tensors
         return layouts
@@ -549,8 +553,7 @@ class _Lowerer:
         copies: dict[int, Layouts] = {}
         for k in early:
             _, reshard = self._node(ReshardNode, t, k)
-            copies[k] = self._once(("copies", self._number(reshard.layouts), reshard.aliases), lambda r=reshard: r.layouts[r.aliases :])
-            copies[k] = copies[k] if copying else ()
+            copies[k] = self._copies(reshard) if copying else ()
         parts = tuple((k, self._number(copies[k])) for k in early)
         options = ("held", self._number(held), parts)
         layouts, origins = self._once(

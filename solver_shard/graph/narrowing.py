@@ -30,6 +30,12 @@ from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks
 _ATTEMPTS = 10
 """Draws of a random point that may end in a dead end."""
 
+EASED = 24
+"""Dead ends that are opened one after the other, at most: a few ops lack a cut, or the pattern is not for this model."""
+
+EASED_FAR = 4
+"""Edges from a dead end to what is dropped, at most: from a transition over what it makes to an op and what that makes."""
+
 Left = dict[int, Bools]
 """Masks of all nodes."""
 
@@ -38,6 +44,7 @@ class _Arcs:
     """The edges of a graph in both directions: whether two strategies may be chosen together."""
 
     def __init__(self, graph: ChoiceGraph, pairs: Mapping[tuple[int, int], Bools] | None = None) -> None:
+        self.empty = -1  # the node that had nothing left when ``consistent`` gave up
         allowed = [table < FORBIDDEN for table in graph.tables]
         flipped = [np.ascontiguousarray(table.T) for table in allowed]
         self._from: list[list[tuple[int, Bools]]] = [[] for _ in range(graph.size)]
@@ -48,6 +55,20 @@ class _Arcs:
             self._from[u].append((v, there))
             self._from[v].append((u, back))
 
+    def around(self, v: int, distance: int) -> set[tuple[int, int]]:
+        """The edges on ways of so many edges from a node, in both directions."""
+        near, found = {v}, set[tuple[int, int]]()
+        for _ in range(distance):
+            found |= {edge for u in near for w, _ in self._from[u] for edge in ((u, w), (w, u))}
+            near = {u for edge in found for u in edge}
+        return found
+
+    def opened(self, free: _Arcs, edges: set[tuple[int, int]]) -> None:
+        """Take these edges as another object for the same graph has them."""
+        for u in {u for edge in edges for u in edge}:
+            both = zip(self._from[u], free._from[u], strict=True)
+            self._from[u] = [other if (u, own[0]) in edges or (own[0], u) in edges else own for own, other in both]
+
     def consistent(self, left: Left, changed: Iterable[int]) -> Left | None:
         """What is left when these nodes were narrowed; None where a node has nothing left. Narrows the masks of ``left`` itself."""
         queue = deque(changed)  # first in, first out: what is narrowed from several sides is looked at once, after them
@@ -56,6 +77,7 @@ class _Arcs:
             u = queue.popleft()
             waiting.discard(u)
             if not left[u].any():
+                self.empty = u
                 return None
             for v, table in self._from[u]:
                 kept = left[v] & table[left[u]].any(axis=0)
@@ -120,6 +142,30 @@ def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) ->
         if not any(narrowing.only(v, option) for option in options):
             return None
     return tuple(int(np.flatnonzero(narrowing.left[v])[0]) for v in range(graph.size))
+
+
+def eased(graph: ChoiceGraph, masks: Masks, pairs: Mapping[tuple[int, int], Bools]) -> dict[tuple[int, int], Bools] | None:
+    """As many of the pairs as leave every node a strategy; None where the masks alone do not.
+
+    Where a node has nothing left, what was said of the edges around it is dropped, those next to it first: an op that only runs whole
+    gets whole tensors, and all else stays as it was said.
+
+    Args:
+        masks, pairs: as of ``shrink``.
+    """
+    kept = dict(pairs)
+    arcs, free = _Arcs(graph, kept), _Arcs(graph)
+    allowed = {v: (graph.node_costs(v) < FORBIDDEN) & masks.get(v, True) for v in range(graph.size)}
+    for _ in range(EASED):
+        if arcs.consistent({v: mask.copy() for v, mask in allowed.items()}, range(graph.size)) is not None:
+            return kept
+        around = (arcs.around(arcs.empty, distance) for distance in range(1, 1 + EASED_FAR))
+        near = next((edges for edges in around if not edges.isdisjoint(kept)), None)
+        if near is None:
+            return None
+        arcs.opened(free, near)
+        kept = {edge: allowed_pairs for edge, allowed_pairs in kept.items() if edge not in near}
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
