@@ -34,7 +34,7 @@ from solver_shard.errors import InputError
 from solver_shard.graph.choice_graph import WarmStart
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.symmetry import fold, node_classes
-from solver_shard.graph.templates import warm_starts
+from solver_shard.graph.templates import restrictions, warm_starts
 from solver_shard.graph.tidy import tidy
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
@@ -295,10 +295,11 @@ class _Search:
         options, graph = self.options, problem.graph
         if graph.limit is None or graph.offsets[-1] < MANY or options.template or options.propagation:
             return ()
+        made = restrictions(self.lowering.program, self.mesh, accumulates=options.microbatches > 1)
         for ease in (False, True):
             plans = candidates(
                 problem,
-                self.mesh,
+                made,
                 objective=options.objective,
                 memory_weight=options.memory_weight,
                 gap=LOOSE,

@@ -15,6 +15,7 @@ from solver_shard.graph.build import lower_program
 from solver_shard.graph.choice_graph import ChoiceGraph
 from solver_shard.graph.narrowing import eased, shrink
 from solver_shard.graph.symmetry import node_classes
+from solver_shard.graph.templates import restrictions
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.options import Options
 from solver_shard.program import Program
@@ -31,7 +32,8 @@ def templates_of(program: Program, mesh: str) -> list[Candidate]:
     """Every template's cheapest plan without a limit."""
     lowered = lower_program(program, mesh=Mesh.parse(mesh), cluster=load_cluster("h100"), options=Options(memory_limit=1 << 40, reserve=0))
     problem = Transients(lowered.lowering, lowered.costs, node_classes(lowered.lowering))
-    plans = candidates(problem, lowered.mesh, objective="time", memory_weight=0, gap=0.01, seed=0, ease=True)
+    made = restrictions(lowered.program, lowered.mesh)
+    plans = candidates(problem, made, objective="time", memory_weight=0, gap=0.01, seed=0, ease=True)
     return [plan for _, plan in plans if plan is not None]
 
 
