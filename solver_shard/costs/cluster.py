@@ -15,12 +15,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from solver_shard.arguments import checked
 from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InputError
 from solver_shard.files import read_toml
@@ -130,7 +132,8 @@ class Cluster:
     kappa: float = field(default=ASSUMED_KAPPA, metadata=MAY_LACK)
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
+@checked
+def load_cluster(name_or_path: str | os.PathLike[str] | Cluster) -> Cluster:
     """A preset by name, or a cluster from the user's TOML file (anything with a ``.toml`` ending or a slash).
 
     >>> load_cluster("h100").device.memory
@@ -171,7 +174,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         latency_ns = 15000
 
     Args:
-        name_or_path: a100, ethernet, gb200, h100, tpu-v5p, or a path.
+        name_or_path: a100, ethernet, gb200, h100, tpu-v5p, or a path; a Cluster comes back as it is.
 
     Returns:
         The cluster: bytes of memory, operations and bytes per second of a device, its links from the innermost on.
@@ -179,7 +182,9 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     Raises:
         InputError: no such preset or file, or a field is wrong; the message names the file, the key and what is legal.
     """
-    text = str(name_or_path)
+    if isinstance(name_or_path, Cluster):
+        return name_or_path
+    text = os.fspath(name_or_path)
     if text in PRESETS:
         source = resources.files("solver_shard.costs") / "clusters" / f"{text}.toml"
         return parse_cluster(source.read_text(encoding="utf-8"), name=text, source=f"preset {text}")

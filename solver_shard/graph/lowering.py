@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from solver_shard.costs.layouts import is_even, legal_layouts
+from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
 from solver_shard.costs.schedule import StepSchedule, bucket_sizes
@@ -35,6 +35,7 @@ from solver_shard.graph.nodes import (
     KeepNode,
     Layouts,
     Lowering,
+    MasterNode,
     Node,
     NodeKey,
     OpNode,
@@ -70,13 +71,14 @@ from solver_shard.graph.tables import (
     result_table,
     sliced_table,
     stays_table,
+    stepped_table,
     storage_table,
     stored_table,
     tail_table,
 )
 from solver_shard.graph.templates import TemplateRestriction
 from solver_shard.layout import Layout
-from solver_shard.program import DTYPE_BYTES, Program, Role, places
+from solver_shard.program import DTYPE_BYTES, Program, Role, in_place, places
 from solver_shard.rules.rulebook import Rulebook
 
 LINEAR = ("avg", "sum")
@@ -218,6 +220,7 @@ class _Lowerer:
         self.even = rulebook.conservative
         self.lives = liveness(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
+        self.written = in_place(program)
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
@@ -426,6 +429,11 @@ class _Lowerer:
             w = self._add(StepNode(tensor=p, layouts=layouts), elements * each, (self.lives.end - 1, self.lives.end))
             self._edge(v, w, ("equal", layouts, layouts), equal_table, layouts, layouts)
         parameter, source = self._node(SourceNode, p)
+        apart = self.state.apart_bytes(tensor.dtype)
+        if apart and not free_moves(source.layouts, layouts).all():
+            m = self._add(MasterNode(tensor=p, layouts=layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
+            self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
+            self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
         key = ("state", tensor.shape, tensor.dtype, layouts, source.layouts, self._scope(p, UPDATE), self._bucket(p, UPDATE))
         readers = [i for group in self.lives.groups.get(p, ()) for i, _ in group.readers]
         self._moved(v, parameter, key, _Move(p, UPDATE, min(readers, default=None), layouts, source.layouts))
@@ -448,7 +456,10 @@ class _Lowerer:
     def _op(self, i: int, column: OpStrategies) -> None:
         op = self.program.ops[i]
         fused = tuple(t in self.fused for t in (*op.operands, *op.results))
-        times = self._once(("op cost", id(column), op.name, fused), lambda: op_nanoseconds(self.program, i, column, self.costs, self.fused))
+        times = self._once(
+            ("op cost", id(column), op.name, fused, i in self.written),
+            lambda: op_nanoseconds(self.program, i, column, self.costs, self.fused, i in self.written),
+        )
         v = self._add(OpNode(op=i), np.zeros_like(times), (i, i))
         self._takes(
             v, times, op=i, lanes=lambda r: column.collective_nanoseconds(lambda *what: self.costs.collectives.lane_times(*what)[r])

@@ -66,13 +66,6 @@ from solver_shard.solve.solution import Solution
 _UNPRICED = Costs(compute_ns=0, update_ns=0, communication_ns=0, hidden_ns=0, total_ns=0, objective=0)
 
 
-def plan_of(lowering: Lowering, point: Sequence[int], costs: CostModel, options: Options, *, source: str = "") -> Plan:
-    """The plan that a point of the free choice graph stands for, as the solver's solution becomes one; nothing of it is proven."""
-    origin = Provenance(tool="solver-shard", versions={}, command="", date="", source=source)
-    writer = PlanWriter(lowering=lowering, costs=costs, cluster=costs.cluster, options=options, origin=origin, relayed=options.relays)
-    return writer.build_plan(point)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanWriter:
     """What a plan says beside its solution.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from solver_shard.arguments import checked
 from solver_shard.codec import decode, encode, json_schema
 from solver_shard.costs.cluster import check_cluster
 from solver_shard.costs.layouts import free_move
@@ -31,13 +32,15 @@ MAX_PLAN_BYTES = 256 * 2**20
 SCHEMA_ID = "urn:solver-shard:plan:1"
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
+@checked
+def load_plan(path: Plan | str | os.PathLike[str]) -> Plan:
     """Read a plan file.
 
     >>> plan = load_plan("plan.json")  # doctest: +SKIP
 
     Args:
-        path: of a file that ``solve -o`` or ``Plan.save`` wrote; it is read as data only.
+        path: of a file that ``solve -o`` or ``Plan.save`` wrote; it is read as data only. A plan comes back as it is: whatever takes a
+            plan takes its file, too.
 
     Returns:
         The plan, whose parts and figures agree with each other.
@@ -45,6 +48,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
         InputError: no such file, too large, not JSON, not a plan, another schema version, or a part that does not fit.
     """
+    if isinstance(path, Plan):
+        return path
     path = Path(path)
     try:
         text = read_text(path, MAX_PLAN_BYTES)
@@ -96,6 +101,7 @@ def plan_to_json(plan: Plan) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+@checked
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to ``path``: a temporary file in the same folder, then renamed over it.
 

@@ -40,11 +40,12 @@ from typing import Literal
 
 import numpy as np
 
+from solver_shard.arguments import checked
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.schedule import launch_of
 from solver_shard.files import write_whole
 from solver_shard.plan.index import PlanIndex, purpose_of
-from solver_shard.plan.io import check_times
+from solver_shard.plan.io import check_times, load_plan
 from solver_shard.plan.plan import LOCAL, OpCollective, Plan, PlannedOp, Reshard, ReshardStep
 from solver_shard.plan.summary import CLIPPED
 from solver_shard.plan.windows import by_windows, schedule_of
@@ -113,7 +114,8 @@ class Timeline:
     runtime_ns: int = 0
 
 
-def timeline(plan: Plan) -> Timeline:
+@checked
+def timeline(plan: Plan | str | os.PathLike[str]) -> Timeline:
     """Lay out one step of a plan.
 
     >>> line = timeline(plan)                                # doctest: +SKIP
@@ -128,7 +130,7 @@ def timeline(plan: Plan) -> Timeline:
     what runs on it. It ends when a runtime would that gathers parameters a window ahead and reduces gradients a window behind.
 
     Args:
-        plan: what ``optimize`` returned, or ``load_plan`` read.
+        plan: what ``optimize`` returned, or its file.
 
     Returns:
         Slices, memory and marks in integer nanoseconds; the last ends at ``plan.costs.total_ns``.
@@ -136,6 +138,7 @@ def timeline(plan: Plan) -> Timeline:
     Raises:
         InputError: the parts of the plan do not add up to its costs.
     """
+    plan = load_plan(plan)
     check_times(plan)
     line = _TimelineBuilder(plan).run()
     if not plan.ops or plan.options.microbatches > MOST_REPLAYED:
@@ -541,18 +544,20 @@ PARTS = 2048
 Event = Mapping[str, object]
 
 
-def chrome_trace(line: Timeline, plan: Plan) -> str:
+@checked
+def chrome_trace(line: Timeline, plan: Plan | str | os.PathLike[str]) -> str:
     """JSON text, one event to a line; ``otherData`` names the plan and sums up the step in nanoseconds.
 
     >>> text = chrome_trace(timeline(plan), plan)  # doctest: +SKIP
 
     Args:
         line: of this plan.
-        plan: whose timeline it is.
+        plan: whose timeline it is, or its file.
 
     Returns:
         The trace, which ui.perfetto.dev and chrome://tracing open; times in microseconds, as the format has them.
     """
+    plan = load_plan(plan)
     about = {
         "plan": plan.name,
         "mesh": str(plan.mesh.whole),
@@ -598,6 +603,7 @@ def trace_events(line: Timeline) -> Iterator[Event]:
         yield {"ph": "C", "pid": MEMORY, "ts": _microseconds(moment), "name": "limit", "args": {"bytes": line.limit}}
 
 
+@checked
 def write_trace(text: str, path: str | os.PathLike[str]) -> int:
     """Write a trace, compressed if the name ends in ``.gz``, the same bytes for the same text; how many bytes were written.
 
