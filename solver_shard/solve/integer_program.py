@@ -787,6 +787,37 @@ def prove(
     )
 
 
+def enumerate_whole(
+    problem: Problem, margins: MinMarginals, *, value: int, weights: Ints, work: float, clock: Clock
+) -> tuple[int, Ints | None] | None:
+    """A bound of all that costs less than a value, by labels, and the best there is below it; None where that takes more work.
+
+    Args:
+        problem: without memory, with windows.
+        margins: of its strategies.
+        value: the bound where nothing costs less.
+        weights: of the terms of its windows.
+    """
+    room = margins.room(value)
+    clock.spend(1e-3 * problem.size)
+    try:
+        kernel, postsolve = presolve(problem, [row < room for row in margins.extra])
+    except NoAssignment:
+        return value, None
+    if kernel.size == 0:
+        nothing = np.zeros(0, dtype=np.int64)
+        cost = kernel.cost(nothing)
+        return (cost, postsolve.restore(nothing)) if cost < value else (value, None)
+    dual = LagrangianDual(kernel.priced(weights))
+    for _ in range(12):
+        dual.evaluate(np.zeros(0), 20, clock.over)
+    clock.spend(dual.work)
+    result = _enumerated(kernel, dual, clock, value, work, weights)
+    if result is None:
+        return None
+    return (value, None) if result.assignment is None or result.bound is None else (result.bound, postsolve.restore(result.assignment))
+
+
 def usual_effort(cells: int) -> float:
     """Work units that an integer program with so many pairs after presolve usually takes, and some more."""
     return min(60.0, 2.0 + cells / 1000)

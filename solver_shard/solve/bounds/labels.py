@@ -164,7 +164,7 @@ class _Labels:
             raise TooMany(self.work)
         order, widest = _order(problem)
         self.work += 1e-4 * problem.size
-        if widest > tuned.LABEL_WIDEST:
+        if widest > (tuned.LABEL_WIDEST if problem.loads is None else tuned.LABEL_WIDEST_WINDOWS):
             raise TooMany(self.work)
         if problem.loads is not None:
             self.windows = _Windows(problem, problem.loads, order, self.weights, None if self.split is None else self.split.scale)
