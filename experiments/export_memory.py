@@ -31,15 +31,15 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from export_speed import GPT
+from points import plan_of, random_point
 
 from solver_shard import Mesh, Plan, ShardedOptimizer, apply, load_plan, optimize, trace
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.runtime.apply import runtime_of
 from solver_shard.runtime.schedule import Run
 from solver_shard.runtime.step import Compiled

@@ -30,10 +30,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 from lowered import lowered  # noqa: E402
+from points import random_point  # noqa: E402
 from runnable_models import CASES, build  # noqa: E402
 
 from solver_shard import InfeasibleError, InputError, Mesh, Plan, load_cluster  # noqa: E402
-from solver_shard.graph.narrowing import random_point  # noqa: E402
 from solver_shard.options import Options  # noqa: E402
 from solver_shard.pipeline import plan_program  # noqa: E402
 from solver_shard.program import Role  # noqa: E402

@@ -20,15 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from measured import measure
 from memory import near
+from points import plan_of, random_point
 from small_models import MODELS, make
 
 from solver_shard import Mesh, Rulebook, SolverShardError, trace
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import OpNode
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.runtime.schedule import schedule
 

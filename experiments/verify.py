@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,17 +25,19 @@ from typing import Any
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from points import plan_of, random_point
+
 from solver_shard import Cluster, Layout, Mesh, Plan, SolverShardError, load_cluster
 from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan
 from solver_shard.baselines.propagated import Propagation
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import row_cut
+from solver_shard.graph.templates import block_cut
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
-from solver_shard.plan.decode import plan_of
 from solver_shard.program import Role
 from solver_shard.tracing.clean import clean_with_values
 from solver_shard.tracing.huggingface import load
@@ -147,7 +150,7 @@ def pins(model: Model, mesh: Mesh, *, sequence: bool = True) -> dict[str, Layout
     the matrices that feed the residual stream by the right one. The rest is for propagation to find."""
     program, axes = model.wide.program, len(mesh.axes)
     found = {}
-    cut = row_cut(program) if axes > 1 else {}
+    cut = block_cut(program) if axes > 1 else {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.role is Role.INPUT:

@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from solver_shard.arguments import Several, checked, each
 from solver_shard.clock import Progress, StageClock
-from solver_shard.errors import InputError
 from solver_shard.files import RulesFile
 from solver_shard.graph.pins import check_pins
 from solver_shard.mesh import Mesh, parse_split
@@ -24,7 +24,6 @@ from solver_shard.options import (
     OPTIONS,
     Options,
     SolveOptions,
-    check_called,
     check_microbatches,
     check_objective,
     check_optimizer,
@@ -35,15 +34,14 @@ from solver_shard.options import (
 )
 from solver_shard.pipeline import plan_program
 from solver_shard.program import Program
-from solver_shard.text import parse_bytes
 from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, traced_of
 
 if TYPE_CHECKING:
     import torch
 
-    from solver_shard.baselines.propagated import Propagation
     from solver_shard.costs.cluster import Cluster
     from solver_shard.plan.plan import Plan
+    from solver_shard.tracing.clean import TracedProgram
 
 
 DEFAULT_MEMORY_FRACTION = 0.9
@@ -51,6 +49,7 @@ DEFAULT_MEMORY_FRACTION = 0.9
 
 
 @with_options()
+@checked
 def optimize(
     model: str | os.PathLike[str] | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
@@ -58,7 +57,6 @@ def optimize(
     mesh: str | int | Mesh,
     cluster: str | os.PathLike[str] | Cluster = "h100",
     loss_fn: Callable[..., Any] | None = None,
-    propagation: Propagation | None = None,
     workers: int = 2,
     command: str | None = None,
     progress: Progress | None = None,
@@ -76,7 +74,6 @@ def optimize(
             Program. Presets and configs need ``batch`` (and ``seq`` for language models), a module its ``inputs``.
         inputs: example tensors with the global sizes of one step, or of one microbatch of it; fake and meta tensors are fine.
         loss_fn: maps the model's output to a scalar, where the model computes no loss itself.
-        propagation: what :func:`solver_shard.propagate` hands on, to plan what a greedy pass makes of the pins; call that function for it.
         command: what to record as the plan's origin; default: a call of this function.
         progress: called with a line of text when a stage starts or the solver gets further.
         stop: asked again and again while the solver runs; True ends it with the best plan so far, whose certificate then says
@@ -98,31 +95,17 @@ def optimize(
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     clock = StageClock(progress=progress, total=options.get("total_time_limit"))
-    check_called(progress=progress, stop=stop, incumbent=incumbent)
-    _check_origin(propagation, command)
     request = read_request(model, mesh=mesh, cluster=cluster, workers=workers, **options)
-    asked = dataclasses.replace(request.options, propagation=None if propagation is None else str(propagation))
     with clock.stage("trace", "tracing the model"):
-        program, traced, source = traced_of(
-            model,
-            inputs,
-            batch=part_of(asked.batch, asked.microbatches),
-            seq=asked.seq,
-            dtype=asked.dtype,
-            loss_fn=loss_fn,
-            forward_only=asked.forward_only,
-            checkpoint=asked.checkpoint,
-        )
-        source += f", {asked.microbatches} microbatches" if asked.microbatches > 1 else ""
+        program, traced, source = traced_step(model, request.options, inputs=inputs, loss_fn=loss_fn)
     return plan_program(
         program,
         mesh=request.mesh,
         cluster=request.cluster,
-        options=asked,
+        options=request.options,
         source=source,
         command=command,
         clock=clock,
-        baseline=propagation,
         workers=int(workers),
         stop=stop,
         incumbent=incumbent,
@@ -130,17 +113,25 @@ def optimize(
     )
 
 
-def _check_origin(propagation: object, command: object) -> None:
-    """What a plan records of how it came to be, beside its options."""
-    from solver_shard.baselines.propagated import Propagation
+def traced_step(
+    model: str | torch.nn.Module | Program, options: Options, *, inputs: Any = None, loss_fn: Callable[..., Any] | None = None
+) -> tuple[Program, TracedProgram | None, str]:
+    """The program of one microbatch of the step that options ask for, its trace, and where it comes from.
 
-    if propagation is not None and not isinstance(propagation, Propagation):
-        raise InputError(
-            f"propagation={propagation!r:.60} is not legal; solver_shard.propagate(model, mesh=..., pins=[...]) plans what a greedy pass "
-            "makes of the pins"
-        )
-    if command is not None and not isinstance(command, str):
-        raise InputError(f"command={command!r:.60} is not legal; give the plan's origin as a text, or None")
+    Raises:
+        InputError, TraceError: as :func:`optimize`.
+    """
+    program, traced, source = traced_of(
+        model,
+        inputs,
+        batch=part_of(options.batch, options.microbatches),
+        seq=options.seq,
+        dtype=options.dtype,
+        loss_fn=loss_fn,
+        forward_only=options.forward_only,
+        checkpoint=options.checkpoint,
+    )
+    return program, traced, source + (f", {options.microbatches} microbatches" if options.microbatches > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +156,16 @@ def read_request(
     Raises:
         InputError, RuleError, TypeError: as :func:`optimize`.
     """
+    from solver_shard.costs.cluster import load_cluster
+
     values = read_options({**options, "mesh": mesh, "cluster": cluster, "workers": workers})
     axes, values["split"] = _split(mesh if isinstance(mesh, Mesh) else Mesh.parse(str(mesh)), values["split"])
     if values["dtype"] is None and isinstance(model, str) and not is_entry_point(model):
         values["dtype"] = DEFAULT_DTYPE
-    values["cluster"] = _cluster(cluster)
+    values["cluster"] = load_cluster(cluster)
     values["memory"], values["reserve"] = _memory(values["memory"], values["reserve"], values["cluster"])
+    values["pins"] = each(values["pins"])
     check_pins(values["pins"], axes)
-    values["pins"] = tuple(values["pins"])
     _check_template(values["template"], axes)
     values["rules"] = _rules(values["rules"])
     asked = Options(**{entry.recorded: values[name] for name, entry in OPTIONS.items() if entry.recorded})
@@ -186,50 +179,32 @@ def _split(mesh: Mesh, split: Mapping[str, Sequence[int]] | str | bool) -> tuple
     """The mesh with what the user asks to split, and what ``Options.split`` records."""
     if isinstance(split, bool):
         return mesh, "auto" if split else "off"
-    if not isinstance(split, str) and not (isinstance(split, Mapping) and all(isinstance(parts, Sequence) for parts in split.values())):
-        raise InputError(f"split {split!r} is not legal; write it as 'tp=8x2' or {{'tp': (8, 2)}}, or give False for none")
     sizes = parse_split(split) if isinstance(split, str) else {name: tuple(parts) for name, parts in split.items()}
     return mesh.split(sizes), ",".join(f"{name}={'x'.join(map(str, parts))}" for name, parts in sizes.items()) or "off"
 
 
-def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
-    from solver_shard.costs.cluster import Cluster, load_cluster
-
-    if isinstance(cluster, str | os.PathLike):
-        return load_cluster(os.fspath(cluster))
-    if not isinstance(cluster, Cluster):
-        raise InputError(f"a cluster of type {type(cluster).__name__} was given; give a preset's name, a TOML file or a Cluster")
-    return cluster
-
-
-def _memory(memory: str | int | None, reserve: str | int | None, cluster: Cluster) -> tuple[int, int]:
+def _memory(memory: int | None, reserve: int | None, cluster: Cluster) -> tuple[int, int]:
     """Bytes of the limit and of its reserve."""
     device = cluster.device
-    limit = parse_bytes(memory) if memory is not None else math.floor(device.memory * DEFAULT_MEMORY_FRACTION)
-    kept = parse_bytes(reserve, least=0) if reserve is not None else device.reserve if memory is not None else 0
+    limit = memory if memory is not None else math.floor(device.memory * DEFAULT_MEMORY_FRACTION)
+    kept = reserve if reserve is not None else device.reserve if memory is not None else 0
     check_reserve(limit, kept, cluster)
     return limit, kept
 
 
-def _check_template(template: object, mesh: Mesh) -> None:
+def _check_template(template: str | None, mesh: Mesh) -> None:
     from solver_shard.graph.templates import parse_template
 
     if template is None:
         return
-    if not isinstance(template, str):
-        raise InputError(f"template {template!r} is not legal; write it as text, as in 'dp=zero3,tp=megatron'")
     parse_template(template, mesh)
 
 
-def _rules(rules: object) -> tuple[RulesFile, ...]:
+def _rules(rules: Several[str | os.PathLike[str]]) -> tuple[RulesFile, ...]:
     """The rules files, read; what is wrong with them is said before the model is traced."""
     from solver_shard.rules.table import load_table, read_rules
 
-    if isinstance(rules, str | os.PathLike):
-        rules = (rules,)
-    if not isinstance(rules, Sequence) or not all(isinstance(file, str | os.PathLike) for file in rules):
-        raise InputError(f"rules must be a list of files, got {rules!r}; write them as in ['my_ops.toml']")
-    files = tuple(map(read_rules, rules))
+    files = tuple(map(read_rules, each(rules)))
     if files:
         load_table(files)
     return files

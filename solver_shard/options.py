@@ -21,6 +21,7 @@ import inspect
 import math
 import numbers
 import os
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from solver_shard.arguments import Several, kind_of
 from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InputError
 from solver_shard.files import RulesFile
+from solver_shard.text import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from solver_shard.costs.cluster import Cluster
@@ -58,7 +61,8 @@ class Option:
         kind: of one value on the command line.
         help: on the command line; ``about``: in Python, where more is to be said.
         unit: of its numbers; nanoseconds, bytes, seconds.
-        check: hands on a legal value in the form that a plan records, and raises InputError at another; None: together with others, below.
+        check: hands on a legal value in the form that a plan records, and raises InputError at another; None: what is of
+            its annotation's type is legal, or what a check of several, below, the frontend or the cost model leaves of it.
         shows: commands that have it, each with its help there, or with "" for ``help``.
         panel, metavar, follows: heading and placeholder in ``--help``; ``follows``: after which option, where that is not the one before.
         flag: how the command line spells it, where not as the keyword; ``least``, ``choices``: what it takes; ``each``: it is repeatable.
@@ -89,8 +93,11 @@ class Option:
 
     def read(self, value: object) -> Any:
         """The value as a plan records it; InputError says what is legal."""
-        if self.check is None or (value is None and self.default is None):
+        if value is None and self.default is None:
             return value
+        if self.check is None:
+            example = re.search(r'``(".+?")``', self.about)
+            return kind_of(self.annotation, {}).read(self.name, value, f", as in {example[1]}" if example else "")
         return self.check(self.name.replace("_", " "), value)
 
 
@@ -100,14 +107,8 @@ EVERYWHERE: Mapping[str, str] = {"solve": "", "sweep": ""}
 
 def option(default: Any, kind: type, *, asked: Any = ..., **entry: Any) -> Any:
     """A field of :class:`Options` with its entry. ``asked``: the keyword's default, where what is recorded is worked out from it."""
-    checked = {"check": _plain} if asked is ... and "check" not in entry else {}
-    entry = {"shows": EVERYWHERE, **checked, **entry, "kind": kind, "default": default if asked is ... else asked}
+    entry = {"shows": EVERYWHERE, **entry, "kind": kind, "default": default if asked is ... else asked}
     return dataclasses.field(default=default, metadata={**entry.pop("metadata", {}), "option": entry})
-
-
-def _plain(name: str, value: Any) -> Any:
-    """What the frontend, the cost model or a check of several options refuses."""
-    return value
 
 
 def _truth(name: str, value: object) -> bool:
@@ -209,6 +210,7 @@ class Options:
         str,
         help="Whose state and step to count: adamw (torch's default, all parameters at once), adamw-fused, adamw-forloop, sgd or none.",
         about="whose state and step to count: adamw as torch steps it on accelerators by default, adamw-fused, adamw-forloop, sgd or none.",
+        check=_one_of("adamw", "adamw-fused", "adamw-forloop", "sgd", "none"),
         shows=EVERYWHERE,
         panel=OPTIMIZER,
         metavar="NAME",
@@ -240,6 +242,7 @@ class Options:
         str,
         help="Reduce, accumulate and hold gradients in f32, bf16 or f16 (default: each in its own dtype).",
         about="f32, bf16 or f16, in which gradients are reduced, accumulated and held until the update; default their own.",
+        check=_one_of("f32", "bf16", "f16"),
         panel=OPTIMIZER,
         metavar="DTYPE",
         choices=("f32", "bf16", "f16"),
@@ -303,6 +306,7 @@ class Options:
         help="Limit per device: 70GiB, 80GB, bytes (default: 90% of the device's).",
         about='limit per device, a number or text, ``"70GiB"``; default 90% of the device\'s memory.',
         unit="bytes",
+        check=lambda _, value: parse_bytes(value),
         shows={"solve": ""},
         panel=MEMORY,
         metavar="SIZE",
@@ -319,6 +323,7 @@ class Options:
         "allocator), a number or text; default the cluster's number for its device, or none beside the default limit, whose missing tenth "
         "is for that.",
         unit="bytes",
+        check=lambda _, value: parse_bytes(value, least=0),
         panel=MEMORY,
         metavar="SIZE",
     )
@@ -351,7 +356,7 @@ class Options:
         (),
         str,
         asked=(),
-        annotation="Sequence[str]",
+        annotation="Several[str]",
         help="PATTERN=LAYOUT, repeatable: 'w=R,S(0)' is one placement per mesh axis, 'x=dp=S(0)' those of named axes, "
         "'w=S(*),*' any cut and any placement, 'w=_S(0),S(0)' dim 0 cut by the right axis first; w may be a glob.",
         about='layouts to fix, ``"PATTERN=S(0),R"``: a placement per mesh axis, or ``"PATTERN=tp=S(0)"`` those of named axes, '
@@ -381,8 +386,8 @@ class Options:
         None,
         str,
         help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-        "megatron-sp, vocab-parallel, context-parallel, expert-parallel, free (no template), as in dp=zero3,tp=megatron+vocab-parallel "
-        "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
+        "megatron-sp, vocab-parallel, context-parallel, ulysses, expert-parallel, free (no template), as in "
+        "dp=zero3,tp=megatron+vocab-parallel, dp=ddp,tp=zero3+expert-parallel or dp=zero3,sp=zero3+ulysses; or one name for all; or hsdp.",
         about='plan only what experts write, as ``"dp=zero3,tp=megatron"``; ``solver-shard solve --help`` names them.',
         panel=LAYOUTS,
         metavar="TEMPLATE",
@@ -391,7 +396,7 @@ class Options:
         (),
         Path,
         asked=(),
-        annotation="Sequence[str | os.PathLike[str]]",
+        annotation="Several[str | os.PathLike[str]]",
         help="A TOML file with sharding rules of your own, one row per op, repeatable; its rows replace shipped ones.",
         about="rules files of your own, for custom ops or in place of shipped rows; a later file's row replaces an earlier one's.",
         panel=LAYOUTS,
@@ -574,10 +579,10 @@ class SweepOptions(TypedDict, total=False):
     reserve: str | int | None
     objective: Literal["time", "memory"]
     memory_weight: int
-    pins: Sequence[str]
+    pins: Several[str]
     split: Mapping[str, Sequence[int]] | str | bool
     template: str | None
-    rules: Sequence[str | os.PathLike[str]]
+    rules: Several[str | os.PathLike[str]]
     conservative: bool
     trust_dtensor: bool
     tied: bool
@@ -647,8 +652,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
     if reserve >= limit:
-        from solver_shard.text import format_bytes
-
         raise InputError(
             f"a reserve of {format_bytes(reserve)} leaves nothing of the memory limit of {format_bytes(limit)}; give a larger --memory, "
             f"or a smaller --reserve (the one of cluster {cluster.name} is {format_bytes(cluster.device.reserve)}; 0 for none)"
@@ -657,8 +660,6 @@ def check_reserve(limit: int, reserve: int, cluster: Cluster) -> None:
 
 def check_optimizer(options: Options) -> None:
     """An optimizer that is known, with a state that something keeps."""
-    if not isinstance(options.optimizer, str):
-        raise InputError(f"optimizer {options.optimizer!r} is not known; legal: {', '.join(OPTIONS['optimizer'].choices)}")
     _state(options.optimizer, options)
     if options.forward_only and (options.clip or options.reduce_dtype is not None):
         what = "clipping" if options.clip else f"a reduce dtype of {options.reduce_dtype}"
@@ -697,13 +698,6 @@ def check_microbatches(options: Options) -> None:
 def part_of(batch: int | None, microbatches: int) -> int | None:
     """The batch of one microbatch; what is no number is left for the frontend to refuse."""
     return batch // microbatches if batch is not None and microbatches > 1 and _is_number(batch, whole=True) else batch
-
-
-def check_called(**functions: object) -> None:
-    """What is called while the solver runs, by name; a path for ``incumbent``, or True for ``stop``, would fail only then."""
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise InputError(f"{name}={function!r:.60} is not legal; give a function, or None")
 
 
 def check_objective(options: Options) -> None:

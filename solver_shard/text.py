@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 import itertools
 import math
+import numbers
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ def parse_bytes(text: str | int, *, least: int = 1) -> int:
     Raises:
         InputError: the text is not a number with one of the units, or not between ``least`` and 2^60 bytes.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
+    if isinstance(text, numbers.Integral) and not isinstance(text, bool):
         text = str(text)
     found = _SIZE.match(text) if isinstance(text, str) else None
     if found is None or found[2].upper() not in _UNITS:

@@ -1,6 +1,6 @@
 """One process of a job that runs plans for other tools as these tools do, and counts their collectives; rank 0 writes what it found.
 
-Run as ``torchrun --nproc-per-node 4 given_worker.py FOLDER``; FOLDER/jobs.json has, by name, the tool, the model's source and the
+Run as ``torchrun --nproc-per-node 2 given_worker.py FOLDER``; FOLDER/jobs.json has, by name, the tool, the model's source and the
 plan's text.
 """
 

@@ -19,16 +19,15 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from points import plan_of, random_point
 from torch import nn
 
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError, SolverShardError
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.program import Role
 from solver_shard.verification import check
 from solver_shard.verification.subject import Subject, subject_of

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from points import plan_of, random_point
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,14 +28,13 @@ from solver_shard.clock import StageClock
 from solver_shard.costs.cluster import Cluster, load_cluster
 from solver_shard.errors import InfeasibleError, InputError, InternalError
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import ReshardNode, ResultNode, SourceNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import solve_lowered
-from solver_shard.plan.decode import PlanWriter, plan_of, provenance
+from solver_shard.plan.decode import PlanWriter, provenance
 from solver_shard.plan.plan import Plan
 from solver_shard.program import AS_MADE, BEFORE, IDENTITY, Program
 from solver_shard.tracing.load import traced_of

@@ -32,9 +32,10 @@ from solver_shard.graph.pins import parse_pin, pin_masks, resolve_pins
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
+from solver_shard.mesh import Mesh
 from solver_shard.pipeline import is_enough
 from solver_shard.plan.plan import Plan
-from solver_shard.program import AS_MADE, BEFORE, Kept, places, without
+from solver_shard.program import AS_MADE, BEFORE, Kept, Program, Role, Tensor, places, without
 from solver_shard.solve.engine import solve, solve_in_rounds
 from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.solution import Solution, Status, objective_value
@@ -223,7 +224,6 @@ def _around(graph: ChoiceGraph, nodes: Sequence[int], radius: int) -> np.ndarray
 # decide alike: a question about one is a question about all of them.
 
 Of = Literal["layout", "state", "forward", "backward", "strategy"]
-OF: tuple[Of, ...] = ("layout", "state", "forward", "backward", "strategy")
 
 Label = Layout | tuple[str, ...]
 """A layout, or names of single-axis strategies, one per mesh axis."""
@@ -275,14 +275,7 @@ def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock |
         InputError: nothing matches, or what matches has no such decision.
     """
     plan = reopened.plan
-    tensors, ops = subjects(plan, pattern)
-    tensors = [t for t in tensors if not plan.tensors[t].name.endswith((BEFORE, AS_MADE))]
-    if ops and of == "layout":
-        of = "strategy"
-    if of not in OF:
-        raise InputError(f"{of!r} is no decision of a tensor; legal: {', '.join(OF)}")
-    if ops and of != "strategy":
-        raise InputError(f"{pattern!r} names ops, which have no {of}; name a tensor (show lists what ops make), or leave --of out")
+    tensors, ops, of = _decision(plan, pattern, of)
     classes = None if reopened.problem.folded is None else node_classes(reopened.lowered.lowering)
     kept = _kept(reopened)
     if of == "strategy":  # of what makes a tensor, before a relay
@@ -296,6 +289,37 @@ def ask(reopened: Reopened, pattern: str, of: Of = "layout", clock: StageClock |
     if of == "layout":
         return _of_layouts(reopened, pattern, tensors, classes, clock)
     return _of_nodes(reopened, pattern, tensors, of, classes)
+
+
+def _decision(plan: Plan, pattern: str, of: Of) -> tuple[list[int], list[int], Of]:
+    """The tensors, or the ops, that a pattern is about, and which of their decisions is meant."""
+    tensors, ops = subjects(plan, pattern)
+    tensors = [t for t in tensors if not plan.tensors[t].name.endswith((BEFORE, AS_MADE))]
+    if ops and of == "layout":
+        of = "strategy"
+    if ops and of != "strategy":
+        raise InputError(f"{pattern!r} names ops, which have no {of}; name a tensor (show lists what ops make), or leave --of out")
+    return tensors, ops, of
+
+
+def check_asked(plan: Plan, pattern: str, of: Of, text: str | None) -> None:
+    """Refuse what no graph can answer, before the model is traced for one: a decision that there is none of, a layout or strategy that
+    cannot be read, or that the tensors have no dims for. What more is illegal ``allowed`` says.
+    """
+    tensors, _, of = _decision(plan, pattern, of)
+    if text is None:
+        return
+    if of == "strategy":
+        _named_strategies(plan.mesh, text)
+        return
+    pin = parse_pin(f"{pattern.removesuffix(':out')}={text}", plan.mesh)
+    if any(choice.startswith("_") for choice in pin.choices):
+        return  # which tensors may be cut in another order, their readers say
+    for t in tensors:
+        planned = plan.tensors[t]
+        alone = Tensor(name=planned.name, dtype=planned.dtype, shape=planned.shape, role=Role(planned.role))
+        program = Program(name=plan.name, tensors=(alone,), ops=(), outputs=())
+        resolve_pins([dataclasses.replace(pin, pattern=_exactly(alone.name))], program, plan.mesh)
 
 
 def _kept(reopened: Reopened) -> Kept:
@@ -346,6 +370,21 @@ def _illegal(question: Question, text: str, v: int, labels: Sequence[Label]) -> 
 
 def _allowed_strategies(question: Question, text: str) -> Callable[[Label], bool]:
     mesh = question.lowered.mesh
+    wanted = _named_strategies(mesh, text)
+
+    def allows(label: Label) -> bool:
+        return all(name in ("*", label[a]) for a, name in wanted.items())
+
+    for v, labels in question.nodes.items():
+        if not any(map(allows, labels)):
+            op = question.lowered.program.ops[question.lowered.lowering.op_node(v).op]
+            legal = [f"{axis}: {', '.join(sorted({str(label[a]) for label in labels}))}" for a, axis in enumerate(mesh.names)]
+            raise InputError(f"{text} is no strategy of {op.name} in {op.module or 'the model'} on mesh {mesh}; legal: {'; '.join(legal)}")
+    return allows
+
+
+def _named_strategies(mesh: Mesh, text: str) -> dict[int, str]:
+    """The names that a text gives, by position of the axis."""
     parts = [part.strip() for part in text.split(",")]
     wanted: dict[int, str] = {}
     if any("=" in part for part in parts):
@@ -360,16 +399,7 @@ def _allowed_strategies(question: Question, text: str) -> Callable[[Label], bool
         if len(parts) != len(mesh.axes):
             raise InputError(f"strategy {text!r} names {len(parts)} axes, mesh {mesh} has {len(mesh.axes)}; give one name per axis")
         wanted = dict(enumerate(parts))
-
-    def allows(label: Label) -> bool:
-        return all(name in ("*", label[a]) for a, name in wanted.items())
-
-    for v, labels in question.nodes.items():
-        if not any(map(allows, labels)):
-            op = question.lowered.program.ops[question.lowered.lowering.op_node(v).op]
-            legal = [f"{axis}: {', '.join(sorted({str(label[a]) for label in labels}))}" for a, axis in enumerate(mesh.names)]
-            raise InputError(f"{text} is no strategy of {op.name} in {op.module or 'the model'} on mesh {mesh}; legal: {'; '.join(legal)}")
-    return allows
+    return wanted
 
 
 def label_text(label: Label) -> str:

@@ -19,18 +19,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from solver_shard.analysis.counterfactual import CounterfactualAnswer, Label, Limits, Of, Question, allowed, ask, label_text, solve_instead
+from solver_shard.analysis.counterfactual import (
+    CounterfactualAnswer,
+    Label,
+    Limits,
+    Of,
+    Question,
+    allowed,
+    ask,
+    check_asked,
+    label_text,
+    solve_instead,
+)
 from solver_shard.analysis.difference import Changes, brief, changes, signed_bytes, signed_ns
 from solver_shard.analysis.explanation import StaticExplanation, different, explanation
 from solver_shard.analysis.reopen import Reopened, reopen, retrace, with_all_relays
+from solver_shard.arguments import checked
 from solver_shard.clock import Progress, StageClock
 from solver_shard.codec import encode
 from solver_shard.errors import InputError
 from solver_shard.options import check_search
+from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
 from solver_shard.solve.solution import Status
 from solver_shard.text import format_bytes, format_ns, table, text_of
@@ -154,14 +168,15 @@ class Explanation:
         return {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "plan"}
 
 
+@checked
 def explain(
-    plan: Plan,
+    plan: Plan | str | os.PathLike[str],
     pattern: str,
     instead: str | None = None,
     *,
     of: Of = "layout",
     alternatives: int = 5,
-    model: str | torch.nn.Module | Program | None = None,
+    model: str | os.PathLike[str] | torch.nn.Module | Program | None = None,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     loss_fn: Callable[..., Any] | None = None,
     time_limit: float | None = None,
@@ -177,7 +192,7 @@ def explain(
     >>> explain(plan, "lm_head.weight", "R,S(0)").instead.best.low  # the price, in nanoseconds  # doctest: +SKIP
 
     Args:
-        plan: what ``optimize`` returned, or ``load_plan`` read.
+        plan: what ``optimize`` returned, or its file.
         pattern: a tensor's name, an op's, a module's path for its ops, or a glob.
         instead: a layout as in a pin (``"S(0),R"``, ``"dp=S(0)"``, ``"S(*),*"``), or names of strategies where ``of`` is strategy.
         of: layout, state, forward, backward or strategy: which decision is meant, see ``analysis/counterfactual.py``.
@@ -196,6 +211,7 @@ def explain(
             model or version, or keeps what a baseline decided.
         TraceError: the model cannot be traced.
     """
+    plan = load_plan(plan)
     clock = StageClock(progress=progress)
     static = explanation(plan, pattern)
     if instead is None and (count := different(plan, pattern)) > 1:
@@ -205,6 +221,7 @@ def explain(
             f"the plan keeps what {plan.options.propagation.partition(';')[0]} decided, so other layouts of it have no price; "
             "explain a plan of solve with the same pins, or look at this one with show"
         )
+    check_asked(plan, pattern, of, instead)
     seconds = TIME_LIMIT if time_limit is None else time_limit
     check_search(plan.options, time_limit=seconds, workers=workers, work_limit=work_limit, gap=gap, seed=seed)
     limits = Limits(seconds=None if time_limit is None and work_limit is not None else seconds, work=work_limit)

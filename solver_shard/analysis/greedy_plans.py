@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
+from solver_shard.arguments import checked
 from solver_shard.baselines import left_over
 from solver_shard.baselines.dijkstra_greedy import decide
 from solver_shard.baselines.dtensor_greedy import NAME, Walk, WalkedCollective, carry, dtensor_masks, walk
 from solver_shard.baselines.propagated import Propagation
+from solver_shard.clock import StageClock
 from solver_shard.costs.collectives import Collectives
 from solver_shard.errors import InputError
 from solver_shard.graph.build import Lowered
@@ -22,12 +25,11 @@ from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.pins import Allowed, parse_pin, resolve_pins
 from solver_shard.layout import Layout, R
 from solver_shard.mesh import Mesh
-from solver_shard.options import Options, SolveOptions, part_of, with_options
+from solver_shard.options import Options, SolveOptions, with_options
 from solver_shard.program import Program
 from solver_shard.shardy.passes import FactorStrategy, PassName, PropagationOptions
 from solver_shard.text import fold_items, format_bytes, format_ns, table, text_of
 from solver_shard.tracing.clean import TracedProgram
-from solver_shard.tracing.load import traced_of
 
 if TYPE_CHECKING:
     import torch
@@ -56,15 +58,16 @@ class PropagatedPlan:
 
 
 @with_options("propagate")
+@checked
 def propagate(
-    model: str | torch.nn.Module | Program,
+    model: str | os.PathLike[str] | torch.nn.Module | Program,
     *,
-    mesh: str,
+    mesh: str | int | Mesh,
     which: PassName | GreedyName = "user-priority",
     strategy: FactorStrategy = "aggressive",
     conservative_propagation: bool = False,
     run_op_priority: bool = True,
-    cluster: str = "h100",
+    cluster: str | os.PathLike[str] | Cluster = "h100",
     command: str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Unpack[SolveOptions],
@@ -85,7 +88,7 @@ def propagate(
             basic-then-aggressive.
         conservative_propagation: the passes propagate no part of an axis, nor what could yield uneven shards.
         run_op_priority: op-priority takes five levels of ops one after the other; False takes all at once.
-        cluster: what prices the plan: a preset name or a TOML file.
+        cluster: what prices the plan: a preset name, a TOML file, or a Cluster.
         command: what to record as the plan's origin; default: a call of this function.
         progress: called with a line of text when a stage starts.
         OPTIONS
@@ -97,29 +100,30 @@ def propagate(
         InputError: an argument is not usable; the message says what is legal.
         TraceError: the model cannot be traced.
     """
-    from solver_shard.api import optimize, read_request
+    from solver_shard.api import read_request, traced_step
+    from solver_shard.pipeline import plan_program
 
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     command = command or f"solver_shard.propagate({model!r}, mesh={mesh!r}, which={which!r}, ...)"
     unlimited: SolveOptions = {**options, "memory": NO_LIMIT, "reserve": 0, "tied": False}
-    if which not in get_args(GreedyName):
-        passes = PropagationOptions(strategy=strategy, conservative=conservative_propagation, run_op_priority=run_op_priority)
-        propagation = Propagation(name=cast(PassName, which), options=passes)
-        plan = optimize(model, mesh=mesh, cluster=cluster, propagation=propagation, command=command, progress=progress, **unlimited)
-        return PropagatedPlan(plan=limited_to_itself(plan))
-    say = progress or (lambda line: None)
-    unlimited["split"] = False
+    clock = StageClock(progress=progress, total=options.get("total_time_limit"))
+    greedy = which in get_args(GreedyName)
+    if greedy:
+        unlimited["split"] = False
     request = read_request(model, mesh=mesh, cluster=cluster, **unlimited)
     asked, axes, where = request.options, request.mesh, request.cluster
-    say("tracing the model")
-    program, traced, source = traced_of(
-        model,
-        batch=part_of(asked.batch, asked.microbatches),
-        seq=asked.seq,
-        dtype=asked.dtype,
-        forward_only=asked.forward_only,
-        checkpoint=asked.checkpoint,
-    )
-    say(f"deciding {len(program.ops)} ops one by one")
+    with clock.stage("trace", "tracing the model"):
+        program, traced, source = traced_step(model, asked)
+    if not greedy:
+        passes = PropagationOptions(strategy=strategy, conservative=conservative_propagation, run_op_priority=run_op_priority)
+        propagation = Propagation(name=cast(PassName, which), options=passes)
+        asked = dataclasses.replace(asked, propagation=str(propagation))
+        plan = plan_program(
+            program, mesh=axes, cluster=where, options=asked, source=source, command=command, clock=clock, baseline=propagation
+        )
+        return PropagatedPlan(plan=limited_to_itself(plan))
+    clock.say(f"deciding {len(program.ops)} ops one by one")
     if which != NAME:
         plan = dijkstra_greedy_plan(program, mesh=axes, cluster=where, options=asked, source=source, command=command)
         return PropagatedPlan(plan=limited_to_itself(plan))

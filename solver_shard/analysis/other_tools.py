@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_shard.arguments import checked
 from solver_shard.errors import InputError, InternalError
 from solver_shard.exporters.literal import LiteralCall, Name, read_assignments, read_value
 from solver_shard.graph.build import Lowered
@@ -102,6 +103,7 @@ _HF: Mapping[str, Style] = {
 _CALLS = ("ColwiseParallel", "RowwiseParallel", "SequenceParallel", "PrepareModuleInput", "SharedInput", "Replicate", "Shard", "Partial")
 
 
+@checked
 def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> ToolPlan:
     """A Hugging Face ``tp_plan``: the dict itself, or the arguments of a ``DistributedConfig``, or a config.json with one.
 
@@ -148,6 +150,7 @@ def read_tp_plan(text: str, *, name: str, data: str | None = None, axis: str | N
     )
 
 
+@checked
 def read_parallelize(text: str, *, name: str, data: str | None = None, axis: str | None = None) -> ToolPlan:
     """A dict of ``parallelize_module``: module pattern to style, by name or as a call such as ``RowwiseParallel(output_layouts=Shard(1))``.
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from solver_shard import __version__
-from solver_shard.cli import compare, expand, explain, export, propagate, solve, solve_graph, sweep
+from solver_shard.cli import compare, expand, explain, export, propagate, solve, sweep
 from solver_shard.cli.rules import rules
 from solver_shard.errors import printable
 
@@ -64,7 +64,7 @@ def _common(
 
 
 app.command("solve")(solve.solve)
-app.command("solve-graph")(solve_graph.solve_graph)
+app.command("solve-graph")(solve.solve_graph)
 app.command("sweep")(sweep.sweep)
 app.command("show")(explain.show)
 app.command("compare")(compare.compare)
@@ -75,6 +75,7 @@ app.command("propagate")(propagate.propagate)
 app.command("report")(export.report)
 app.command("trace")(export.trace)
 app.command("verify")(explain.verify)
+app.command("measure")(explain.measure)
 app.add_typer(rules, name="rules")
 
 

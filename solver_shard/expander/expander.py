@@ -23,6 +23,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from solver_shard.arguments import checked
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.dtensor import DTensorCosts
@@ -321,6 +322,7 @@ class Expanded:
         return text_of(lines)
 
 
+@checked
 def expand(
     op: str,
     inputs: Sequence[str],

@@ -35,6 +35,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from solver_shard.arguments import checked
 from solver_shard.errors import InputError, RuleError
 from solver_shard.expander.call import Meta, PlacedCall
 from solver_shard.layout import P, Placement, Placements, R, S, show, strided
@@ -144,6 +145,7 @@ USER_STRATEGIES = Strategies()
 """Where ``register_single_axis_strategy`` keeps them."""
 
 
+@checked
 def register_single_axis_strategy(
     op: str | Sequence[str],
     allow_uneven_sharding: bool = False,

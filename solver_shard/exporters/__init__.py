@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from solver_shard.arguments import checked
 from solver_shard.errors import InputError, printable
 from solver_shard.mesh import Mesh
 from solver_shard.text import fold_names
@@ -76,14 +77,17 @@ FORMS: Mapping[str, str] = MappingProxyType(
 """The forms, and the file here that writes each."""
 
 
-def export(plan: Plan, to: str, *, lossy: bool = False, plan_path: str | os.PathLike[str] = "plan.json") -> Exported:
+@checked
+def export(
+    plan: Plan | str | os.PathLike[str], to: str, *, lossy: bool = False, plan_path: str | os.PathLike[str] = "plan.json"
+) -> Exported:
     """Write a plan in another form: as a program that runs it, or for a tool that shards by declarations.
 
     >>> exported = export(plan, "hf", lossy=True)                        # doctest: +SKIP
     >>> Path("tp_plan.json").write_text(exported.text), exported.dropped  # doctest: +SKIP
 
     Args:
-        plan: what to write.
+        plan: what to write, or its file.
         to: dtensor-script, a torchrun program that runs all of the plan; parallelize, a Python file of ``parallelize_module`` styles and
             FSDP2 calls; hf, a ``tp_plan`` with the other arguments of transformers' DistributedConfig; torchtitan, sharding configs; jax,
             PartitionSpecs and logical-axis rules; sdy, Shardy annotations on a StableHLO signature (needs jaxlib).
@@ -98,11 +102,15 @@ def export(plan: Plan, to: str, *, lossy: bool = False, plan_path: str | os.Path
     """
     if to not in FORMS:
         raise InputError(f"there is no form {to!r}; legal: {', '.join(FORMS)}")
+    from solver_shard.plan.io import load_plan
+
+    plan = load_plan(plan)
     form = importlib.import_module(f"{__name__}.{FORMS[to]}")
     exported: Exported = form.export(plan, plan_path=os.fspath(plan_path)) if to == "dtensor-script" else form.export(plan, lossy=lossy)
     return exported
 
 
+@checked
 def read_pins(text: str, form: str, program: Program, *, mesh: str | Mesh | None = None, axis: str = "tp") -> tuple[str, ...]:
     """Pins of what another tool's declarations say, for ``optimize(pins=...)``; the text is read as data.
 

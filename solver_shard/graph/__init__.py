@@ -24,18 +24,20 @@ from is not narrowed by what is likely to be good: only what cannot be executed 
     t between its forward  HoldNode             a layout, and whose: the producer's, or the copy of a forward   _hold
       and its later readers                     group
     parameter p            StateNode, StepNode  the layout of the optimizer's state; the second follows         _state
+                           MasterNode           whether a part of the parameter is stepped, or a copy; follows, too   _state
     gradient g             AccumulateNode,      how each microbatch's arrives, and the accumulator's layout     _accumulator
                            AccumulatorNode
     gradient norm          ClipNode             the mesh axes over which it is summed                           _clipping
     bytes of t             KeepNode, TailNode,  nothing: all follow from the others, so that each byte is       _hold, _member, _tails,
-                           StorageNode          the usage of one node                                           _final_tails, _storage
+                           StorageNode,         the usage of one node                                           _final_tails, _storage,
+                           AheadNode, BehindNode                                                                _brought, _reduced
 
 **Costs of nodes**, c[v]: roofline time of an op and the collectives inside its implementation (``strategies.op_nanoseconds``), of the
 update where the state is (``_state``), of adding a gradient up (``lowering.addition_ns``), of the all-reduce of the norm (``_clipping``).
 Else 0.
 
-**Costs of edges**, C[u, v] (``_moves``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
-is moved together (``costs.buckets``), less the overlap discount for gathers of parameters and reductions of gradients
+**Costs of edges**, C[u, v] (``_moved``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
+is moved together (``costs.schedule``), less the overlap discount for gathers of parameters and reductions of gradients
 (``costs.model.exposed``), with the conversion of a gradient into its reduce dtype (``lowering.conversion_ns``) and the traffic of a tensor
 that is fused away elsewhere (``strategies.spill_nanoseconds``). All other tables say what fits together, 0 or FORBIDDEN
 (``graph/tables.py``):
@@ -47,9 +49,12 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
     producer -> hold       what it left; a forward group -> hold: what it copied                                hold_table
     hold -> reshard        as from the producer, for the later groups                                           reshard_table
     gradient -> state      the update reads its slice of the reduced gradient: a free move                      free_table
+    state, parameter ->    a part of what is stored where a device stores what it steps, else a copy           stepped_table
+      master
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
-    state -> parameter     the transition of the new values, after the step                                     _moves
-    output -> buffer       the new value is written where the buffer lies                                       free_table
+    state -> parameter     the transition of the new values, after the step                                     _moved
+    output -> buffer,      the new value is written where the old one lies                                      free_table
+      input
     clip -> state          the axes that cut the state are among those of the norm                              norm_table
 
 **Parameters, states, gradients** are three nodes of a trained parameter, so ZeRO-1, 2, 3 (Rajbhandari et al., SC 2020), hybrid sharding and
@@ -78,7 +83,8 @@ m[v] is the fullest shard of each layout (``_bytes``); the intervals are
     result of an op                     from the op until the last of its groups has begun (until the last forward one, where it is held)
     copy                                from the transition to the group's last reader
     alias, hold                         none: the bytes are the producer's, then a tail's, a keep's or a storage's
-    result of a view                    none: what it views lives longer instead
+    result of a view                    none: what it views lives longer instead; so it is with what an op has written into a part of
+                                        a buffer or input (program.in_place), which costs the time of that part only
     step of a parameter                 [T, T + 1)
 
 *Tails.* A group that reads a tensor as it is may go on after the tensor's own bytes end; several such groups read the same bytes. So the
@@ -121,7 +127,7 @@ their sum and whose intervals are all of theirs (``symmetry.fold``). Every tied 
 a plan of the free problem; a tied bound is of tied plans only.
 
 **Narrowing.** Which strategies are allowed is said by masks, node to bool[K[v]] (``choice_graph.Masks``): of pins (``pins.pin_masks``), of
-baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
+baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decode``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
 leaves them out. A template also forbids transitions (``templates.TemplateRestriction``): a graph is lowered without them, for a template
 leaves little of a mesh that would be too large, or they are taken out of one that was lowered with them (``baselines.candidates``).
 
@@ -137,6 +143,11 @@ stands for copies in several windows, and a mean of copies before the maximum wo
     sum over w of max over r of load(x, w, r)   >=   sum over w, r of y[w, r] load(x, w, r) / 2**20                                 (3*)
 
 and the right side, rounded down entry by entry, is a graph without windows (``ChoiceGraph.priced``): its bounds are bounds of this one.
-What is forbidden is so in c and C only, whatever the weights. The solver finds weights and closes what they leave open
+What is forbidden is so in c and C only, whatever the weights.
+
+Lowered with ``schedule="windows"``, c and C say what is possible and l and L all times (``lowering._takes``, ``_moved``). The windows, the
+lanes and what runs beside which window are those of :mod:`solver_shard.costs.schedule`. Bytes follow: a copy of a parameter is there from
+the start of the window before its first reader (AheadNode), what a reduction starts from and makes until the end of the window after it
+(BehindNode, AheadNode); ``plan.windows`` works out the same figures from a plan. The solver finds weights and closes what they leave open
 (``solve/windows.py``).
 """

@@ -1,4 +1,4 @@
-"""What masks leave of a choice graph: arc consistency, the smaller graph of what is left, and points of it without the solver.
+"""What masks leave of a choice graph: arc consistency, and the smaller graph of what is left.
 
 **Arc consistency** (AC-3, Mackworth 1977). When the strategies of a node are narrowed, so are those of its neighbours to what still has a
 partner that is not forbidden, and so on. What goes is part of no assignment that the masks allow. It is no search: what is left may still
@@ -8,7 +8,6 @@ have no point.
     emptied = arcs.propagate(domains, range(problem.size))      # a node that nothing is left of: then there is no assignment; or None
     narrowing = Narrowing(lowering.graph)
     narrowing.keep(masks)                               # False where they do not fit together
-    point = random_point(lowering.graph, seed=0)
 
 ``Arcs`` is the one loop for domains that shrink while tables stay: of graphs here, in presolve of a whole problem
 (solve/presolve/aliases.py), in rounding of messages, which takes decisions back (solve/bounds/trws.py), and in infeasible subsystems, which
@@ -26,7 +25,6 @@ alone would first look at all that they forbid.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +34,6 @@ import numpy as np
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks
-
-_ATTEMPTS = 10
-"""Draws of a random point that may end in a dead end."""
 
 Removed = Callable[[int, Bools, Bools, int], None]
 """Called after a node lost strategies: the node, its domain before, what went, and the number of the arc over which."""
@@ -169,34 +164,6 @@ class Narrowing:
     def only(self, v: int, strategy: int) -> bool:
         """Decide a node."""
         return self.keep({v: np.arange(len(self.left[v])) == strategy})
-
-
-def random_point(graph: ChoiceGraph, seed: int, fixed: Mapping[int, int] | None = None) -> tuple[int, ...]:
-    """One strategy per node, drawn at random node after node; the same seed gives the same point.
-
-    Args:
-        fixed: strategies of some nodes, which are kept.
-
-    Raises:
-        InternalError: the fixed strategies do not fit together, or every attempt ends in a dead end.
-    """
-    for attempt in range(_ATTEMPTS):
-        point = _draw(graph, random.Random(seed if not attempt else f"{seed}, attempt {attempt}"), fixed or {})
-        if point is not None:
-            return point
-    raise InternalError(f"{_ATTEMPTS} draws from seed {seed} all end at a node without a strategy that fits; use another seed")
-
-
-def _draw(graph: ChoiceGraph, draws: random.Random, fixed: Mapping[int, int]) -> tuple[int, ...] | None:
-    narrowing = Narrowing(graph)
-    if not narrowing.keep({v: np.arange(len(narrowing.left[v])) == strategy for v, strategy in fixed.items()}):
-        raise InternalError("the fixed strategies do not fit together")
-    for v in range(graph.size):
-        options = np.flatnonzero(narrowing.left[v]).tolist()
-        draws.shuffle(options)
-        if not any(narrowing.only(v, option) for option in options):
-            return None
-    return tuple(int(np.flatnonzero(narrowing.left[v])[0]) for v in range(graph.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -132,6 +132,14 @@ class StateNode(TensorNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MasterNode(TensorNode):
+    """What is stepped of a parameter, in the layout of its state: with the first ``layouts`` a part of what is stored, with as many more
+    a copy beside it, where a device does not store what it steps."""
+
+    label = "master"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepNode(TensorNode):
     """What the optimizer's step holds of a parameter, by the layout of its state."""
 
@@ -235,6 +243,23 @@ class TailNode(GroupNode):
     """
 
     label = "tail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AheadNode(GroupNode):
+    """The bytes of a copy while it is brought beside another window: before its group reads it, or after a gradient is made.
+
+    Strategy 0 has none. The group is ``PRODUCED`` where the copy is a gradient's on its way to the accumulator.
+    """
+
+    label = "ahead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BehindNode(TensorNode):
+    """The bytes of what the reduction of a gradient starts from, while it runs beside the window after; strategy 0 has none."""
+
+    label = "behind"
 
 
 def group_of(node: TensorNode, lives: Lives) -> Group | None:

@@ -11,10 +11,13 @@ order of sums.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -57,6 +60,29 @@ def bind(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Bound:
     return Bound(function=lambda *local: results_of(op, arguments_of(op, local), results), single=False)
 
 
+def bind_inside(op: Op, results: Sequence[Shape]) -> Bound:
+    """Prepare an op of ``program.PARTIAL_WRITES`` that writes into its operand 0, which it returns.
+
+    >>> write = bind_inside(op, ((8, 16),)).function            # aten.index_copy.default
+    >>> write(cache, index, rows) is cache
+    True
+    """
+    a = op.attributes
+    if op.name.split(".")[1] in ("slice_scatter", "select_scatter"):
+        read, at = ("slice.Tensor", ("dim", "start", "end", "step")) if "slice" in op.name else ("select.int", ("dim", "index"))
+        place, source = overload_of(f"aten.{read}"), a["src"].operand
+
+        def write(*local: torch.Tensor) -> torch.Tensor:
+            place(local[0], *(a[name] for name in at)).copy_(local[source])
+            return local[0]
+
+        return Bound(function=write, single=True)
+    namespace, base, overload = op.name.split(".")
+    function = _registered(dataclasses.replace(op, name=f"{namespace}.{base}_.{overload}"), results)
+    assert function is not None, "no argument of these is a keyword of Python's"
+    return Bound(function=function, single=True)
+
+
 def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:
     """The overload itself, with the arguments that are no tensors in their places; None where it is no such simple call."""
     target = overload_of(op.name)
@@ -89,8 +115,14 @@ def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:
     elif isinstance(target._schema.returns[0].type, torch.ListType) or len(target._schema.returns) > 1:
         names["kept"] = _kept
         call = f"kept({call})[0]"
-    function: Callable[..., Any] = eval(f"lambda {operands}: {call}", names)  # of names given here and torch's argument names
+    function: Callable[..., Any] = eval(_code(f"lambda {operands}: {call}"), names)  # of names given here and torch's argument names
     return function
+
+
+@functools.cache
+def _code(text: str) -> CodeType:
+    """Few texts stand for all the ops of a program, on every device."""
+    return compile(text, "<bound>", "eval")
 
 
 def _text(value: Any, names: dict[str, Any], form: str) -> str:

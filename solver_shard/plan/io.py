@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from solver_shard.arguments import checked
 from solver_shard.codec import decode, encode, json_schema
+from solver_shard.costs.cluster import check_cluster
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import exposed
@@ -30,13 +32,15 @@ MAX_PLAN_BYTES = 256 * 2**20
 SCHEMA_ID = "urn:solver-shard:plan:1"
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
+@checked
+def load_plan(path: Plan | str | os.PathLike[str]) -> Plan:
     """Read a plan file.
 
     >>> plan = load_plan("plan.json")  # doctest: +SKIP
 
     Args:
-        path: of a file that ``solve -o`` or ``Plan.save`` wrote; it is read as data only.
+        path: of a file that ``solve -o`` or ``Plan.save`` wrote; it is read as data only. A plan comes back as it is: whatever takes a
+            plan takes its file, too.
 
     Returns:
         The plan, whose parts and figures agree with each other.
@@ -44,6 +48,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
         InputError: no such file, too large, not JSON, not a plan, another schema version, or a part that does not fit.
     """
+    if isinstance(path, Plan):
+        return path
     path = Path(path)
     try:
         text = read_text(path, MAX_PLAN_BYTES)
@@ -95,6 +101,7 @@ def plan_to_json(plan: Plan) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+@checked
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write the plan to ``path``: a temporary file in the same folder, then renamed over it.
 
@@ -203,6 +210,16 @@ def check_plan(plan: Plan) -> None:
         )
     except InputError as error:
         raise InputError(f"options: {error}") from None
+    try:
+        check_cluster(plan.cluster)
+    except InputError as error:
+        raise InputError(f"cluster: {error}") from None
+    for i, op in enumerate(plan.ops):
+        for inside in op.collectives:
+            _check(
+                set(inside.axes) <= set(plan.mesh.names),
+                f"ops[{i}] ({op.name}): a collective on {', '.join(inside.axes)}, mesh has {', '.join(plan.mesh.names)}",
+            )
     handed = {t for op in plan.ops if op.name == IDENTITY for t in op.operands}
     _check(len(set(plan.relays)) == len(plan.relays) and handed.issuperset(plan.relays), "relays: one is not handed on by an identity")
     for name, values in plan.memory.series.items():

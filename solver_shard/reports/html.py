@@ -22,10 +22,14 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from solver_shard.analysis.sweep.results import Sweep, load_sweep
+from solver_shard.arguments import Several, checked, each
 from solver_shard.errors import printable
 from solver_shard.layout import Layout
+from solver_shard.plan.index import PURPOSES
+from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.summary import PURPOSES, collected, headline, holders, kept_for_backward, problem_text
+from solver_shard.plan.summary import collected, headline, holders, kept_for_backward, problem_text, windows_text
+from solver_shard.plan.windows import by_windows
 from solver_shard.reports.charts import history_chart, memory_chart
 from solver_shard.reports.dataflow import layer_graphs
 from solver_shard.reports.modules import module_tree
@@ -45,22 +49,23 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+@checked
 def report(
-    plan: Plan,
+    plan: Plan | str | os.PathLike[str],
     *,
     compared: str | os.PathLike[str] | None = None,
     swept: str | os.PathLike[str] | None = None,
-    explained: Sequence[str | os.PathLike[str]] = (),
+    explained: Several[str | os.PathLike[str]] = (),
 ) -> str:
     """A plan as one HTML page, which opens from disk without a network and prints.
 
     >>> Path("plan.html").write_text(report(plan), encoding="utf-8")  # doctest: +SKIP
 
     Args:
-        plan: what to show: time and memory by module, the dataflow of a layer, how tensors are cut, what moves them and why.
+        plan: what to show, or its file: time and memory by module, the dataflow of a layer, how tensors are cut, what moves them and why.
         compared: file of ``compare -o FILE.json``, whose plans are shown beside this one.
         swept: folder of a sweep, or its ``sweep.json``, for a plot of step time against peak memory.
-        explained: files of ``explain --json``, whose prices stand with the tensors they are about.
+        explained: a file of, or several of ``explain --json``, whose prices stand with the tensors they are about.
 
     Returns:
         The text of the page.
@@ -69,10 +74,10 @@ def report(
         InputError: a file is not there, too large, or not of its form; the message names the place.
     """
     return html(
-        plan,
+        load_plan(plan),
         comparison=None if compared is None else read_comparison(compared),
         sweep=None if swept is None else load_sweep(swept),
-        asked=[read_prices(path) for path in explained],
+        asked=[read_prices(path) for path in each(explained)],
     )
 
 
@@ -254,6 +259,8 @@ def _time(plan: Plan) -> dict[str, Any]:
             f"not counted: {format_ns(costs.unshared_ns)} of launches, as parameters of one block move by different collectives; "
             f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
         )
+    if by_purpose:
+        notes.append(windows_text(plan, by_windows(plan)))
     if plan.options.microbatches > 1:
         notes.append(f"all {plan.options.microbatches} microbatches together")
     return {"parts": [{"name": n, "kind": k, "ns": ns, "share": ns / whole} for n, k, ns in parts if ns], "notes": notes}

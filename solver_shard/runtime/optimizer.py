@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from solver_shard.arguments import checked
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
@@ -259,6 +260,7 @@ def _master(runtime: Runtime, t: int, parameter: nn.Parameter, name: str) -> _Ma
     )
 
 
+@checked
 def clip_grad_norm_(sharded: nn.Module, max_norm: float) -> torch.Tensor:
     """Scale the gradients in place so that the norm of all together is at most ``max_norm``; the norm before.
 

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from solver_shard.arguments import checked
 from solver_shard.clock import Progress, StageClock
 from solver_shard.errors import InfeasibleError, SolverShardError
 from solver_shard.graph.choice_graph import ChoiceGraph, Ints
 from solver_shard.graph.iopddl import file_nodes, read, read_solution, start_from, usage_text
+from solver_shard.options import OPTIONS
 from solver_shard.solve.engine import solve
 from solver_shard.solve.limits import Clock, Saver, clock_of
 from solver_shard.solve.solution import Event, Solution, Status, objective_value, relative_gap
@@ -134,6 +136,7 @@ class SolvedGraph:
         )
 
 
+@checked
 def solve_graph(
     file: str | os.PathLike[str],
     *,
@@ -171,8 +174,11 @@ def solve_graph(
         The solution within the limit, with its bound; or where there is none, or none was found, what is known, and its ``error``.
 
     Raises:
-        InputError: no such file, or not of that form; the message names the place.
+        InputError: no such file, or not of that form; the message names the place. Or a number is not legal.
     """
+    limits = {"time_limit": time_limit, "work_limit": work_limit, "gap": gap, "seed": seed, "workers": workers}
+    for option, value in limits.items():
+        OPTIONS[option].read(value)
     name = os.fspath(file)
     given = None if start is None else start if not isinstance(start, str | os.PathLike) else read_solution(os.fspath(start))
     graph = read(name)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from solver_shard.arguments import checked
 from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
 from solver_shard.plan.evaluate import evaluate
@@ -53,6 +54,7 @@ class Ran:
     traffic: Traffic
 
 
+@checked
 def verify(
     plan: Plan | str | os.PathLike[str],
     model: str | os.PathLike[str] | torch.nn.Module | Program,
@@ -77,7 +79,7 @@ def verify(
     the order of 1 / devices, far above.
 
     Args:
-        plan: a plan, or the file of one.
+        plan: what ``optimize`` returned, or its file.
         model: what the plan is for, as ``optimize`` takes it; of presets and configs the plan says batch, sequence length and dtype.
         inputs: of a module: example tensors as they were given to ``optimize``.
         loss_fn: of a module: as it was given to ``optimize``.
@@ -99,7 +101,7 @@ def verify(
     from solver_shard.verification.twin import prepare
 
     say = progress or (lambda line: None)
-    given = plan if isinstance(plan, Plan) else load_plan(plan)
+    given = load_plan(plan)
     case = prepare(
         given,
         os.fspath(model) if isinstance(model, os.PathLike) else model,

@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -40,11 +38,12 @@ from solver_shard.ops.implementations import free
 from solver_shard.ops.shards import Parts, boxes, groups, join, local_move, shard
 from solver_shard.options import Options
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Program, Role
+from solver_shard.program import Program, Role, in_place
 from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.optimizer import clipping_scale, norm_of
-from solver_shard.runtime.schedule import Run
+from solver_shard.runtime.schedule import Run, Schedule, schedule
 from solver_shard.runtime.step import GradientSum, compile_step, moves_of, where
+from solver_shard.verification.measurement import told_of_move
 
 T = TypeVar("T")
 
@@ -107,8 +106,7 @@ def simulate(
         seed: of random ops; ``run`` with the same seed (and, of a later microbatch, its number as the step) draws the same.
 
     Raises:
-        InputError: a source has no value or one of another shape, there are not as many mappings as the plan has microbatches, or this
-            process has a process group.
+        InputError: a source has no value or one of another shape, or there are not as many mappings as the plan has microbatches.
         InternalError: the plan is not executable, or a result departs from the reference.
     """
     batches = [values] if isinstance(values, Mapping) else list(values)
@@ -125,10 +123,11 @@ def simulate(
             raise InputError(
                 f"{tensor.name!r} needs a value of shape {list(tensor.shape)}, got {got}; give one for every source of the program"
             )
-    step = _SimulatedStep(plan, program, batches, references, tolerance, absolute, rate, max_norm, meter, seed)
-    with World(plan.mesh) as world:
-        results = world.each(lambda device: step.on_device(world.member(device)))
-        return SimulationResult(**results[0], collectives=dict(world.counts), nbytes=dict(world.sent))
+    order = schedule(plan, program)  # all is handed over at the end of the step, as plans count memory
+    step = _SimulatedStep(plan, program, order, batches, references, tolerance, absolute, rate, max_norm, meter, seed)
+    world = World(plan.mesh)
+    results = world.each(lambda device: step.on_device(world.member(device)))
+    return SimulationResult(**results[0], collectives=dict(world.counts), nbytes=dict(world.sent))
 
 
 class MeterLike(Protocol):
@@ -150,6 +149,7 @@ class _SimulatedStep:
 
     plan: Plan
     program: Program
+    order: Schedule
     batches: Sequence[Values]
     references: Sequence[Values]
     tolerance: float
@@ -164,7 +164,7 @@ class _SimulatedStep:
         plan, program, device = self.plan, self.program, member.device
         watch = _Watch(self, member)
         with torch.no_grad():
-            compiled = compile_step(plan, program, device=device, communicator=member, early=False, watch=watch)
+            compiled = compile_step(plan, program, device=device, communicator=member, order=self.order, watch=watch)
             total = GradientSum(plan, program, device, member)
             outputs: list[torch.Tensor] = []
             gradients: dict[int, torch.Tensor] | None = None
@@ -172,13 +172,13 @@ class _SimulatedStep:
                 watch.microbatch(self.references[k])
                 sources = {t: self._source(t, batch[t], watch) for t in program.sources()}
                 state = compiled.forward(sources, seed=self.seed, step=k)
-                part = compiled.backward(state)
-                count = len(self.batches)
-                gradients = total.add({p: gradient / count for p, gradient in part.items()} if count > 1 else part)
+                gradients = total.take(compiled.backward(state, sums=total.sums), state)
                 for t in program.outputs:
                     layout = plan.reshards[compiled.order.outputs[t][1]].layout
                     outputs.append(member.whole(state.outputs[t], layout, program.tensors[t].shape))
             assert gradients is not None, "the step ends with its last microbatch"
+            if len(self.batches) > 1:
+                gradients = {p: gradient / len(self.batches) for p, gradient in gradients.items()}
             norm, gradients = self._clipped(gradients, member)
             reduced = {r.tensor: r.layout for r in plan.reshards if r.purpose == "optimizer"}
             whole = {
@@ -192,13 +192,17 @@ class _SimulatedStep:
         """A device's part of a source, and on device 0 the optimizer's state of it, which is there for the whole step."""
         tensor, planned = self.program.tensors[t], self.plan.tensors[t]
         part = shard(whole, planned.layout, self.plan.mesh, watch.member.device)
+        if t in watch.written:
+            part = part.clone()  # the step writes into it, and its values are those of other devices too
         if watch.meter is None:
             return part
         part = part.clone()  # in a storage of its own
         watch.meter.made(part, _STORED[tensor.role])
         if planned.state is not None:
             elements = math.prod(planned.state.local_shape(tensor.shape, self.plan.mesh.shape))
-            state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+            kept = self.plan.options.optimizer_state()
+            apart = 0 if free_move(planned.layout, planned.state) else kept.apart_bytes(tensor.dtype)
+            state = torch.empty(elements * (kept.resident_bytes(tensor.dtype) + apart), dtype=torch.uint8)
             watch.meter.made(state, "optimizer")
             watch.stay.append(state)
         return part
@@ -253,6 +257,7 @@ class _Watch:
 
     Attributes:
         stay: optimizer states, which are on the device for the whole step.
+        written: what ops write into.
     """
 
     def __init__(self, step: _SimulatedStep, member: SimulatedDevice) -> None:
@@ -260,6 +265,7 @@ class _Watch:
         self.meter = step.meter if member.device == 0 else None
         self.reference: Values = {}
         self.time, self.stay = 0, list[torch.Tensor]()
+        self.written = {step.program.ops[i].operands[0] for i in in_place(step.program)}
 
     def microbatch(self, reference: Values) -> None:
         """The next microbatch begins, of which this is known."""
@@ -284,15 +290,8 @@ class _Watch:
                     self._compare(run.op, t, whole, layout)
 
     def moved(self, reshard: Reshard, before: torch.Tensor, after: torch.Tensor, *, last: bool) -> None:
-        if self.meter is None:
-            return
-        if reshard.purpose == "update":  # what is stepped is there already, and the new values take over from the old ones
-            if after.untyped_storage()._cdata != before.untyped_storage()._cdata:
-                self.meter.made(after, "intermediates")
-        elif last:
-            self.meter.made(after, "gradients" if reshard.purpose in ("accumulate", "optimizer") else "copies")
-        else:
-            self.meter.made(after, "intermediates")
+        if self.meter is not None:
+            told_of_move(self.meter, reshard, before, after, last=last)
 
     def _compare(self, i: int, t: int, whole: torch.Tensor, layout: Layout) -> None:
         expected, tensor = self.reference[t], self.step.program.tensors[t]
@@ -313,48 +312,29 @@ class _Watch:
 
 
 class World:
-    """All devices of a mesh in this process; a context manager that holds a fake process group of the mesh's size.
+    """All devices of a mesh in this process.
 
-    >>> with World(Mesh.parse("2")) as world:
-    ...     world.each(lambda device: world.member(device).all_reduce(("d0",), "sum")(torch.ones(3)))
+    >>> world = World(Mesh.parse("2"))
+    >>> world.each(lambda device: world.member(device).all_reduce(("d0",), "sum")(torch.ones(3)))
     [tensor([2., 2., 2.]), tensor([2., 2., 2.])]
 
     Each device is a thread, and one of them runs at a time: from one meeting with the others to the next, in the order of the devices. So
-    what happens is always the same. Collectives are torch's own functional ones, run by its LocalTensorMode on the buffers of all devices.
+    what happens is always the same. Collectives give what torch's functional ones give (a test holds them against those), without a
+    process group: a tiny step has hundreds of them, and torch's own simulation of one takes longer than all the rest.
 
     Attributes:
         counts: collectives run so far, by kind and axis names.
         sent: bytes that one device called them with, by the same.
-
-    Raises:
-        InputError: on entry, when the process already has a process group.
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+        self.mesh, self._size = mesh, mesh.size
         self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        self._groups: dict[tuple[int, ...], str] = {}
         self._turns: list[threading.Lock] = []
-        self._waiting: dict[int, tuple[str, torch.Tensor]] = {}
+        self._waiting: dict[int, tuple[Hashable, torch.Tensor]] = {}
         self._answers: dict[int, Any] = {}
         self._failure: BaseException | None = None
-
-    def __enter__(self) -> World:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        if dist.is_initialized():
-            raise InputError(
-                "a plan is simulated in a process without a process group; call torch.distributed.destroy_process_group() first"
-            )
-        self._excepthook = sys.excepthook  # init_process_group puts one of its own in front, and leaves it there
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.mesh.size)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._groups.clear()
-        dist.destroy_process_group()
-        sys.excepthook = self._excepthook
 
     def member(self, device: int) -> SimulatedDevice:
         """What a device talks to the others by."""
@@ -363,7 +343,7 @@ class World:
     def each(self, work: Callable[[int], T]) -> list[T]:
         """What a function returns on every device; the first error of a device is raised."""
         results: dict[int, T] = {}
-        self._turns = [threading.Lock() for _ in range(self.mesh.size)]
+        self._turns = [threading.Lock() for _ in range(self._size)]
         for turn in self._turns:
             turn.acquire()  # its holder's turn comes when another releases it
         self._waiting.clear()
@@ -376,14 +356,14 @@ class World:
             try:
                 if self._failure is None:
                     results[device] = work(device)
-                    if device == self.mesh.size - 1 and self._waiting:
+                    if device == self._size - 1 and self._waiting:
                         raise InternalError(f"device {device} is done where the others wait for it; please report this")
             except BaseException as error:
                 self._failure = self._failure or error
             finally:
-                self._turns[(device + 1) % self.mesh.size].release()
+                self._turns[(device + 1) % self._size].release()
 
-        threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in range(self.mesh.size)]
+        threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in range(self._size)]
         for thread in threads:
             thread.start()
         self._turns[0].release()
@@ -396,24 +376,24 @@ class World:
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        return [results[device] for device in range(self.mesh.size)]
+        return [results[device] for device in range(self._size)]
 
-    def meet(self, device: int, topic: str, value: torch.Tensor, together: Callable[[Parts], Sequence[T]]) -> T:
-        """Wait for the other devices, and take this one's share of what ``together`` makes of all their values.
+    def meet(self, device: int, topic: Hashable, value: torch.Tensor, together: Callable[[Parts], Sequence[T]]) -> T:
+        """Wait for the other devices, and take this one's share of what ``together`` makes of all their values; the topic says what for.
 
         Raises:
             InternalError: devices meet for different things.
         """
-        last = self.mesh.size - 1
+        last = self._size - 1
         self._waiting[device] = topic, value
         del value  # what was handed over is gone when all have met
         if device == last:
             topics = {known for known, _ in self._waiting.values()}
-            if len(self._waiting) < self.mesh.size or len(topics) > 1:
-                raise InternalError(f"devices differ in what they do together: {', '.join(sorted(topics))}; please report this")
-            self._answers = dict(enumerate(together(tuple(self._waiting[k][1] for k in range(self.mesh.size)))))
+            if len(self._waiting) < self._size or len(topics) > 1:
+                raise InternalError(f"devices differ in what they do together: {', '.join(sorted(map(str, topics)))}; please report this")
+            self._answers = dict(enumerate(together(tuple(self._waiting[k][1] for k in range(self._size)))))
             self._waiting.clear()
-        self._turns[(device + 1) % self.mesh.size].release()
+        self._turns[(device + 1) % self._size].release()
         self._turns[device].acquire()
         if self._failure is not None:
             raise _Stopped
@@ -421,9 +401,7 @@ class World:
         return answer
 
     def collective(self, exchange: Exchange, buffers: Parts) -> Parts:
-        """One functional collective on every device's buffer, counted."""
-        from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
-
+        """One collective on every device's buffer, counted."""
         nbytes = max(exchange.called_with(buffer) for buffer in buffers)
         if exchange.nbytes not in (None, nbytes):
             raise InternalError(
@@ -431,12 +409,36 @@ class World:
             )
         self.counts[exchange.kind, exchange.axes] += 1
         self.sent[exchange.kind, exchange.axes] += nbytes
-        axes = exchange.group
-        if axes not in self._groups:
-            self._groups[axes] = dist.new_group(list(groups(axes, self.mesh)[0])).group_name
-        with LocalTensorMode(self.mesh.size):
-            received: Any = exchange.collective(self._groups[axes])(LocalTensor(dict(enumerate(buffers))))
-        return tuple(received._local_tensors[device] for device in range(self.mesh.size))
+        received: dict[int, torch.Tensor] = {}
+        for team in groups(exchange.group, self.mesh):
+            received |= zip(team, _received(exchange, [buffers[device] for device in team]), strict=True)
+        return tuple(received[device] for device in range(self._size))
+
+
+def _received(exchange: Exchange, sent: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What the members of one group get for what they send, each in a storage of its own."""
+    count = len(sent)
+    if exchange.kind == "all_to_all":
+        return [torch.cat(pieces) for pieces in zip(*(buffer.chunk(count) for buffer in sent), strict=True)]
+    if exchange.kind == "all_gather":
+        whole = torch.cat(tuple(sent))
+        return [whole, *(whole.clone() for _ in sent[1:])]
+    total = sent[0].clone(memory_format=torch.contiguous_format)
+    for buffer in sent[1:]:
+        total = _COMBINED[exchange.reduction](total, buffer)
+    if exchange.reduction == "avg":
+        total = total / count
+    if exchange.kind == "reduce_scatter":
+        return [piece.clone() for piece in total.chunk(count)]
+    return [total, *(total.clone() for _ in sent[1:])]
+
+
+_COMBINED: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 
 
 class _Stopped(BaseException):
@@ -471,5 +473,5 @@ class SimulatedDevice:
     def whole(self, part: torch.Tensor, layout: Layout, shape: Sequence[int]) -> torch.Tensor:
         """The whole tensor of all devices' parts, pending reductions done; devices that should hold the same are compared."""
         mesh = self.world.mesh
-        topic = f"a tensor {list(shape)} in layout {layout}"
-        return self.world.meet(self.device, topic, part, lambda parts: [join(parts, layout, shape, mesh)] * mesh.size)
+        topic = "a whole tensor", tuple(shape), layout
+        return self.world.meet(self.device, topic, part, lambda parts: [join(parts, layout, shape, mesh)] * len(parts))

@@ -1,4 +1,4 @@
-"""Plans for other tools, priced here, have the collectives that these tools run: four real processes count them."""
+"""Plans for other tools, priced here, have the collectives that these tools run: two real processes count them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def priced() -> dict[str, Plan]:
     found: dict[str, Plan] = {}
     for model in SOURCES:
         program = traced(model)
-        ours = solver_shard.optimize(program, mesh="tp=4", optimizer="sgd")
+        ours = solver_shard.optimize(program, mesh="tp=2", optimizer="sgd")
         readers = {"transformers": read_tp_plan, "parallelize_module": read_parallelize}
         given = [readers[tool](text, name=name) for name, (tool, which, text) in JOBS.items() if which == model]
         made = compare(ours, recipes=(), given=given, retraced=Retraced(program=program, traced=None, source=""))
@@ -89,7 +89,7 @@ def priced() -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What four real processes found of every job."""
+    """What two real processes found of every job."""
     folder = tmp_path_factory.mktemp("given")
     jobs = {name: {"tool": tool, "source": SOURCES[model], "text": text} for name, (tool, model, text) in JOBS.items()}
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -98,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     path = os.pathsep.join([str(Path(solver_shard.__file__).parents[1]), str(tests), os.environ.get("PYTHONPATH", "")])
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(port)]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     job = subprocess.run(
         [*start, str(tests / "given_worker.py"), str(folder)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

@@ -6,17 +6,16 @@ import dataclasses
 from typing import Any
 
 import pytest
+from points import plan_of, random_point
 from wide_llama import MESH, planned, traced
 
 from solver_shard.analysis.reopen import Reopened, reopen, retrace
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError
 from solver_shard.graph.build import lower_program
-from solver_shard.graph.narrowing import random_point
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,8 +21,10 @@ from solver_shard.analysis import sweep as sweeping
 from solver_shard.analysis.sweep import run
 from solver_shard.analysis.sweep.results import FILE, Row, Sweep, load_sweep, locked
 from solver_shard.errors import InputError
+from solver_shard.options import Options
 from solver_shard.plan.io import load_plan, save_plan
 from solver_shard.plan.plan import Plan
+from solver_shard.tracing.load import traced_of
 
 MODEL = "entry_models:mlp"
 MESHES = ("4", "2,2", "d0=1,d1=4")
@@ -103,14 +105,13 @@ def test_the_file_says_what_was_returned(done: tuple[Path, Sweep]) -> None:
 
 
 def test_the_model_is_traced_once_for_a_batch_whatever_else_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[int] = []
-    traced_of = sweeping.traced_of
+    traced: list[tuple[int | None, int]] = []
 
-    def counted(_model: str, *_: Any, batch: int, **__: Any) -> Any:
-        traced.append(batch)
+    def counted(_model: str, options: Options, **_: Any) -> Any:
+        traced.append((options.batch, options.microbatches))
         return traced_of(MODEL)
 
-    monkeypatch.setattr(sweeping, "traced_of", counted)
+    monkeypatch.setattr(sweeping, "traced_step", counted)
     found = sweeping.sweep(
         "gpt2",
         meshes=["2", "4"],
@@ -122,7 +123,7 @@ def test_the_model_is_traced_once_for_a_batch_whatever_else_is_swept(monkeypatch
         **{**LIMITS, "work_limit": 0.1},
         jobs=2,
     )
-    assert traced == [4, 8]
+    assert traced == [(8, 2), (16, 2)]
     assert len(found.rows) == 16
     assert set(found.programs) == {"8", "16"}
     assert all(row.fits for row in found.rows)
@@ -224,8 +225,7 @@ def test_a_sweep_file_that_is_broken_is_refused(done: tuple[Path, Sweep], tmp_pa
 
 def test_a_model_that_has_changed_is_refused(done: tuple[Path, Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(done, tmp_path)
-    traced_of = sweeping.traced_of
-    monkeypatch.setattr(sweeping, "traced_of", lambda _model, *_, **__: traced_of("gpt2", batch=1, seq=8))
+    monkeypatch.setattr(sweeping, "traced_step", lambda _model, *_, **__: traced_of("gpt2", batch=1, seq=8))
     with pytest.raises(InputError, match="its step has changed"):
         sweep_of(folder)
 

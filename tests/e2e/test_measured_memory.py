@@ -11,20 +11,20 @@ import torch
 from e2e.test_experts import mixtral
 from e2e.test_simulate import Case, gpt2, llama, near
 from lowered import with_relays
-from measured import STATES, Measured, Meter, measure
+from measured import STATES, Measured, measure
+from points import plan_of, random_point
 from programs import trained_mlp
 
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
-from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import Evaluation, evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
+from solver_shard.verification.measurement import Meter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

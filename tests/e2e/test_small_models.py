@@ -11,15 +11,14 @@ import pytest
 import torch
 from e2e.test_simulate import near
 from measured import measure
+from points import plan_of, random_point
 from small_models import MODELS, make
 
 from solver_shard.graph.build import Lowered, lower_program
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import OpNode
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Relays, without

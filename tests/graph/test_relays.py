@@ -8,6 +8,7 @@ from pathlib import Path
 import pin_cases
 import pytest
 import torch
+from points import plan_of, random_point
 from torch import nn
 
 from solver_shard.analysis.reopen import reopen, retrace
@@ -15,12 +16,10 @@ from solver_shard.api import optimize
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.errors import InputError, InternalError
 from solver_shard.graph.build import lower_program
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.plan.evaluate import evaluate
 from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan

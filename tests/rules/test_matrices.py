@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from points import plan_of, random_point
 from torch import nn
 
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
-from solver_shard.graph.narrowing import random_point
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decode import plan_of
 from solver_shard.rules.check import check_rules
 from solver_shard.rules.table import load_table
 from solver_shard.verification import check

@@ -118,8 +118,9 @@ def test_a_tensor_of_any_strides_is_packed_by_one_copy() -> None:
 def test_a_tensor_of_any_strides_is_all_reduced_without_packing() -> None:
     step = PlannedStep(kind="all_reduce", axes=("d0",), nbytes=512, nanoseconds=0, before=Layout.parse("P"), after=Layout.parse("R"))
     turned = torch.arange(128.0).reshape(16, 8).T
-    with World(mesh := Mesh.parse("4")) as world, Held(turned) as held:
+    mesh = Mesh.parse("4")
+    with Held(turned) as held:
         prepare(step, (8, 16), mesh, 0).pack(turned)
         assert held.peak == 0
-        parts = after_step(world, (turned,) * 4, step, (8, 16))
+        parts = after_step(World(mesh), (turned,) * 4, step, (8, 16))
     assert all(part.is_contiguous() and torch.equal(part, 4 * turned) for part in parts)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lowered import lowered
+from points import random_point
 from runnable_models import Drawing, build, squared
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError
-from solver_shard.graph.narrowing import random_point
 from solver_shard.layout import Layout
 from solver_shard.ops.random import Unsharded
 from solver_shard.plan.io import plan_from_json, plan_to_json

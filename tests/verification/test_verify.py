@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from lowered import Lowered, lowered
+from points import random_point
 from torch import nn
 from traced_models import squares
 
 from solver_shard import verification
 from solver_shard.errors import InputError, InternalError
-from solver_shard.graph.narrowing import random_point
 from solver_shard.layout import Layout
 from solver_shard.plan.plan import Plan
 from solver_shard.tracing.huggingface import load

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from lowered import lowered
+from points import random_point
 from traced_models import MLP, squares
 
 from solver_shard.errors import InputError, SolverShardError
-from solver_shard.graph.narrowing import random_point
 from solver_shard.graph.nodes import OpNode
 from solver_shard.plan.plan import Plan
 from solver_shard.tracing.huggingface import load

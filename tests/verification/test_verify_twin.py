@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lowered import lowered
+from points import random_point
 from traced_models import MLP, squares
 
 from solver_shard.api import optimize
 from solver_shard.errors import InputError, InternalError
-from solver_shard.graph.narrowing import Narrowing, random_point
+from solver_shard.graph.narrowing import Narrowing
 from solver_shard.mesh import Mesh
 from solver_shard.plan.plan import Plan
 from solver_shard.tracing.huggingface import filled_config

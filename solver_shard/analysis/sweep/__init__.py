@@ -24,13 +24,15 @@ from solver_shard.analysis.sweep.points import DEFAULT_AXES, Point, grid
 from solver_shard.analysis.sweep.points import meshes as meshes_of
 from solver_shard.analysis.sweep.results import Row, Store, Sweep, locked, pending_row
 from solver_shard.analysis.sweep.run import Step, Task, run_local
+from solver_shard.api import traced_step
+from solver_shard.arguments import Several, checked, each
 from solver_shard.codec import encode
 from solver_shard.errors import InputError
 from solver_shard.mesh import Mesh
-from solver_shard.options import MAX_WORKERS, Options, SweepOptions, part_of, with_options
+from solver_shard.options import MAX_WORKERS, Options, SweepOptions, with_options
 from solver_shard.program import Program
 from solver_shard.text import format_bytes, format_ns, parse_bytes
-from solver_shard.tracing.load import is_entry_point, traced_of
+from solver_shard.tracing.load import is_entry_point
 
 if TYPE_CHECKING:
     import torch
@@ -43,16 +45,17 @@ OF_POINTS = ("batch", "memory_limit", "reserve")
 
 
 @with_options("sweep")
+@checked
 def sweep(
     model: str | os.PathLike[str] | torch.nn.Module | Program,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
     *,
     devices: int | None = None,
-    axes: Sequence[int] = DEFAULT_AXES,
-    meshes: Sequence[str | Mesh] = (),
-    batches: Sequence[int | None] = (None,),
-    memories: Sequence[str | int | None] = (None,),
-    clusters: Sequence[str | os.PathLike[str] | Cluster] = ("h100",),
+    axes: Several[int] = DEFAULT_AXES,
+    meshes: Several[str | int | Mesh] = (),
+    batches: Several[int | None] = None,
+    memories: Several[str | int | None] = None,
+    clusters: Several[str | os.PathLike[str] | Cluster] = "h100",
     loss_fn: Callable[..., Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
@@ -70,9 +73,9 @@ def sweep(
     Args:
         model, inputs, loss_fn: as of ``solver_shard.optimize``.
         devices: a mesh for every way to write this number as a product of factors larger than 1; give it, or ``meshes``.
-        axes: how many factors: numbers of mesh axes.
-        meshes: meshes by hand, ``["dp=8,tp=8", "dp=16,tp=4"]``.
-        batches, memories, clusters: what to try of each, as the ``batch``, ``memory`` and ``cluster`` of ``optimize``.
+        axes: how many factors: a number of mesh axes, or several.
+        meshes: meshes by hand, one or several: ``["dp=8,tp=8", "dp=16,tp=4"]``.
+        batches, memories, clusters: what to try of each, one or several, as the ``batch``, ``memory`` and ``cluster`` of ``optimize``.
         folder: where the plans and ``sweep.json`` go; made if it is not there. One that holds this sweep already, whole or in part,
             is gone on with. None keeps rows only.
         jobs: how many points run at once; default: as many as there are processor cores for, at ``workers`` each.
@@ -96,10 +99,10 @@ def sweep(
     jobs = _jobs(jobs, workers)
     points = grid(
         model,
-        meshes=_meshes(devices, axes, meshes),
-        batches=batches,
-        memories=memories,
-        clusters=clusters,
+        meshes=_meshes(devices, each(axes), each(meshes)),
+        batches=each(batches),
+        memories=each(memories),
+        clusters=each(clusters),
         workers=workers,
         options=options,
     )
@@ -200,16 +203,7 @@ class _Steps:
         return self.last[1]
 
     def _traced(self, options: Options) -> Step:
-        program, traced, source = traced_of(
-            self.model,
-            self.inputs,
-            batch=part_of(options.batch, options.microbatches),
-            seq=options.seq,
-            dtype=options.dtype,
-            loss_fn=self.loss_fn,
-            forward_only=options.forward_only,
-            checkpoint=options.checkpoint,
-        )
+        program, traced, source = traced_step(self.model, options, inputs=self.inputs, loss_fn=self.loss_fn)
         key, print_ = "" if options.batch is None else str(options.batch), fingerprint(program)
         if self.state.programs.setdefault(key, print_) != print_:
             raise InputError(
@@ -217,7 +211,6 @@ class _Steps:
                 "another folder"
             )
         self.state.publish()
-        source += f", {options.microbatches} microbatches" if options.microbatches > 1 else ""
         return Step(program=program, traced=traced, source=source, command=self.command, workers=self.workers)
 
 
@@ -227,7 +220,7 @@ def fingerprint(program: Program) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _meshes(devices: int | None, axes: Sequence[int], given: Sequence[str | Mesh]) -> Sequence[str | Mesh]:
+def _meshes(devices: int | None, axes: Sequence[int], given: Sequence[str | int | Mesh]) -> Sequence[str | int | Mesh]:
     if (devices is None) == (not given):
         raise InputError("give one of devices (--devices 64), for all shapes of that many, and meshes (--mesh dp=8,tp=8), by hand")
     return given if devices is None else meshes_of(devices, axes)

@@ -76,7 +76,7 @@ def meshes(devices: int, axes: Sequence[int] = DEFAULT_AXES) -> tuple[Mesh, ...]
 def grid(
     model: Any,
     *,
-    meshes: Sequence[str | Mesh],
+    meshes: Sequence[str | int | Mesh],
     batches: Sequence[int | None],
     memories: Sequence[str | int | None],
     clusters: Sequence[str | os.PathLike[str] | Cluster],
@@ -96,7 +96,7 @@ def grid(
     if count > MAX_POINTS:
         raise InputError(f"{count:,} points were asked; a sweep has at most {MAX_POINTS:,}: give fewer axes, meshes or sizes")
     _check(options)
-    loaded = [cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster)) for cluster in clusters]
+    loaded = [load_cluster(cluster) for cluster in clusters]
     points: dict[str, Point] = {}
     for batch, cluster, memory, mesh in itertools.product(batches, loaded, memories, meshes):
         try:

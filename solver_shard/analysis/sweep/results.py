@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import Literal
 
 from solver_shard.analysis.sweep.points import MAX_POINTS, Point
+from solver_shard.arguments import checked
 from solver_shard.codec import decode, encode
 from solver_shard.errors import InfeasibleError, InputError
 from solver_shard.files import read_json, read_text, write_whole
@@ -127,6 +128,7 @@ class Sweep:
         return table_text(self)
 
 
+@checked
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     """Read ``sweep.json``, or the one in a folder.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from solver_shard.arguments import checked
 from solver_shard.errors import InputError
 from solver_shard.files import read_text
 from solver_shard.shardy.data_flow import add_edges, sink_edges
@@ -68,7 +69,7 @@ class StablehloModule:
         """Read a file; InputError as in ``parse``, and where it cannot be read."""
         try:
             text = read_text(path, MAX_BYTES)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or with a null byte no path
             raise InputError(f"cannot read {path}: {error}; give a StableHLO module as text") from None
         return cls.parse(text, str(path))
 
@@ -214,6 +215,7 @@ class PropagatedModule:
         return self.text
 
 
+@checked
 def propagate_module(
     path: str | os.PathLike[str],
     *,
