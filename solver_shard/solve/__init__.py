@@ -9,8 +9,8 @@ minimise the costs of one strategy per node and of the pairs across edges, the b
 Then it solves with the limit; where nothing is found within it, it minimises the peak alone, which tells an infeasible limit from a hard
 one. Each of these is presolved and then a ``search.Search``: bound; fix strategies and presolve again while that removes a good part;
 integer programs on ever larger kernels; elimination on what is narrow; large neighbourhood search and annealing beside all of this. Bounds
-compose: a removed strategy occurs only in solutions that cost at least the incumbent it was removed with. A graph with windows is bounded as
-the graph that weights of their terms make of it; what is found is judged with its windows.
+compose: a removed strategy occurs only in solutions that cost at least the incumbent it was removed with. A graph with windows is
+bounded as the graph that weights of their terms make of it; what is found is judged with its windows.
 
 ========================================  ====================================  ==========================================================
 part, by its textbook name                file                                  what it proves
