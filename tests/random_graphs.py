@@ -97,30 +97,24 @@ def repeated_layers(rng: np.random.Generator, one: ChoiceGraph, copies: int = 3)
     assert own is not None
     classes = np.tile(rng.permutation(count), copies)
     classes[rng.random(len(classes)) < 0.15] += count
-    shift = [int(rng.integers(copies)) * len(own.windows) for _ in range(copies)]  # whose windows each copy loads
+    shift = [int(rng.integers(copies)) * len(own.windows) for _ in every]  # whose windows each copy loads
     graph = ChoiceGraph(
         names=one.names * copies,
-        offsets=np.concatenate([one.offsets[:1], *[one.offsets[1:] + k * one.offsets[-1] for k in range(copies)]]),
+        offsets=np.concatenate([one.offsets[:1], *[one.offsets[1:] + k * one.offsets[-1] for k in every]]),
         costs=np.tile(one.costs, copies),
         usages=np.tile(one.usages, copies),
-        interval_offsets=np.concatenate([[0], *[one.interval_offsets[1:] + k * len(one.intervals) for k in range(copies)]]).astype(
-            np.int64
-        ),
+        interval_offsets=np.concatenate([[0], *[one.interval_offsets[1:] + k * len(one.intervals) for k in every]]).astype(np.int64),
         intervals=np.tile(one.intervals, (copies, 1)),
-        edges=np.concatenate([one.edges + k * count for k in range(copies)]),
+        edges=np.concatenate([one.edges + k * count for k in every]),
         edge_tables=np.tile(one.edge_tables, copies),
         tables=one.tables,
         loads=Loads.of(
-            np.concatenate([own.windows + k * own.count for k in range(copies)]),
+            np.concatenate([own.windows + k * own.count for k in every]),
             base=np.tile(own.base, copies),
-            nodes=[
-                (v + k * count, own.vectors[n], [(term + shift[k], times)])
-                for k in range(copies)
-                for v, n, term, times in own.nodes.tolist()
-            ],
+            nodes=[(v + k * count, own.vectors[n], [(term + shift[k], times)]) for k in every for v, n, term, times in own.nodes.tolist()],
             edges=[
                 (u + k * count, v + k * count, own.tables[n], [(term + shift[k], times)])
-                for k in range(copies)
+                for k in every
                 for u, v, n, term, times in own.edges.tolist()
             ],
         ),

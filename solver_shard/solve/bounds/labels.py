@@ -495,7 +495,7 @@ class _Windows:
         """Loads, where none lacks so much to the window's least time that the rest cannot make up for it."""
         least, most = self.rest[self.place[v]]
         surely = np.maximum.reduceat(loads + least, self.loads.starts, axis=1)
-        return np.maximum(loads, surely[:, self.loads.windows] - most)
+        return np.asarray(np.maximum(loads, surely[:, self.loads.windows] - most))
 
     def _scaled(self, weighted: Ints) -> Floats:
         if self.scale is None:

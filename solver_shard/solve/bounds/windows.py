@@ -181,7 +181,7 @@ def unlimited(problem: Problem, prices: Mapping[int, float]) -> Problem:
     where = np.flatnonzero(multipliers)
     if len(where):
         assert problem.limit is not None
-        rate: Floats = (multipliers[where] @ problem.rows(where))[problem.columns]
+        rate: Floats = np.asarray(multipliers[where] @ problem.rows(where), dtype=np.float64)[problem.columns]
         for carrier, price in zip(problem.carriers, rate.tolist(), strict=True):
             if price:
                 own, paid = unary[carrier.node], np.floor(price * carrier.usage * (1 - MARGIN))
