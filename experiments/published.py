@@ -165,7 +165,7 @@ def setup_of(row: Mapping[str, str]) -> Setup:
     if "SHARD_GRAD_OP" in notes or "ZeRO-2" in notes:
         data = "zero2"
     elif "distributed optimizer" in notes:
-        data = "zero2" if parts == 1 else "zero1"  # reduce-scattered once, gathered after the step
+        data = "zero1"
     else:
         data = "zero3"
     axes, templates = [f"dp={dp}"], [f"dp={data}"]
@@ -173,7 +173,7 @@ def setup_of(row: Mapping[str, str]) -> Setup:
         node = 8
         axes, templates = [f"dp={dp // node}", f"fsdp={node}"], ["dp=ddp", "fsdp=zero3"]
     if cp > 1:
-        axes, templates = [*axes, f"cp={cp}"], [*templates, "cp=context-parallel"]
+        axes, templates = [*axes, f"cp={cp}"], [*templates, f"cp={data}+context-parallel"]  # states are cut over both
     if tp > 1:
         axes, templates = [*axes, f"tp={tp}"], [*templates, "tp=megatron-sp+vocab-parallel"]
     named = [(axis, name) for axis, name in zip(axes, templates, strict=True) if not axis.endswith("=1")] or [("dp=1", "dp=replicate")]

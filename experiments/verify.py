@@ -35,7 +35,7 @@ from solver_shard.baselines.propagated import Propagation
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.lowering import lower
 from solver_shard.graph.nodes import Lowering
-from solver_shard.graph.templates import row_cut
+from solver_shard.graph.templates import block_cut
 from solver_shard.options import Options
 from solver_shard.pipeline import plan_program
 from solver_shard.program import Role
@@ -150,7 +150,7 @@ def pins(model: Model, mesh: Mesh, *, sequence: bool = True) -> dict[str, Layout
     the matrices that feed the residual stream by the right one. The rest is for propagation to find."""
     program, axes = model.wide.program, len(mesh.axes)
     found = {}
-    cut = row_cut(program) if axes > 1 else {}
+    cut = block_cut(program) if axes > 1 else {}
     for t in program.sources():
         tensor = program.tensors[t]
         if tensor.role is Role.INPUT:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # so that type checkers and editors see what __getattr__ give
     from solver_shard.solve.graph_file import solve_graph
     from solver_shard.tracing.torch import trace
     from solver_shard.verification import verify
+    from solver_shard.verification.measurement import measure
 
 __version__ = "0.1.0"
 
@@ -64,6 +65,7 @@ __all__ = [
     "load_cluster",
     "load_plan",
     "load_sweep",
+    "measure",
     "optimize",
     "propagate",
     "propagate_module",
@@ -106,6 +108,7 @@ _HOMES = {
     "load_cluster": "costs.cluster",
     "load_plan": "plan.io",
     "load_sweep": "analysis.sweep.results",
+    "measure": "verification.measurement",
     "optimize": "api",
     "propagate": "analysis.greedy_plans",
     "propagate_module": "shardy.stablehlo",

@@ -386,8 +386,8 @@ class Options:
         None,
         str,
         help="Plan what experts write instead of the best: AXIS=TEMPLATE pairs of replicate, ddp, zero1, zero2, zero3, megatron, "
-        "megatron-sp, vocab-parallel, context-parallel, expert-parallel, free (no template), as in dp=zero3,tp=megatron+vocab-parallel "
-        "or dp=ddp,tp=zero3+expert-parallel; or one name for all; or hsdp.",
+        "megatron-sp, vocab-parallel, context-parallel, ulysses, expert-parallel, free (no template), as in "
+        "dp=zero3,tp=megatron+vocab-parallel, dp=ddp,tp=zero3+expert-parallel or dp=zero3,sp=zero3+ulysses; or one name for all; or hsdp.",
         about='plan only what experts write, as ``"dp=zero3,tp=megatron"``; ``solver-shard solve --help`` names them.',
         panel=LAYOUTS,
         metavar="TEMPLATE",

@@ -31,7 +31,7 @@ from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import WarmStart
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.symmetry import node_classes
-from solver_shard.graph.templates import warm_starts
+from solver_shard.graph.templates import restrictions, warm_starts
 from solver_shard.graph.tidy import tidy
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.mesh import Mesh
@@ -248,7 +248,7 @@ class _Search:
             return ()
         plans = candidates(
             problem,
-            self.mesh,
+            restrictions(self.lowering.program, self.mesh, accumulates=options.microbatches > 1),
             objective=options.objective,
             memory_weight=options.memory_weight,
             gap=LOOSE,

@@ -141,12 +141,12 @@ class Program:
         return (t for t in range(len(self.tensors)) if t not in made)
 
     def written(self, t: int) -> tuple[int, ...]:
-        """The parameter or buffer that an output is the new value of; none for any other output."""
+        """The parameter, buffer or input that an output is the new value of; none for any other output."""
         name = self.tensors[t].name
         if not name.startswith("updated("):
             return ()
         wanted = name.removeprefix("updated(").removesuffix(")")
-        return tuple(s for s in self.sources() if self.tensors[s].name == wanted and self.tensors[s].role is not Role.INPUT)
+        return tuple(s for s in self.sources() if self.tensors[s].name == wanted)
 
     def validate(self) -> None:
         """Check the graph's own laws; InternalError says which op or tensor breaks one."""
@@ -298,6 +298,41 @@ def places(program: Program) -> dict[int, int]:
         if alone and program.ops[i].name == IDENTITY and program.ops[i].phase is program.ops[makers[t][0]].phase:
             found[t] = i
     return found
+
+
+PARTIAL_WRITES = frozenset(
+    f"aten.{name}"
+    for name in (
+        "slice_scatter.default", "select_scatter.default", "scatter.src", "scatter.value", "scatter_add.default", "index_put.default",
+        "index_add.default", "index_copy.default",
+    )
+)  # fmt: skip
+"""Ops whose result is operand 0 but for what they write into it."""
+
+
+def in_place(program: Program) -> frozenset[int]:
+    """Forward ops that write into the storage of their operand 0, as the module that was traced does.
+
+    A trace has no writes: ``cache.index_copy_(2, at, new)`` is an op that makes ``updated(cache)``. Nothing else needs the old value where
+    that op alone reads it, and every op from a buffer or input to its new value is such a one:
+
+        cache ──index_copy──► t ──slice_scatter──► updated(cache)
+    """
+    makers, readers = program.producers(), program.readers()
+    found: set[int] = set()
+    for t in program.outputs:
+        chain, (source, *_) = [], (*program.written(t), -1)
+        while t in makers:
+            op = program.ops[i := makers[t][0]]
+            if op.name not in PARTIAL_WRITES or op.attributes["self"] != Ref(0) or readers[op.operands[0]] != [(i, 0)]:
+                break
+            if op.phase is not Phase.FORWARD:
+                break
+            chain.append(i)
+            t = op.operands[0]
+        if t == source:
+            found.update(chain)
+    return frozenset(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from solver_shard.analysis.recipes import Figures, Made, Maker, default_recipes
+from solver_shard.analysis.recipes import GREEDY, PASSES, Figures, Made, Maker, TriedTemplate
 from solver_shard.analysis.reopen import Retraced, retrace
 from solver_shard.arguments import Several, checked, each
 from solver_shard.codec import encode
@@ -79,6 +79,7 @@ class Comparison:
         bound_text: which plans those are, as ``tied plan (repeated layers alike) within 64.0 GiB``.
         start, start_text: from which layouts the greedy rows start, as pins and in words; empty where there are no such rows.
         left_out: name and reason of recipes that cannot be had.
+        templates: all templates that were tried, where nobody said which; the best of each kind has a row.
     """
 
     name: str
@@ -92,6 +93,12 @@ class Comparison:
     start_text: str
     rows: tuple[ComparisonRow, ...]
     left_out: tuple[tuple[str, str], ...] = ()
+    templates: tuple[TriedTemplate, ...] = ()
+
+    @property
+    def strongest(self) -> ComparisonRow | None:
+        """The fastest template that fits; None where there is none in the table."""
+        return min((row for row in self.rows if row.kind == "template" and row.fits), key=lambda row: row.step_ns, default=None)
 
     def row(self, name: str) -> ComparisonRow:
         """The row of that name; InputError with the names there are, or why there is none of that name."""
@@ -118,6 +125,8 @@ class Comparison:
             "start_text": self.start_text,
             "rows": [row.to_json() for row in self.rows],
             "left_out": [{"name": name, "why": why} for name, why in self.left_out],
+            "strongest": self.strongest.name if self.strongest else None,
+            "templates": [encode(tried) for tried in self.templates],
         }
 
     def text(self, *, wide: bool = False) -> str:
@@ -164,8 +173,8 @@ def compare(
     Args:
         plan, name: the plan, or its file: says model, mesh, cluster, memory limit and options; its row is called ``name``.
         others: row name to another plan for the same step, or its file.
-        recipes: names of greedy passes, and templates as in ``optimize(template=...)``; None for those of
-            :func:`solver_shard.analysis.recipes.default_recipes`.
+        recipes: names of greedy passes, and templates as in ``optimize(template=...)``; None for all passes, both greedy walks, and of each
+            kind of template the fastest that fits (``Maker.templates`` in :mod:`solver_shard.analysis.recipes`).
         given: plans for other tools, see :func:`solver_shard.read_tp_plan` and :func:`solver_shard.read_parallelize`.
         pins: row name to pins; everything else is the solver's choice.
         model, inputs, loss_fn: as of :func:`solver_shard.analysis.reopen.retrace`; ``retraced``: its result, where there is one.
@@ -190,7 +199,15 @@ def compare(
     maker = Maker(plan, retraced, time_limit=time_limit, workers=workers, progress=progress)
     rows = [row_of(plan, maker.as_given(name, other)) for name, other in ((name, plan), *beside.items())]
     left_out: list[tuple[str, str]] = []
-    asked = default_recipes(retraced.program, plan.mesh.whole) if recipes is None else each(recipes)
+    tried: tuple[TriedTemplate, ...] = ()
+    if recipes is None:
+        try:
+            best, tried = maker.templates()
+        except InputError as error:
+            left_out.append(("templates", str(error)))
+        else:
+            rows += [row_of(plan, made) for made in best]
+    asked = (*PASSES, *GREEDY) if recipes is None else each(recipes)
     jobs: list[tuple[str, Callable[[], Made]]] = [(text, partial(maker.recipe, text)) for text in asked]
     jobs += [(item.name, partial(maker.given, item)) for item in each(given)]
     jobs += [(title, partial(maker.pinned, title, each(texts))) for title, texts in (pins or {}).items()]
@@ -217,6 +234,7 @@ def compare(
         start_text=maker.start_text,
         rows=(rows[0], *sorted(rows[1:], key=lambda row: (row.step_ns, row.name))),
         left_out=tuple(left_out),
+        templates=tried,
     )
 
 
@@ -357,6 +375,7 @@ def text(found: Comparison, *, wide: bool = False) -> str:
         *table([head, *rows], right=range(1, len(head) - 1), header=True),
         "",
         f"  {LEGEND}",
+        *_strongest(found),
     ]
     if found.start_text:
         lines.append(f"  passes and greedy walks start from {found.start_text} (--json lists them)")
@@ -379,7 +398,8 @@ def markdown(found: Comparison) -> str:
         sizes = [f"{size / 2**30:.2f}" for size in (*(row.at_peak[name] for name in CATEGORIES), row.peak)]
         cells = [_cell(row.name), cells[0], regret(row), *cells[1:], *sizes, _fits(row)]
         lines.append("| " + " | ".join(cells) + " |")
-    said = [f"- {_cell(row.name)}: {_cell(note)}" for row in found.rows for note in row.notes]
+    said = [f"- {line.strip()}" for line in _strongest(found)]
+    said += [f"- {_cell(row.name)}: {_cell(note)}" for row in found.rows for note in row.notes]
     said += [f"- {_cell(row.name)}: the best plan of its recipe is not proven" for row in found.rows[1:] if not row.proven]
     said += [f"- {_cell(name)} is left out: {_cell(why)}" for name, why in found.left_out]
     return "\n".join([*lines, *(["", *said] if said else [])]) + "\n"
@@ -407,6 +427,17 @@ def regret(row: ComparisonRow) -> str:
         return "0"
     share = 100 * row.regret
     return f"{share:+.0f}%" if abs(share) >= 99.5 else f"{share:+.1f}%" if abs(share) >= 0.095 else f"{share:+.2g}%"
+
+
+def _strongest(found: Comparison) -> list[str]:
+    """Which template is the fastest that fits, where all were tried."""
+    row = found.strongest
+    if not found.templates:
+        return []
+    text = f"  {len(found.templates)} templates were tried, a row is the best of its kind; "
+    if row is None:
+        return [f"{text}none fits"]
+    return [f"{text}the strongest that fits is {row.name}: {format_ns(row.step_ns)}, {format_bytes(row.peak)}"]
 
 
 def _together(rows: Sequence[ComparisonRow]) -> list[tuple[str, ComparisonRow]]:

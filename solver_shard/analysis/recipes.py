@@ -1,6 +1,8 @@
 """How plans come about that the solver's is compared with: from a recipe's name to a plan, on one trace.
 
-- a *template* (``dp=zero3,tp=megatron``) is solved as ``optimize(template=...)`` does: the best plan that does what it says;
+- a *template* (``dp=zero3,tp=megatron``) is solved as ``optimize(template=...)`` does: the best plan that does what it says; where nobody
+  says which, all that experts write are tried on one choice graph (:mod:`solver_shard.baselines.candidates`), and the best of each kind
+  is a row;
 - the *propagation* passes ``basic``, ``aggressive``, ``op-priority`` and ``user-priority`` spread what they start from, and conflicts are
   paid for (:mod:`solver_shard.baselines.propagated`);
 - the *greedy* walks ``dtensor-greedy`` and ``dijkstra-greedy`` decide op by op.
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from solver_shard.analysis.greedy_plans import NO_LIMIT, dtensor_greedy_plan, followable, stored_layouts
 from solver_shard.analysis.reopen import Retraced
 from solver_shard.baselines import MAX_NAMES
+from solver_shard.baselines.candidates import Tried, try_all
 from solver_shard.baselines.dijkstra_greedy import NAME as DIJKSTRA
 from solver_shard.baselines.dijkstra_greedy import decide as decide_by_cost
 from solver_shard.baselines.dtensor_greedy import Walk
@@ -31,16 +34,21 @@ from solver_shard.baselines.propagated import Propagation
 from solver_shard.clock import StageClock
 from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InfeasibleError, InputError
+from solver_shard.graph.build import lower_program
 from solver_shard.graph.pins import parse_pin, resolve_pins
-from solver_shard.graph.sub_axes import heads_of
-from solver_shard.graph.templates import block_cut, expert_weights, parse_template
+from solver_shard.graph.sub_axes import MAX_LIVE_AXES, heads_of
+from solver_shard.graph.symmetry import node_classes
+from solver_shard.graph.templates import block_cut, parse_template, restrictions
+from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
 from solver_shard.options import Options
+from solver_shard.plan.decode import PlanWriter, provenance
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role, constrain
 from solver_shard.shardy.passes import PassName
 from solver_shard.shardy.program import propagate_program
+from solver_shard.solve.solution import Status
 
 if TYPE_CHECKING:
     from solver_shard.analysis.other_tools import ToolPlan
@@ -63,20 +71,24 @@ class Made:
     least_proven: bool = False
 
 
-def default_recipes(program: Program, mesh: Mesh) -> tuple[str, ...]:
-    """What is compared where nobody says what: all passes, both greedy walks, and the experts' templates for this many axes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedTemplate:
+    """One of the templates that were tried: nanoseconds of a step and bytes at the peak; None where no plan carries it through the model,
+    or where it cannot be faster than another of its kind; ``fits`` as in a row."""
 
-    On several axes the rightmost one is the tensor axis, the others are for data.
-    """
-    if len(mesh.axes) == 1:
-        found = ["ddp", "zero3", "megatron", "megatron-sp"]
-    else:
-        *data, tensor = mesh.names
-        cut = ",".join(f"{name}=zero3" for name in data)
-        found = ["ddp", "zero3", ",".join(f"{name}=ddp" for name in data) + f",{tensor}=megatron"]
-        found += [f"{cut},{tensor}={name}" for name in ("megatron", "megatron-sp", "megatron-sp+vocab-parallel")]
-        found += [f"{cut},{tensor}=zero3+expert-parallel"] if expert_weights(program) else []
-    return (*PASSES, *GREEDY, *found)
+    name: str
+    step_ns: int | None = None
+    peak: int | None = None
+    fits: bool = False
+
+    @classmethod
+    def of(cls, tried: Tried) -> TriedTemplate:
+        plan = tried.plan
+        return (
+            cls(name=tried.name, fits=tried.fits)
+            if plan is None
+            else cls(name=tried.name, step_ns=plan.cost, peak=plan.peak, fits=tried.fits)
+        )
 
 
 class Maker:
@@ -135,6 +147,51 @@ class Maker:
             raise InputError(f"{name!r} is no pass or walk ({', '.join((*PASSES, *GREEDY))}), and as a template: {error}") from None
         options = dataclasses.replace(self.options, template=name)
         return self._fitting(name, "template", self.program, options, lambda asked: self._plan(self.program, asked))
+
+    def templates(self) -> tuple[list[Made], tuple[TriedTemplate, ...]]:
+        """Of each kind of template the fastest plan that fits, and all that were tried, on one choice graph.
+
+        Kinds are what an axis does beside storing (tensor, vocabulary, sequence and expert parallelism and their combinations), and each
+        is tried with every stage of ZeRO and hybrid sharding. Of a kind that does not fit there is the fastest without a limit, with its
+        smallest peak. Repeated layers are alike.
+
+        Raises:
+            InputError: on a mesh of so many axes that a choice graph without a template would be too large.
+        """
+        options = dataclasses.replace(self.options, memory_limit=NO_LIMIT, reserve=0, tied=True)
+        if sum(axis.size > 1 for axis in self.mesh.axes) > MAX_LIVE_AXES:
+            raise InputError(f"{self.mesh} has too many axes to try every template; name those that are of interest (--with)")
+        self._say("lowering the step for all templates")
+        lowered = lower_program(self.program, mesh=self.mesh, cluster=self.plan.cluster, options=options, relays="none")
+        problem = Transients(lowered.lowering, lowered.costs, node_classes(lowered.lowering))
+        made = restrictions(lowered.program, lowered.mesh, accumulates=options.microbatches > 1, every=True)
+        if len(self.mesh.axes) > 1:  # a plan without data parallelism is nobody's
+            made = {name: template for name, template in made.items() if "" in template.kind}
+        self._say(f"trying {len(made)} templates")
+        tried = try_all(problem, self.plan.options.usable_memory, made, gap=options.gap, seed=options.seed)
+        best: dict[tuple[str, ...], Tried] = {}
+        for t in tried:
+            if t.plan is not None and (t.kind not in best or _rank(t) < _rank(best[t.kind])):
+                best[t.kind] = t
+        rows = []
+        for t in best.values():
+            writer = PlanWriter(
+                lowering=lowered.lowering,
+                costs=lowered.costs,
+                cluster=self.plan.cluster,
+                options=dataclasses.replace(options, template=t.name),
+                origin=provenance(self.retraced.source, f"solver-shard compare ... --with {t.name}"),
+                relayed="none",
+            )
+            assert t.plan is not None, "of a kind that has a plan"
+            plan = self._limited(writer.plan(t.plan.solution, problem, StageClock()))
+            least = None if t.fits or t.least is None else t.least
+            row = Made(name=t.name, kind="template", plan=plan, program=self.program)
+            if least is not None:
+                proven = least.found.status in (Status.OPTIMAL, Status.GAP)
+                row = dataclasses.replace(row, least_peak=min(least.peak, plan.memory.peak), least_proven=proven)
+            rows.append(row)
+        return rows, tuple(map(TriedTemplate.of, tried))
 
     def pinned(self, name: str, pins: tuple[str, ...]) -> Made:
         """The best plan that keeps these pins."""
@@ -267,6 +324,12 @@ class Maker:
     def _constrained(self, pins: tuple[str, ...], mesh: Mesh) -> Program:
         """The program with places for pinned activations."""
         return constrain(self.program, resolve_pins([parse_pin(text, mesh) for text in pins], self.program, mesh))[0]
+
+
+def _rank(tried: Tried) -> tuple[bool, int]:
+    """Those that fit first, the fastest first."""
+    assert tried.plan is not None, "only what has a plan has a place"
+    return not tried.fits, tried.plan.cost
 
 
 def starting_pins(program: Program, mesh: Mesh) -> tuple[str, ...]:

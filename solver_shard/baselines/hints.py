@@ -31,7 +31,7 @@ from solver_shard.graph.narrowing import shrink
 from solver_shard.graph.nodes import Lowering, SourceNode
 from solver_shard.graph.pins import Allowed
 from solver_shard.graph.symmetry import Folded
-from solver_shard.graph.templates import warm_starts
+from solver_shard.graph.templates import restrictions, warm_starts
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout, R, S
 from solver_shard.mesh import Mesh
@@ -190,12 +190,12 @@ def with_templates(found: Solution, plain: Transients, mesh: Mesh, options: Opti
     best, name = found, origin(found)
     plans = candidates(
         plain,
-        mesh,
+        restrictions(plain.lowering.program, mesh, accumulates=options.microbatches > 1),
         objective=options.objective,
         memory_weight=options.memory_weight,
         gap=options.gap,
         seed=options.seed,
-        worth=lambda objective: not best.feasible or objective < _value(best),
+        worth=lambda _, objective: not best.feasible or objective < _value(best),
     )
     for template, plan in plans:
         if plan is not None and (not best.feasible or plan.objective < _value(best)):

@@ -75,6 +75,7 @@ app.command("propagate")(propagate.propagate)
 app.command("report")(export.report)
 app.command("trace")(export.trace)
 app.command("verify")(explain.verify)
+app.command("measure")(explain.measure)
 app.add_typer(rules, name="rules")
 
 

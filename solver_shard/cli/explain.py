@@ -1,13 +1,16 @@
-"""Commands that ask about one plan: ``explain`` (why is it so, what would cost what), ``show`` (what is in it), ``verify`` (is it so)."""
+"""Commands that ask about one plan: ``explain`` (why is it so, what would cost what), ``show`` (what is in it), ``verify`` (is it so),
+``measure`` (is it as fast)."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanFile, PlanModel, given_model, plan_model
+from solver_shard.cli.options import PlanConfig, PlanFile, PlanModel, check_output, given_model, plan_model
 from solver_shard.cli.terminal import catch_interrupts, progress_lines
 
 
@@ -180,3 +183,43 @@ def verify(
     sys.stdout.write(f"{verdict.to_json() if as_json else verdict}\n")
     if not verdict.holds:
         raise typer.Exit(1)
+
+
+def measure(
+    plan: PlanFile,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="What the plan was made for: a preset or an entry point package.module:function.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps whose time counts.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 3,
+    seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write all of it as JSON to this file.", show_default=False)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+) -> None:
+    """Run steps of a plan on real devices, and hold time and memory against what the plan says.
+
+    Start it in as many processes as the plan has devices: torchrun --nproc-per-node 4 -m solver_shard measure PLAN MODEL. The first
+    one reports: the step, its compute by kind of kernel, its collectives by kind and mesh axes, the update, peak memory by category.
+    """
+    check_output(output, plan)
+    source = given_model(model, config)
+    from solver_shard.files import write_whole
+    from solver_shard.verification.measurement import measure as run
+
+    first = os.environ.get("RANK", "0") == "0"
+    with progress_lines(quiet or not first) as progress:
+        measurement = run(plan, source, steps=steps, warmup=warmup, seed=seed, progress=progress)
+    if not first:
+        return
+    if output is not None:
+        write_whole(output, measurement.to_json() + "\n")
+    sys.stdout.write(f"{measurement}\n")

@@ -101,6 +101,14 @@ class OptimizerState:
         """Of optimizer state and master copy together: what stays for the whole step beside the parameter."""
         return self.state_bytes(dtype) + self.master_bytes(dtype)
 
+    def apart_bytes(self, dtype: str) -> int:
+        """That stay beside the parameter where a device does not store what it steps: a copy of that, unless there is a master already.
+
+        >>> optimizer_state("adamw").apart_bytes("f32"), optimizer_state("adamw").apart_bytes("bf16")
+        (4, 0)
+        """
+        return 0 if self.optimizer == "none" or self.master_bytes(dtype) else DTYPE_BYTES[dtype]
+
     def step_bytes(self, dtype: str) -> int:
         """That the step holds of all parameters at once: gradients in the dtype of what is stepped, and roots of moments."""
         if self.optimizer == "none":

@@ -24,6 +24,7 @@ from is not narrowed by what is likely to be good: only what cannot be executed 
     t between its forward  HoldNode             a layout, and whose: the producer's, or the copy of a forward   _hold
       and its later readers                     group
     parameter p            StateNode, StepNode  the layout of the optimizer's state; the second follows         _state
+                           MasterNode           whether a part of the parameter is stepped, or a copy; follows, too   _state
     gradient g             AccumulateNode,      how each microbatch's arrives, and the accumulator's layout     _accumulator
                            AccumulatorNode
     gradient norm          ClipNode             the mesh axes over which it is summed                           _clipping
@@ -47,9 +48,12 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
     producer -> hold       what it left; a forward group -> hold: what it copied                                hold_table
     hold -> reshard        as from the producer, for the later groups                                           reshard_table
     gradient -> state      the update reads its slice of the reduced gradient: a free move                      free_table
+    state, parameter ->    a part of what is stored where a device stores what it steps, else a copy           stepped_table
+      master
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
     state -> parameter     the transition of the new values, after the step                                     _moves
-    output -> buffer       the new value is written where the buffer lies                                       free_table
+    output -> buffer,      the new value is written where the old one lies                                      free_table
+      input
     clip -> state          the axes that cut the state are among those of the norm                              norm_table
 
 **Parameters, states, gradients** are three nodes of a trained parameter, so ZeRO-1, 2, 3 (Rajbhandari et al., SC 2020), hybrid sharding and
@@ -78,7 +82,8 @@ m[v] is the fullest shard of each layout (``_bytes``); the intervals are
     result of an op                     from the op until the last of its groups has begun (until the last forward one, where it is held)
     copy                                from the transition to the group's last reader
     alias, hold                         none: the bytes are the producer's, then a tail's, a keep's or a storage's
-    result of a view                    none: what it views lives longer instead
+    result of a view                    none: what it views lives longer instead; so it is with what an op has written into a part of
+                                        a buffer or input (program.in_place), which costs the time of that part only
     step of a parameter                 [T, T + 1)
 
 *Tails.* A group that reads a tensor as it is may go on after the tensor's own bytes end; several such groups read the same bytes. So the

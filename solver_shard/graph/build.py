@@ -108,7 +108,7 @@ def lower_program(
         behind = relayed_tensors(given, rules, everywhere=relays == "everywhere")
     behind = tuple(t for t in behind if t not in resolved)
     program, pinned = constrain(given, resolved, behind)
-    narrowed = restriction(program, mesh, templates, accumulates=options.microbatches > 1) if templates else None
+    narrowed = restriction(program, mesh, templates) if templates else None
     with clock.stage("lower", f"pricing {len(program.ops)} ops on {mesh}"):
         costs = CostModel(mesh, cluster, overlap=options.overlap)
         lowering = lower(

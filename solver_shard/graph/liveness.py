@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from solver_shard.program import IDENTITY, Phase, Program, Role, places
+from solver_shard.program import IDENTITY, Phase, Program, Role, in_place, places
 from solver_shard.rules.rule import Rule
 
 FORWARD = "forward"
@@ -178,7 +178,8 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
     end = update + 1
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
     handing = places(program)
-    views = frozenset(i for i, rule in enumerate(rules) if rule.view)
+    inside = in_place(program)
+    views = frozenset(i for i, rule in enumerate(rules) if rule.view) | inside
     taking = frozenset(i for t, i in handing.items() if made[t] not in views)
     views -= taking
     spread = _expanded(program)
@@ -191,9 +192,9 @@ def _lives(program: Program, rules: Sequence[Rule], keyed: Keyed, accumulates: b
         for (purpose, family), readers in keyed.get(t, {}).items():
             start = readers[0][0] if readers else made[t] if purpose == OPTIMIZER else update
             stop = start + 1 if readers or (purpose == OPTIMIZER and accumulates) else end
-            for i, _ in readers:
+            for i, j in readers:
                 stop = max(stop, i + 1)
-                if i in views:
+                if i in views and not (i in inside and j):
                     stop = max(stop, *(base[r][1] for r in program.ops[i].results))
             found.append((start, purpose, family, tuple(readers), stop))
         found.sort()
@@ -290,10 +291,11 @@ def _storages(program: Program, known: Lives) -> tuple[Storage, ...]:
     """The storages in which several tensors may be held, or one that is only a part; those of sources with every held view."""
     path: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
     made: set[int] = set()
+    inside = in_place(program)
     spread = _expanded(program)
     for i, op in enumerate(program.ops):
         made.update(op.results)
-        if i not in known.views or len(op.operands) != 1:
+        if i not in known.views or (len(op.operands) != 1 and i not in inside):
             continue
         x = op.operands[0]
         grows = program.tensors[op.results[0]].numel > program.tensors[x].numel

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from solver_shard.costs.buckets import bucket_sizes
-from solver_shard.costs.layouts import is_even, legal_layouts
+from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
 from solver_shard.costs.transitions import FORBIDDEN
@@ -32,6 +32,7 @@ from solver_shard.graph.nodes import (
     KeepNode,
     Layouts,
     Lowering,
+    MasterNode,
     Node,
     NodeKey,
     OpNode,
@@ -64,13 +65,14 @@ from solver_shard.graph.tables import (
     result_table,
     sliced_table,
     stays_table,
+    stepped_table,
     storage_table,
     stored_table,
     tail_table,
 )
 from solver_shard.graph.templates import TemplateRestriction
 from solver_shard.layout import Layout
-from solver_shard.program import DTYPE_BYTES, Program, Role, places
+from solver_shard.program import DTYPE_BYTES, Program, Role, in_place, places
 from solver_shard.rules.rulebook import Rulebook
 
 LINEAR = ("avg", "sum")
@@ -189,6 +191,7 @@ class _Lowerer:
         self.even = rulebook.conservative
         self.lives = liveness(program, self.rules, accumulates=self.accumulates)
         self.fused = fused_tensors(program, self.rules) if fusion else frozenset()
+        self.written = in_place(program)
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
@@ -390,6 +393,11 @@ class _Lowerer:
             w = self._add(StepNode(tensor=p, layouts=layouts), elements * each, (self.lives.end - 1, self.lives.end))
             self._edge(v, w, ("equal", layouts, layouts), equal_table, layouts, layouts)
         parameter, source = self._node(SourceNode, p)
+        apart = self.state.apart_bytes(tensor.dtype)
+        if apart and not free_moves(source.layouts, layouts).all():
+            m = self._add(MasterNode(tensor=p, layouts=layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
+            self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
+            self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
         key = ("state", tensor.shape, tensor.dtype, layouts, source.layouts, self._scope(p, UPDATE), self._bucket(p, UPDATE))
         self._edge(v, parameter, key, self._moves, p, UPDATE, layouts, source.layouts)
 
@@ -412,8 +420,8 @@ class _Lowerer:
         op = self.program.ops[i]
         fused = tuple(t in self.fused for t in (*op.operands, *op.results))
         times = self._once(
-            ("op cost", id(column), op.name, fused),
-            lambda: repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused), self.microbatches),
+            ("op cost", id(column), op.name, fused, i in self.written),
+            lambda: repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused, i in self.written), self.microbatches),
         )
         v = self._add(OpNode(op=i), np.zeros_like(times), (i, i), times)
         for j, t in enumerate(op.results):

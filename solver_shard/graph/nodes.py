@@ -132,6 +132,14 @@ class StateNode(TensorNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MasterNode(TensorNode):
+    """What is stepped of a parameter, in the layout of its state: with the first ``layouts`` a part of what is stored, with as many more
+    a copy beside it, where a device does not store what it steps."""
+
+    label = "master"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepNode(TensorNode):
     """What the optimizer's step holds of a parameter, by the layout of its state."""
 

@@ -195,21 +195,27 @@ def _column(tensor: Tensor, codes: Ints, mesh_shape: Sequence[int]) -> LayoutCol
     return LayoutColumn(layouts=layouts, chosen=inverse.reshape(-1).astype(np.int64), nbytes=sizes)
 
 
-def op_nanoseconds(program: Program, i: int, column: OpStrategies, costs: CostModel, fused: frozenset[int] = frozenset()) -> Ints:
+def op_nanoseconds(
+    program: Program, i: int, column: OpStrategies, costs: CostModel, fused: frozenset[int] = frozenset(), inside: bool = False
+) -> Ints:
     """Roofline time of an op and the collectives inside it, under each of its strategies; views take none.
 
-    Tensors that are ``fused`` are neither written nor read.
+    Tensors that are ``fused`` are neither written nor read. An op that works ``inside`` its operand 0 (``program.in_place``) moves what it
+    writes there, and no more of that operand and of its result.
     """
     rule = column.rule
     if rule.view:
         return np.zeros(len(column.work), dtype=np.int64)
     nbytes = np.zeros(len(column.work), dtype=np.int64)
     op = program.ops[i]
+    inside = inside and rule.window > 0
+    if inside:
+        nbytes += np.rint(rule.window * column.work).astype(np.int64) * DTYPE_BYTES[program.tensors[op.results[0]].dtype]
     for j, operand in enumerate(column.operands):
-        if rule.needs(j) and op.operands[j] not in fused:
+        if rule.needs(j) and op.operands[j] not in fused and not (inside and j == 0):
             nbytes += operand.nbytes[operand.chosen]
     for j, result in enumerate(column.results):
-        if op.results[j] not in fused:
+        if op.results[j] not in fused and not (inside and j == 0):
             nbytes += result.nbytes[result.chosen]
     computing = costs.compute_ns(rule.flops * column.work, nbytes, compute_dtype(program, i), rule.kernel)
     return computing + column.collective_nanoseconds(costs.collectives.times)

@@ -139,7 +139,7 @@ def _makers(program: Program) -> dict[int, Op]:
 def _attentions(program: Program, makers: dict[int, Op], cut: Collection[int]) -> Iterator[tuple[int, dict[int, int]]]:
     """Every attention of the forward pass, with the parameters that make its query, key and value and their counts of heads."""
     for i, op in enumerate(program.ops):
-        if op.phase is Phase.FORWARD and "scaled_dot_product" in op.name:
+        if op.phase is Phase.FORWARD and "attention" in op.name:
             counts: dict[int, int] = {}
             for t in op.operands[:3]:
                 _before(program, makers, t, cut, counts)

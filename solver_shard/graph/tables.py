@@ -79,6 +79,12 @@ def free_table(rows: Layouts, columns: Layouts) -> Ints:
     return np.where(free_moves(rows, columns), 0, FORBIDDEN).astype(np.int64)
 
 
+def stepped_table(stored: Layouts, states: Layouts) -> Ints:
+    """A stored parameter against what is stepped of it: a part of its own bytes wherever a device stores what it steps, else a copy."""
+    own = free_moves(stored, states)
+    return np.where(np.concatenate([own, ~own], axis=1), 0, FORBIDDEN).astype(np.int64)
+
+
 def hold_table(given: Layouts, aliases: int, origin: int, layouts: Layouts, origins: tuple[int, ...]) -> Ints:
     """What a producer or a forward group allows to be held: only what it has, and a group only its copies."""
     table = np.zeros((len(given), len(layouts)), dtype=np.int64)

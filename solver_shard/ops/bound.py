@@ -11,6 +11,7 @@ order of sums.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import keyword
 import math
@@ -57,6 +58,29 @@ def bind(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Bound:
     if found is not None:
         return Bound(function=found, single=len(results) == 1)
     return Bound(function=lambda *local: results_of(op, arguments_of(op, local), results), single=False)
+
+
+def bind_inside(op: Op, results: Sequence[Shape]) -> Bound:
+    """Prepare an op of ``program.PARTIAL_WRITES`` that writes into its operand 0, which it returns.
+
+    >>> write = bind_inside(op, ((8, 16),)).function            # aten.index_copy.default
+    >>> write(cache, index, rows) is cache
+    True
+    """
+    a = op.attributes
+    if op.name.split(".")[1] in ("slice_scatter", "select_scatter"):
+        read, at = ("slice.Tensor", ("dim", "start", "end", "step")) if "slice" in op.name else ("select.int", ("dim", "index"))
+        place, source = overload_of(f"aten.{read}"), a["src"].operand
+
+        def write(*local: torch.Tensor) -> torch.Tensor:
+            place(local[0], *(a[name] for name in at)).copy_(local[source])
+            return local[0]
+
+        return Bound(function=write, single=True)
+    namespace, base, overload = op.name.split(".")
+    function = _registered(dataclasses.replace(op, name=f"{namespace}.{base}_.{overload}"), results)
+    assert function is not None, "no argument of these is a keyword of Python's"
+    return Bound(function=function, single=True)
 
 
 def _registered(op: Op, results: Sequence[Shape]) -> Callable[..., Any] | None:

@@ -38,6 +38,7 @@ from solver_shard.errors import InternalError
 from solver_shard.ops import kernels
 from solver_shard.ops.run import DTYPES, Shapes, arguments_of, call_with
 from solver_shard.program import Op
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
 
 Results = tuple[torch.Tensor, ...]
 Running = Generator[tuple[str, torch.Tensor], torch.Tensor, Results]
@@ -145,16 +146,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How to run an implementation of an op, and which dim it cuts: of this argument, or of the first result."""
+    """How to run an implementation of an op, and which dim it cuts: of this argument, or of the first result.
+
+    ``run`` gets the op's arguments, and among them ``shapes``, those of the local results, and where it may write into its operand 0
+    (``program.in_place``) ``inside``.
+    """
 
     run: Callable[[Op, dict[str, Any], Part], Running | Results]
     argument: str | None
     dim: int | str
-    """Counted from either end, or the argument that says it."""
+    """Counted from either end, or the argument that says it; of ``indices`` the first that is indexed."""
 
     def cut(self, op: Op, ranks: Sequence[int], rank: int) -> tuple[int | None, int]:
         """The operand (None: the first result) and its dim that is cut; from the ranks of operands and first result."""
         dim = op.attributes.get(self.dim) if isinstance(self.dim, str) else self.dim
+        if self.dim == "indices":
+            dim = next(d for d, index in enumerate(op.attributes["indices"]) if index is not None)
         if not isinstance(dim, int):
             dim = dim[0] if dim else 0  # reductions over several dims do not ask for their part
         if self.argument is None:
@@ -197,7 +204,8 @@ def perform(
         InternalError: there is no such implementation, devices differ in their collectives, or a result has another shape.
     """
     way = way_of(name, op)
-    states = [way.run(op, arguments_of(op, local), part) for local, part in zip(operands, parts, strict=True)]
+    given = zip(operands, parts, shapes, strict=True)
+    states = [way.run(op, arguments_of(op, local) | {"shapes": wanted}, part) for local, part, wanted in given]
     made = [state for state in states if isinstance(state, tuple)]
     running = [state for state in states if not isinstance(state, tuple)]
     reduced: Sequence[torch.Tensor | None] = [None] * len(running)
@@ -244,12 +252,138 @@ def _own_rows(op: Op, a: dict[str, Any], part: Part) -> Results:
     return (gradient[: part.length],)
 
 
+def _masked_bags(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """Rows of others count as zeros; which indices are padding, and how many each bag has, is known to all."""
+    shapes, weight = a["shapes"], a["weight"]
+    here, own = part.own(a["indices"])
+    padded = a["indices"] == a["padding_idx"]
+    rows = torch.cat([weight, weight.new_zeros((2, weight.shape[1]))])
+    index = torch.where(padded, part.length + 1, torch.where(here, own, part.length))
+    changed = a | {"weight": rows, "indices": index, "padding_idx": part.length + 1}
+    count = shapes[0][0]
+    return kernels.embedding_bag(changed, count), *kernels.bag_results(a, count, shapes)
+
+
+def _own_bags(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """Every device looks at all indices, and adds up the rows of its own bags."""
+    made = kernels.embedding_bag(a, part.size, part.own, part.length)
+    return made, *kernels.bag_results(a, part.size, a["shapes"])
+
+
+def _own_bag_rows(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """What belongs to others is gathered in one row more, which is dropped."""
+    padded = a["indices"] == a["padding_idx"]
+    here, own = part.own(a["indices"])
+    if a["scale_grad_by_freq"]:
+        often = torch.bincount(a["indices"], minlength=part.size)[a["indices"]]
+        a = a | {"per_sample_weights": 1.0 / often.to(a["grad"].dtype), "scale_grad_by_freq": False}
+    index = torch.where(here & ~padded, own, part.length)
+    changed = a | {"indices": torch.where(padded, part.length + 1, index), "num_weights": part.length + 2, "padding_idx": part.length + 1}
+    return (kernels.embedding_bag_backward(changed, a["bag_size"].shape[0])[: part.length],)
+
+
+def _own_bag_gradients(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    return (kernels.embedding_bag_backward(a, part.size, part.own),)
+
+
 def _masked_take(_op: Op, a: dict[str, Any], part: Part) -> Results:
     source, index = a["self"], a["index"]
     here, own = part.own(index)
     if not part.length or not source.numel():
         return (source.new_zeros((*index.shape, *source.shape[2:])),)
     return (torch.where(here.reshape(*here.shape, *(1,) * (source.ndim - 2)), kernels.take(source, own), 0),)
+
+
+def _masked_gather(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """gather and index_select along a cut dim."""
+    x, dim = a["self"], _dim(a)
+    here, index = part.own(a["index"])
+    if "index_select" in op.name:
+        here = here.reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+        if not part.length:
+            return (x.new_zeros([index.numel() if d == dim else n for d, n in enumerate(x.shape)]),)
+        return (torch.where(here, x.index_select(dim, index), 0),)
+    return (torch.where(here, x.gather(dim, index), 0) if part.length else x.new_zeros(index.shape),)
+
+
+def _own_places(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """scatter along a cut dim: what belongs to others is left out."""
+    dim, (here, index) = _dim(a), part.own(a["index"])
+    x = _target(a)
+    if "reduce" in op.name:  # what belongs to others is gathered in one row more, which is dropped
+        more = torch.cat([x, x.new_zeros([1 if d == dim else n for d, n in enumerate(x.shape)])], dim)
+        (made,) = call_with(op, a | {"self": more, "index": torch.where(here, index, part.length)}, (more.shape,))
+        return (made.narrow(dim, 0, part.length),)
+    at = list(here.nonzero(as_tuple=True))
+    at[dim] = index[here]
+    source = a.get("src")
+    values = torch.as_tensor(a["value"], dtype=x.dtype) if source is None else source[tuple(slice(n) for n in index.shape)][here]
+    return (x.index_put_(at, values, accumulate="add" in op.name),)
+
+
+def _own_copies(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """index_copy and index_add along a cut dim."""
+    dim, (here, index) = _dim(a), part.own(a["index"].reshape(-1))
+    x, rows = _target(a), here.nonzero().squeeze(-1)
+    source = a["source"].index_select(dim, rows)
+    if "add" in op.name:
+        return (x.index_add_(dim, index[rows], source, alpha=a.get("alpha", 1)),)
+    return (x.index_copy_(dim, index[rows], source),)
+
+
+def _own_puts(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """index_put of one index, whose dim is cut."""
+    dim = next(d for d, given in enumerate(a["indices"]) if given is not None)
+    here, index = part.own(a["indices"][dim])
+    x, values = _target(a), a["values"]
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    chosen = values.expand(shape).movedim(tuple(range(dim, dim + index.ndim)), tuple(range(index.ndim)))[here]
+    x.movedim(dim, 0).index_put_((index[here],), chosen, accumulate=bool(a.get("accumulate")))
+    return (x,)
+
+
+def _own_masked_rows(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    """masked_scatter along a cut dim 0: how many elements come before is counted in the whole mask."""
+    x, source = a["self"], a["source"]
+    here, place, tail = _places(a["mask"], x, part)
+    rows = source.reshape(-1, *x.shape[x.ndim - tail :])
+    if not rows.shape[0]:
+        return (x.clone(),)
+    return (torch.where(here.reshape(*here.shape, *(1,) * tail), rows[place.clamp(0, len(rows) - 1)], x),)
+
+
+def _own_masked_gradients(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    gradient, shape = a["grad_output"], a["shapes"][0]
+    here, place, tail = _places(a["mask"], gradient, part)
+    rows = gradient.new_zeros(shape).reshape(-1, *gradient.shape[gradient.ndim - tail :])
+    here = here & (place < len(rows))
+    return (rows.index_add_(0, place[here], gradient[here]).reshape(shape),)
+
+
+def _places(mask: torch.Tensor, over: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """This device's part of a mask, which element of the source stands at each place, and how many dims an element has."""
+    tail = 0
+    while tail < min(mask.ndim, over.ndim) and mask.shape[-1 - tail] == 1 and over.shape[-1 - tail] != 1:
+        tail += 1
+    lead = over.shape[1 : over.ndim - tail]
+    whole = mask.reshape(mask.shape[: mask.ndim - tail]).expand(part.size, *lead)
+    places = whole.flatten().cumsum(0).reshape(whole.shape) - 1
+    own = slice(part.start, part.start + part.length)
+    return whole[own], places[own], tail
+
+
+def _own_diagonal(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    return (a["self"].diagonal(part.start).sum(),)
+
+
+def _own_columns_diagonal(_op: Op, a: dict[str, Any], part: Part) -> Results:
+    return (a["self"].diagonal(-part.start).sum(),)
+
+
+def _target(a: dict[str, Any]) -> torch.Tensor:
+    """What is written into: the operand itself where nothing else needs it (``inside``), else a copy."""
+    x: torch.Tensor = a["self"]
+    return x if a.get("inside") else x.clone()
 
 
 # Products of a device's own experts.
@@ -439,6 +573,11 @@ def _cut_queries(op: Op, a: dict[str, Any], part: Part) -> Results:
     return call_with(op, changed, [query.shape, key.shape, value] if "backward" in op.name else [(*lead, value[3]), lead])
 
 
+def _own_queries(op: Op, a: dict[str, Any], part: Part) -> Results:
+    """Attention that is told where its queries begin."""
+    return tuple(kernels.run(a | {"start": part.start}, a.get("keep")))
+
+
 def _nothing(op: Op, a: dict[str, Any]) -> Results:
     query = a["query"]
     if "backward" in op.name:
@@ -459,9 +598,27 @@ _BATCH_NORMS = ("aten._native_batch_norm_legit_functional.default", "aten._nativ
 _NORMS = ("native_layer_norm", "_fused_rms_norm")
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
+_SCATTERS = ("scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two")
+
 WAYS: Mapping[tuple[str, str], Way] = {
     ("masked-lookup", "aten.embedding.default"): Way(run=_masked_lookup, argument="weight", dim=0),
+    ("masked-lookup", "aten._embedding_bag.default"): Way(run=_masked_bags, argument="weight", dim=0),
+    ("own-bags", "aten._embedding_bag.default"): Way(run=_own_bags, argument=None, dim=0),
+    ("own-rows", "aten._embedding_bag_backward.default"): Way(run=_own_bag_rows, argument=None, dim=0),
+    ("own-bags", "aten._embedding_bag_backward.default"): Way(run=_own_bag_gradients, argument="grad", dim=0),
+    ("own-rows", "aten.masked_scatter.default"): Way(run=_own_masked_rows, argument="self", dim=0),
+    ("own-rows", "aten.masked_scatter_backward.default"): Way(run=_own_masked_gradients, argument="grad_output", dim=0),
+    ("own-rows", "aten.trace.default"): Way(run=_own_diagonal, argument="self", dim=0),
+    ("own-columns", "aten.trace.default"): Way(run=_own_columns_diagonal, argument="self", dim=1),
     ("masked-lookup", "shard.take.default"): Way(run=_masked_take, argument="self", dim=1),
+    ("masked-lookup", "aten.gather.default"): Way(run=_masked_gather, argument="self", dim="dim"),
+    ("masked-lookup", "aten.index_select.default"): Way(run=_masked_gather, argument="self", dim="dim"),
+    **{("own-rows", f"aten.{name}"): Way(run=_own_places, argument="self", dim="dim") for name in _SCATTERS},
+    **{("own-rows", f"aten.{name}.default"): Way(run=_own_copies, argument="self", dim="dim") for name in ("index_add", "index_copy")},
+    **{
+        ("own-rows", f"aten.{name}.default"): Way(run=_own_puts, argument="self", dim="indices")
+        for name in ("index_put", "_unsafe_index_put")
+    },
     ("own-experts", "aten._grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
     ("own-experts", "shard.grouped_mm.default"): Way(run=_own_experts, argument="mat2", dim=0),
     ("own-experts", "shard.grouped_mm_weights.default"): Way(run=_own_experts, argument=None, dim=0),
@@ -480,5 +637,7 @@ WAYS: Mapping[tuple[str, str], Way] = {
     ("batch-statistics", "aten.native_batch_norm_backward.default"): Way(run=_batch_norm_backward, argument="input", dim=0),
     ("cut-queries", f"{_FLASH}.default"): Way(run=_cut_queries, argument="query", dim=2),
     ("cut-queries", f"{_FLASH}_backward.default"): Way(run=_cut_queries, argument="query", dim=2),
+    ("cut-queries", ATTENTION): Way(run=_own_queries, argument="query", dim=2),
+    ("cut-queries", ATTENTION_BACKWARD): Way(run=_own_queries, argument="query", dim=2),
 }
 """What runs under the name of an implementation, by op."""

@@ -268,12 +268,12 @@ def _row_weight(a: dict[str, Any], scores: torch.Tensor, target: torch.Tensor) -
 
 def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
     def run_attention(a: dict[str, Any], _shapes: Shapes) -> Any:
-        if "keep" in a or not a["query"].is_cpu:
-            return kernels.run(a, a.get("keep"))
-        if a.get("dropout_p", 0.0):
+        if "keep" not in a and a.get("dropout_p", 0.0):
             raise InputError(
                 f"{name} with dropout {a['dropout_p']} is called without what its dropout leaves; run the whole program, which draws it"
             )
+        if "keep" in a or not a["query"].is_cpu or not name.startswith("aten."):
+            return kernels.run(a, a.get("keep"))
         return overload_of(name)(**{k: _rows(v) for k, v in a.items()})
 
     return run_attention
@@ -356,7 +356,8 @@ _RESIZED = tuple(
 _SIZE_ARGUMENTS = {
     **{f"aten.{name}": "size" for name in ("zeros.default", "ones.default", "empty.memory_format", "rand.default", "randn.default")},
     **{f"aten.{name}.default": "size" for name in ("new_zeros", "new_ones", "new_full", "new_empty")},
-    **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward")},
+    **{f"aten.{name}.default": "input_sizes" for name in ("slice_backward", "select_backward", "unfold_backward")},
+    "aten.masked_scatter_backward.default": "sizes",
 }
 _RESHAPES: tuple[str, ...] = (
     "view.default",
@@ -377,9 +378,25 @@ SIZED = frozenset(
         "aten.split_with_sizes.default",
         *_SIZE_ARGUMENTS,
     }
-    | {"aten.empty_strided.default", "aten.new_empty_strided.default"}
+    | {"aten.empty_strided.default", "aten.new_empty_strided.default", "aten._embedding_bag.default"}
 )
 """Ops that are told the sizes of their results: on a shard, the local ones."""
+
+
+def _embedding_bag(a: dict[str, Any], shapes: Shapes) -> Any:
+    """In any mode; the bags of indices and the sizes of bags in the shapes that the trace has for them."""
+    count = shapes[0][0]
+    if a["mode"] == kernels.MAX:
+        found = registered("aten._embedding_bag.default", a)
+        return (found[0], *(kernels.fitted(x, shape) for x, shape in zip(found[1:], shapes[1:], strict=True)))
+    return (kernels.embedding_bag(a, count), *kernels.bag_results(a, count, shapes))
+
+
+def _embedding_bag_backward(a: dict[str, Any], _shapes: Shapes) -> Any:
+    if a["mode"] == kernels.MAX:
+        return registered("aten._embedding_bag_backward.default", a)
+    return kernels.embedding_bag_backward(a, a["bag_size"].shape[0])
+
 
 _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     **{name: _sized(name, argument) for name, argument in _SIZE_ARGUMENTS.items()},
@@ -404,6 +421,8 @@ _SPECIAL: Mapping[str, Callable[[dict[str, Any], Shapes], Any]] = {
     **{name: _resized_backward(name) for name in _RESIZED},
     "aten.view_as_complex.default": _as_complex,
     "aten.gelu_backward.default": _gelu_backward,
+    "aten._embedding_bag.default": _embedding_bag,
+    "aten._embedding_bag_backward.default": _embedding_bag_backward,
     "shard.take.default": lambda a, _: kernels.take(a["self"], a["index"]),
     "shard.count.default": lambda a, _: kernels.count(a["self"], a["bins"]),
     "shard.grouped_mm.default": lambda a, _: kernels.row_products(a["self"], a["mat2"], a["offs"]),

@@ -120,10 +120,13 @@ def reduce(values: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=65536)
-def local_move(before: Layout, after: Layout, shape: Shape, mesh: Mesh, device: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def local_move(
+    before: Layout, after: Layout, shape: Shape, mesh: Mesh, device: int, *, own: bool = True
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What changes the layout on one device without communication; None where it keeps its local tensor as it is.
 
-    R → S(d) takes a slice, in a storage of its own; R → P(sum) keeps the value at coordinate 0, R → P(avg | max | min) everywhere.
+    R → S(d) takes a slice, in a storage of its ``own`` or as a view; R → P(sum) keeps the value at coordinate 0, R → P(avg | max | min)
+    everywhere.
 
     Raises:
         InternalError: some device would need what another holds.
@@ -138,7 +141,9 @@ def local_move(before: Layout, after: Layout, shape: Shape, mesh: Mesh, device: 
         raise InternalError(f"device {device} would have to take {wanted} from {held}: {before} → {after} is not local")
     if any(at[axis] for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b and b == P("sum")):
         return lambda part: torch.zeros_like(part[place])
-    return None if wanted == held else lambda part: part[place].clone()
+    if wanted == held:
+        return None
+    return (lambda part: part[place].clone()) if own else (lambda part: part[place])
 
 
 def groups(axes: Sequence[int], mesh: Mesh) -> tuple[tuple[int, ...], ...]:

@@ -51,7 +51,7 @@ from solver_shard.plan.plan import (
     collectives_of,
     runs_of,
 )
-from solver_shard.program import DTYPE_BYTES, IDENTITY, Phase, Program, Role, places
+from solver_shard.program import DTYPE_BYTES, IDENTITY, Phase, Program, Role, in_place, places
 from solver_shard.rules.rule import AxisStrategy, Rule
 from solver_shard.rules.rulebook import Rulebook
 
@@ -520,6 +520,10 @@ class _Evaluator:
             illegal(f"{where} leaves a pending reduction, {reshard.layout}")
         if purpose == _UPDATE and reshard.layout != self.produced[t]:
             illegal(f"{where} brings the new values to {reshard.layout}, but the parameter is stored as {self.produced[t]}")
+        for stored in self.program.written(t) if purpose == "output" else ():
+            if not free_move(reshard.layout, self.produced[stored]):
+                name = self.program.tensors[stored].name
+                illegal(f"{where} makes the new value of {name!r} as {reshard.layout}, but it is stored as {self.produced[stored]}")
         for parameter in self.parameter_of.get(t, ()) if purpose == "optimizer" else ():
             name, wanted = self.program.tensors[parameter].name, self.states.get(parameter)
             if wanted is None and reshard.layout != self.produced[parameter]:
@@ -595,7 +599,8 @@ class _Evaluator:
         if t not in self.states:
             return 0
         elements = math.prod(self.states[t].local_shape(tensor.shape, self.mesh_shape))
-        self.profile.add(t, "optimizer", 0, self.lives.end, elements * self.state.resident_bytes(tensor.dtype))
+        apart = 0 if free_move(self.produced[t], self.states[t]) else self.state.apart_bytes(tensor.dtype)
+        self.profile.add(t, "optimizer", 0, self.lives.end, elements * (self.state.resident_bytes(tensor.dtype) + apart))
         step = elements * self.state.step_bytes(tensor.dtype)
         self._made_at(self.profile.add(t, "optimizer", self.lives.end - 1, self.lives.end, step))
         norm = self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
@@ -684,6 +689,7 @@ class OpCheck:
         self.plan, self.program, self.rules, self.costs = plan, program, rules, costs
         self.mesh_shape = costs.mesh.shape
         self.fused = self._fused() if plan.options.fusion else set()
+        self.written = in_place(program)
         self._named: dict[int, tuple[dict[str, AxisStrategy], dict[str, AxisStrategy]]] = {}
 
     def price(self, i: int) -> tuple[int, tuple[OpCollective, ...]]:
@@ -703,8 +709,12 @@ class OpCheck:
         if rule.view:
             return 0, inside
         read = [(t, planned.operand_layouts[j]) for j, t in enumerate(op.operands) if rule.needs(j)]
-        written = list(zip(op.results, planned.result_layouts, strict=True))
-        moved = sum(self.local_bytes(t, layout) for t, layout in (*read, *written) if t not in self.fused)
+        made = list(zip(op.results, planned.result_layouts, strict=True))
+        moved = 0
+        if i in self.written and rule.window:  # of what it writes into, and of its result, which lies there, only what it writes
+            read, made = read[1:], made[1:]
+            moved = round(rule.window * share) * DTYPE_BYTES[self.program.tensors[op.results[0]].dtype]
+        moved += sum(self.local_bytes(t, layout) for t, layout in (*read, *made) if t not in self.fused)
         return int(self.costs.compute_ns(rule.flops * share, moved, self._dtype(i), rule.kernel)), inside
 
     def _inside(self, where: str, planned: PlannedOp, rule: Rule, axes: list[AxisStrategy]) -> tuple[OpCollective, ...]:
@@ -948,7 +958,8 @@ def _lifetimes(program: Program, rules: Sequence[Rule], accumulates: bool, takin
     readers = _readers(program, rules)
     made = {t: i for i, op in enumerate(program.ops) for t in op.results}
     before = places(program)
-    views = {i for i, rule in enumerate(rules) if rule.view}
+    written = in_place(program)
+    views = {i for i, rule in enumerate(rules) if rule.view or i in written}
     takers = {i for t, i in before.items() if made[t] not in views}
     views -= takers
     base_start = {t: i + (i in takers) for t, i in made.items()}
@@ -969,9 +980,9 @@ def _lifetimes(program: Program, rules: Sequence[Rule], accumulates: bool, takin
         keys = of_tensor.get(t, [])
         for key in keys:
             stops = [] if readers[key] else [first[key] + 1] if key[1] == ACCUMULATE else [end]
-            for i, _ in readers[key]:
+            for i, j in readers[key]:
                 stops.append(i + 1)
-                if i in views:
+                if i in views and (i not in written or j == 0):
                     stops += [base_stop[r] for r in program.ops[i].results]
             stop[key] = max(stops)
         later = [key for key in keys if key[1] in LATER]
@@ -991,7 +1002,7 @@ def _lifetimes(program: Program, rules: Sequence[Rule], accumulates: bool, takin
             base_stop[t] = max(begun.values(), default=base_start[t] + 1)
     together: dict[int, dict[int, tuple[Key, ...]]] = {}
     for t in held_stop:
-        owner, way = _viewed(program, views, made, readers, of_tensor, t)
+        owner, way = _viewed(program, views, written, made, readers, of_tensor, t)
         if owner != t or t in made:
             together.setdefault(owner, {})[t] = way
     storages = {
@@ -1063,6 +1074,7 @@ def _taking(program: Program, lives: Lifetimes, shared: frozenset[int]) -> froze
 def _viewed(
     program: Program,
     views: Collection[int],
+    written: Collection[int],
     made: Mapping[int, int],
     readers: Mapping[Key, tuple[tuple[int, int], ...]],
     of_tensor: Mapping[int, Sequence[Key]],
@@ -1070,8 +1082,8 @@ def _viewed(
 ) -> tuple[int, tuple[Key, ...]]:
     """The tensor in whose storage a view lies, and the groups through which views read it, back from the view."""
     way: list[Key] = []
-    while t in made and made[t] in views and len(program.ops[made[t]].operands) == 1:
-        (x,) = program.ops[made[t]].operands
+    while t in made and made[t] in views and (len(program.ops[made[t]].operands) == 1 or made[t] in written):
+        x = program.ops[made[t]].operands[0]
         grows = program.tensors[t].numel > program.tensors[x].numel
         merged = _expanded(program, made, x) and program.ops[made[t]].name != IDENTITY  # an expanded tensor that is merged is written out
         if merged or (grows and not _expanded(program, made, t)):

@@ -187,7 +187,7 @@ def short_op(name: str) -> str:
     """
     parts = name.split(".")
     base = parts[1] if len(parts) > 2 and parts[0] in ("aten", "shard", "prims") else name
-    if "dot_product" in base:
+    if "attention" in base:
         return "attention backward" if base.endswith("_backward") else "attention"
     return base.strip("_") or name
 

@@ -184,6 +184,7 @@ class RuleDraft:
         self.flops = 0
         self.matmul = False
         self.view = False
+        self.window = 0
         self.propagates = True
 
     def factor(
@@ -369,6 +370,7 @@ class RuleDraft:
             flops=self.flops,
             matmul=self.matmul,
             view=self.view,
+            window=self.window,
             reads=tuple(
                 any(slot not in self.unread for slot, held in enumerate(self.call.slots) if held == operand)
                 for operand in range(len(self.call.operands))

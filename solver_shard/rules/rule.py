@@ -139,7 +139,7 @@ class AxisStrategy:
 
 _ATTENTION = frozenset({"sdpa", "sdpa_backward"})
 _NORMS = frozenset({"batch_norm", "batch_norm_backward", "layer_norm", "layer_norm_backward"})
-_LOSSES = frozenset({"nll_loss", "nll_loss_backward", "nll_sums"})
+_LOSSES = frozenset({"loss", "nll_loss", "nll_loss_backward", "nll_sums"})
 _REDUCTION = frozenset({"along", "count", "histogram", "reduce"}) | _NORMS | _LOSSES
 
 
@@ -154,6 +154,8 @@ class Rule:
         flops: floating-point operations of the whole op (a multiply-add counts two).
         matmul: the flops run on the matrix units.
         view: results share operand 0's storage: no bytes, no time.
+        window: how many elements of operand 0's the op reads and writes, where it works in the storage of that one
+            (``program.in_place``); 0 where it goes over all of them.
         reads: per operand, whether its bytes are read (False: only its shape or dtype is used).
         alike: results that every device computes alike whatever is cut (random seeds, empty placeholders).
         explicit: all strategies, where they are not read off the factors (DTensor's own, those of in-place and list ops). Each may
@@ -173,6 +175,7 @@ class Rule:
     flops: int = 0
     matmul: bool = False
     view: bool = False
+    window: int = 0
     reads: tuple[bool, ...] = field(default=())
     alike: tuple[int, ...] = ()
     explicit: tuple[AxisStrategy, ...] | None = None

@@ -35,7 +35,7 @@ from solver_shard.ops.shards import Box, boxes, local_move, plain
 from solver_shard.plan.evaluate import evaluated
 from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan, PlannedTensor
-from solver_shard.program import Program, Role, Tensor, constrain
+from solver_shard.program import Program, Role, Tensor, constrain, in_place
 from solver_shard.runtime.collectives import Move, Processes, Recorded
 from solver_shard.runtime.step import Compiled, GradientSum, StepState, compile_step
 from solver_shard.tracing.clean import clean
@@ -68,7 +68,8 @@ def apply(
     ``recorded_collectives`` has what ran. Nothing is left to DTensor's own propagation but what the optimizer does.
 
     **Inputs** are whole tensors, the same in every process (each takes its part), or DTensors. They have the sizes that the plan was made
-    for.
+    for. An input that the model writes into in place (a cache) is a DTensor in its planned layout, or a plain tensor where the plan keeps
+    it whole, and is written into.
 
     **The result** is the loss, or with a forward-only plan what the model returns: the tensor, a tuple, or a mapping by name. A tensor that
     the plan hands over replicated is a plain one, any other a DTensor in its planned layout.
@@ -157,6 +158,8 @@ class Runtime:
         stored: by position in the program, the DTensors and local tensors of parameters, buffers and constants.
         parameters: those with a gradient, by position.
         gradients: of the microbatches so far.
+        written: outputs that are the new value of a buffer or input: of which, and what brings it there.
+        inside: tensors that ops write into.
         seed, steps: of random ops; how many forward passes have run since it was set.
         loads: how often a state_dict was loaded.
     """
@@ -174,14 +177,12 @@ class Runtime:
         self.specs: dict[int, DTensorSpec] = {}
         for p, g in self.program.gradients.items():
             self.specs[p] = self.spec(self.program, g, last[g].layout, self.plan.options.reduce_dtype)
-        self.written = {t: self._written(t) for t in self.program.outputs if self.program.tensors[t].name.startswith("updated(")}
+        self.written = {t: self._written(t) for t in self.program.outputs if self.program.written(t)}
+        self.inside = {self.program.ops[i].operands[0] for i in in_place(self.program)}
 
     def _written(self, t: int) -> tuple[int, Move | None]:
         """The stored tensor that an output is the new value of, and what brings it to its layout."""
-        name = self.program.tensors[t].name.removeprefix("updated(").removesuffix(")")
-        stored = self.program.written(t)
-        if not stored:
-            raise InputError(f"the model writes into its input {name!r} in place, which an applied plan does not; write into a clone of it")
+        name, stored = self.program.tensors[t].name.removeprefix("updated(").removesuffix(")"), self.program.written(t)
         made, wanted = self.plan.reshards[self.step.order.outputs[t][1]].layout, self.plan.tensors[stored[0]].layout
         shape, device = self.program.tensors[t].shape, self.processes.device
         if not free_move(made, wanted):
@@ -199,21 +200,23 @@ class Runtime:
         return DTensorSpec(self.mesh, tuple(layout.to_dtensor(self.plan.mesh.shape)), tensor_meta=meta)
 
     def forward(self, inputs: Mapping[int, torch.Tensor]) -> StepState:
-        """Run the forward pass, and write back the buffers that it has changed."""
+        """Run the forward pass, and write back the buffers and inputs that it has changed and that it has not written into."""
         sources = dict(inputs)
         for t, tensor in self.stored.items():
             sources[t] = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        kept = {t: (sources[t], move) for t, move in self.written.values()}
-        sources |= {t: tensor.clone() for t, (tensor, _) in kept.items()}  # the backward pass may read the old value
+        kept = {t: sources[t] for t, _ in self.written.values()}
+        sources |= {t: tensor.clone() for t, tensor in kept.items() if t not in self.inside}  # the backward pass may read the old value
         state = self.step.forward(sources, seed=self.seed, step=self.steps)
         self.steps += 1
-        for t, (buffer, move) in self.written.items():
-            kept[buffer][0].copy_(state.outputs[t] if move is None else move(state.outputs[t]))
+        for t, (stored, move) in self.written.items():
+            made = state.outputs[t] if move is None else move(state.outputs[t])
+            if not made.is_set_to(kept[stored]):
+                kept[stored].copy_(made)
         return state
 
     def backward(self, state: StepState, tangent: torch.Tensor | None) -> dict[int, DTensor] | None:
         """Run the backward pass; the gradients by position of their parameter, None before the last microbatch."""
-        gradients = self.gradients.add(self.step.backward(state, tangent))
+        gradients = self.gradients.take(self.step.backward(state, tangent, self.gradients.sums), state)
         if gradients is None:
             return None
         first = {id(part): p for p, part in reversed(gradients.items())}  # gradients may be scaled in place, so each parameter has its own
@@ -648,6 +651,7 @@ class StepInputs:
     def __init__(self, model: nn.Module, plan: Plan, device_mesh: DeviceMesh, device: int, example: Any) -> None:
         self.model, self.mesh, self.device_mesh = model, plan.mesh, device_mesh
         self.inputs: dict[str, tuple[int, PlannedTensor, tuple[slice, ...] | None]] = {}
+        self.written = {t.name for t in plan.tensors if f"updated({t.name})" in {plan.tensors[o].name for o in plan.outputs}}
         for t, tensor in enumerate(plan.tensors):
             if tensor.role == "input":
                 box = boxes(tensor.layout, tensor.shape, plan.mesh)[device]
@@ -682,6 +686,24 @@ class StepInputs:
             raise InputError(f"input {next(n for n, (t, *_) in self.inputs.items() if t not in made)!r} of the step is missing")
         return made
 
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments with those that the step writes into as DTensors in their planned layouts, from whole tensors."""
+        found = dict(inputs)
+        for name, (_, tensor, place) in self.inputs.items():
+            if tensor.name in self.written:
+                whole = inputs[name]
+                part = (whole if place is None else whole[place]).clone(memory_format=torch.contiguous_format)
+                placements = tensor.layout.to_dtensor(self.mesh.shape)
+                found[name] = DTensor.from_local(
+                    part.to(self.device_mesh.device_type),
+                    self.device_mesh,
+                    placements,
+                    run_check=False,
+                    shape=whole.shape,
+                    stride=torch.empty(whole.shape, device="meta").stride(),
+                )
+        return found
+
     def _is_flat(self, kwargs: Mapping[str, Any]) -> bool:
         return all(isinstance(value, torch.Tensor) for value in kwargs.values())
 
@@ -708,11 +730,18 @@ class StepInputs:
             placements = tuple(tensor.layout.to_dtensor(self.mesh.shape))
             if value.device_mesh != self.device_mesh:
                 raise InputError(f"input {name!r} is a DTensor on another mesh, {value.device_mesh}; the plan's is {self.device_mesh}")
-            if tuple(value.placements) != placements:
-                value = value.redistribute(self.device_mesh, placements)
-            return value.to_local()
-        part = plain(value) if place is None else plain(value[place]).contiguous()
-        return part.to(self.device_mesh.device_type)
+            same = tuple(value.placements) == placements
+            part = (value if same else value.redistribute(self.device_mesh, placements)).to_local()
+        else:
+            same = place is None and value.device.type == self.device_mesh.device_type and not value.is_conj() and not value.is_neg()
+            part = (plain(value) if place is None else plain(value[place]).contiguous()).to(self.device_mesh.device_type)
+        if tensor.name in self.written and not same:
+            form = tensor.layout.format(tensor.shape, tensor.dtype)
+            raise InputError(
+                f"the model writes into its input {name!r} in place, and the plan keeps it as {form}; give a DTensor of that layout, "
+                "which is then written into (a plain tensor is taken where every device has the whole)"
+            )
+        return part
 
 
 def _tuple(example: Any) -> tuple[Any, ...]:

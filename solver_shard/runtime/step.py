@@ -27,13 +27,13 @@ import torch
 
 from solver_shard.errors import InternalError
 from solver_shard.layout import Layout
-from solver_shard.ops.bound import bind
+from solver_shard.ops.bound import bind, bind_inside
 from solver_shard.ops.implementations import FREE, Part, Running, way_of
 from solver_shard.ops.random import Key, draw, drawn_box, drawn_whole, kept, key_of, numbers, refuse_cut, shape_of
 from solver_shard.ops.run import DTYPES, arguments_of, call
 from solver_shard.ops.shards import Box, Shape, boxes, local_move
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Op, Phase, Program, Role
+from solver_shard.program import Op, Phase, Program, Role, in_place
 from solver_shard.runtime.collectives import Communicator, Move, in_turn, prepare
 from solver_shard.runtime.schedule import Bring, Run, Schedule, Take, schedule
 
@@ -58,10 +58,15 @@ class Watch(Protocol):
 
 @dataclass(slots=True, weakref_slot=True)
 class StepState:
-    """A step between its forward and its backward pass."""
+    """A step between its forward and its backward pass.
+
+    Attributes:
+        given: the storages of what it was given.
+    """
 
     values: Values
     outputs: dict[int, torch.Tensor]
+    given: frozenset[int]
     spent: bool = False
 
 
@@ -97,14 +102,19 @@ class Compiled:
         values[-2] = seed, step
         for t in self.sources:
             values[t] = sources[t]
+        given = frozenset(values[t].untyped_storage().data_ptr() for t in self.sources)
         self._run(self.ahead, values, 0)
-        return StepState(values, {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None})
+        outputs = {t: values[slot] for t, (slot, _) in self.order.outputs.items() if values[slot] is not None}
+        return StepState(values, outputs, given)
 
-    def backward(self, state: StepState, tangent: torch.Tensor | None = None) -> dict[int, torch.Tensor]:
+    def backward(
+        self, state: StepState, tangent: torch.Tensor | None = None, sums: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[int, torch.Tensor]:
         """Run the backward pass; the local gradients by position of their parameter, as their reshards leave them.
 
         Args:
             tangent: the gradient of the loss, a scalar; 1 where it is left out.
+            sums: of earlier microbatches, by position of the gradient; each gradient is added to its sum, in place, as soon as it is made.
         """
         if state.spent:
             raise RuntimeError(
@@ -113,12 +123,19 @@ class Compiled:
         state.spent = True
         values = state.values
         values[-1] = tangent
+        late = self.tangent is None and tangent is not None
+        if sums and not late:
+            for g, slot in {self.program.gradients[p]: slot for p, slot in self.gradients.items()}.items():
+                made = values[slot]  # by the forward pass
+                values[slot] = sums[g] if made is None else sums[g].add_(made)
         self._run(self.back, values, len(self.ahead))
         state.outputs |= {t: values[slot] for t, (slot, _) in self.order.outputs.items() if t not in state.outputs}
         gradients = {p: values[slot] for p, slot in self.gradients.items()}
         values.clear()
-        if self.tangent is None and tangent is not None:
+        if late:
             gradients = {p: gradient * tangent for p, gradient in gradients.items()}
+            if sums:
+                gradients = {p: sums[self.program.gradients[p]] + gradient for p, gradient in gradients.items()}
         return gradients
 
     def _run(self, instructions: tuple[Instruction, ...], values: Values, first: int) -> None:
@@ -187,6 +204,7 @@ def compile_step(
     checks: list[tuple[tuple[int, Shape, str], ...]] = []
     taken: set[int] = set()
     layouts = {t: plan.tensors[t].layout for t in program.sources()}
+    inside = in_place(program)
     for instruction in order.instructions:
         if isinstance(instruction, Bring):
             reshard = plan.reshards[instruction.reshard]
@@ -200,14 +218,15 @@ def compile_step(
         elif isinstance(instruction, Take):
             gradient = plan.reshards[instruction.reshard].tensor
             taken.add(gradient)
-            run = _unary(None, instruction.source, slot_of[gradient], instruction.drops)
+            run = _taken(instruction.source, slot_of[gradient], instruction.drops)
             checks.append(())
         elif instruction.op == tangent:
             dtype = DTYPES[program.tensors[program.ops[tangent].results[0]].dtype]
             run = _seed(instruction.results[0], dtype, instruction.drops)
             checks.append(())
         else:
-            local = localise(plan, program, instruction, device, random.get(instruction.op), place or torch.device("cpu"))
+            number, inner = random.get(instruction.op), instruction.op in inside
+            local = localise(plan, program, instruction, device, number, place or torch.device("cpu"), inside=inner)
             expected = _expected(plan, program, instruction, device)
             run = _op(local, plan, program, instruction, communicator, watch, expected)
             checks.append(expected)
@@ -290,17 +309,20 @@ class GradientSum:
     """The gradients of a step's microbatches on one device: summed as they come, reduced after the last.
 
     >>> total = GradientSum(plan, program, device, communicator)       # of a plan with two microbatches
-    >>> total.add(step.backward(one)), total.add(step.backward(other))
-    (None, {0: tensor(...), ...})
+    >>> for state in (one, other):
+    ...     gradients = total.take(step.backward(state, sums=total.sums), state)
+    >>> gradients                                                       # after the last; None before
+    {0: tensor(...), ...}
 
     Attributes:
-        count: how many microbatches of the step have been added.
+        sums: by position of the gradient, of the microbatches of the step so far.
+        count: how many those are.
     """
 
     def __init__(self, plan: Plan, program: Program, device: int, communicator: Communicator) -> None:
         self.microbatches, self.count = plan.options.microbatches, 0
         self._gradients = program.gradients  # several parameters may have one
-        self._sums: dict[int, torch.Tensor] = {}
+        self.sums: dict[int, torch.Tensor] = {}
         self._reductions: dict[int, Move | None] = {}
         if self.microbatches > 1:
             summed = {reshard.tensor: reshard.layout for reshard in plan.reshards if reshard.purpose == "accumulate"}
@@ -309,19 +331,28 @@ class GradientSum:
                     _check_source(reshard, summed[reshard.tensor], program)
                     self._reductions[reshard.tensor] = moves_of(plan, program, reshard, device, communicator)
 
-    def add(self, gradients: dict[int, torch.Tensor]) -> dict[int, torch.Tensor] | None:
-        """Take those of one microbatch, by position of the parameter; the reduced sums after the last, None before."""
+    def take(self, gradients: dict[int, torch.Tensor], state: StepState) -> dict[int, torch.Tensor] | None:
+        """What the backward pass of a microbatch returned that began with ``sums``; the reduced sums after the last, None before."""
         if self.microbatches == 1:
             return gradients
-        parts = {self._gradients[p]: part for p, part in gradients.items()}
-        self._sums = {g: self._sums[g] + part for g, part in parts.items()} if self.count else parts
-        self.count += 1
+        sums = {self._gradients[p]: part for p, part in gradients.items()}
+        gradients.clear()  # the caller's hold no sum for longer than this does
+        if not self.count:  # what is added to must be bytes of its own
+            sums = {g: part.clone() if _is_of_others(part, state) else part for g, part in sums.items()}
+        self.sums, self.count = sums, self.count + 1
         if self.count < self.microbatches:
             return None
-        moves = ((g, part, self._reductions[g]) for g, part in self._sums.items())
-        reduced = {g: part if move is None else move(part) for g, part, move in moves}
-        self._sums, self.count = {}, 0
-        return {p: reduced[self._gradients[p]] for p in gradients}
+        reduced = {}
+        for g, move in self._reductions.items():  # each sum goes before the next is reduced
+            part = self.sums.pop(g)
+            reduced[g] = part if move is None else move(part)
+            del part
+        self.count = 0
+        return {p: reduced[g] for p, g in self._gradients.items()}
+
+
+def _is_of_others(part: torch.Tensor, state: StepState) -> bool:
+    return bool(part._is_view()) or part.untyped_storage().data_ptr() in state.given
 
 
 def _tangent(program: Program) -> int | None:
@@ -424,6 +455,18 @@ def _seed(slot: int | None, dtype: torch.dtype, drops: tuple[int, ...]) -> Instr
         given = values[-1]
         if slot is not None:
             values[slot] = torch.ones((), dtype=dtype) if given is None else given.to(dtype).reshape(())
+        for k in drops:
+            values[k] = None
+
+    return run
+
+
+def _taken(source: int, result: int, drops: tuple[int, ...]) -> Instruction:
+    """A gradient is there: it is added to the sum of earlier microbatches, if there is one."""
+
+    def run(values: Values) -> None:
+        part, total = values[source], values[result]
+        values[result] = part if total is None else total.add_(part)
         for k in drops:
             values[k] = None
 
@@ -541,7 +584,16 @@ class LocalOp:
     number: int | None = None
 
 
-def localise(plan: Plan, program: Program, instruction: Run, device: int, number: int | None = None, place: torch.device = _CPU) -> LocalOp:
+def localise(
+    plan: Plan,
+    program: Program,
+    instruction: Run,
+    device: int,
+    number: int | None = None,
+    place: torch.device = _CPU,
+    *,
+    inside: bool = False,
+) -> LocalOp:
     """One op as one device runs it: a function of local tensors, prepared once.
 
     >>> local = localise(plan, program, instruction, device=0)
@@ -551,12 +603,20 @@ def localise(plan: Plan, program: Program, instruction: Run, device: int, number
     Args:
         number: of a random op, among those of the program.
         place: where tensors are made.
+        inside: the op writes into its operand 0 (``program.in_place``).
 
     Raises:
         InputError: a random op that must be drawn whole is cut, or an op cannot be executed here.
         InternalError: the plan cannot be executed there.
     """
-    return _Device(plan, program, instruction, device, number, place).op()
+    return _Device(plan, program, instruction, device, number, place, inside).op()
+
+
+def _as_stored(plan: Plan, program: Program, i: int) -> bool:
+    """Whether what an op writes into is a source as it is stored, through all such ops before it; no copy that a reshard has made."""
+    t, makers = program.ops[i].operands[0], program.producers()
+    given = next(reshard for reshard in plan.reshards if (i, 0) in reshard.readers)
+    return not given.copy and (t not in makers or _as_stored(plan, program, makers[t][0]))
 
 
 def where(plan: Plan, program: Program, i: int) -> str:
@@ -566,8 +626,10 @@ def where(plan: Plan, program: Program, i: int) -> str:
 
 
 class _Device:
-    def __init__(self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device) -> None:
-        self.number, self.place = number, place
+    def __init__(
+        self, plan: Plan, program: Program, instruction: Run, device: int, number: int | None, place: torch.device, inside: bool
+    ) -> None:
+        self.number, self.place, self.inside = number, place, inside
         self.plan, self.program, self.instruction, self.device, self.mesh = plan, program, instruction, device, plan.mesh
         self.op_, self.planned = program.ops[instruction.op], plan.ops[instruction.op]
         self.wanted = tuple(self._box(t, layout) for t, layout in zip(self.op_.results, self.planned.result_layouts, strict=True))
@@ -598,7 +660,7 @@ class _Device:
         if number is not None:
             return LocalOp(reads=reads, run=_arranged(self._random(), arrange, keyed=True), number=number)
         shapes = [self._box(t, layout).length for t, layout in zip(op.operands, planned.operand_layouts, strict=True)]
-        bound = bind(op, shapes, self.lengths)
+        bound = bind_inside(op, self.lengths) if self.inside else bind(op, shapes, self.lengths)
         run = bound.function if op.name not in _LEAVING else lambda *local: _whole_storage(bound.function(*local))
         return LocalOp(reads=reads, run=_arranged(run, arrange), single=bound.single)
 
@@ -612,7 +674,8 @@ class _Device:
                 items.append(self._unread(j))
                 continue
             before, shape = self.plan.reshards[position].layout, self.program.tensors[t].shape
-            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device)))
+            own = j > 0 or not self.inside or not _as_stored(self.plan, self.program, self.instruction.op)
+            items.append((reads.index(j), local_move(before, planned.operand_layouts[j], shape, self.mesh, self.device, own=own)))
         if all(isinstance(item, tuple) and item[1] is None for item in items):
             return None
 
@@ -694,7 +757,8 @@ class _Device:
             return started if isinstance(started, tuple) else _there(self.place, started)
 
         if self.number is None:
-            return lambda *local: start(arguments_of(op, local))
+            known = {"shapes": self.lengths, "inside": self.inside}
+            return lambda *local: start(arguments_of(op, local) | known)
         drawn, shape = self._drawn(), shape_of(self.program, self.instruction.op)
 
         def keyed(key: Key, *local: torch.Tensor) -> Running | Results:

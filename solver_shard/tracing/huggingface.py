@@ -293,13 +293,21 @@ def _needs(kind: str, name: str, error: ImportError) -> InputError:
 
 def _with_constants(cls: Any, config: Any, dtype: torch.dtype, device: str) -> Any:
     """The model with its constants of whole numbers, where these go together with what else it makes."""
+    kind = {"attn_implementation": "flex_attention"} if _needs_flex(cls, config) else {}
     try:
         with Constants():
-            model = cls._from_config(config, dtype=dtype)
+            model = cls._from_config(config, dtype=dtype, **kind)
     except (RuntimeError, NotImplementedError):
-        return cls._from_config(config, dtype=dtype)
+        return cls._from_config(config, dtype=dtype, **kind)
     hold(model, device)
     return model
+
+
+def _needs_flex(cls: Any, config: Any) -> bool:
+    """Whether flex_attention is what the class has of fused attention: with soft caps and sinks, and no dropout of weights."""
+    asked = getattr(config, "_attn_implementation_internal", None)
+    drops = [value for name, value in vars(config).items() if name.endswith(("attention_dropout", "attn_dropout", "attn_pdrop"))]
+    return asked is None and not getattr(cls, "_supports_sdpa", True) and getattr(cls, "_supports_flex_attn", False) and not any(drops)
 
 
 def _know_boxes(cls: Any) -> None:

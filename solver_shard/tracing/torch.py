@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -23,11 +23,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from solver_shard.arguments import checked
 from solver_shard.errors import InputError, SolverShardError, TraceError
 from solver_shard.program import Program
+from solver_shard.tracing.attention import fused_attention, unfused_flex
 from solver_shard.tracing.clean import clean
 from solver_shard.tracing.joint_graph import DTYPES, RawGraph, Rewritten, export, regions
 from solver_shard.tracing.values import Fixed, Values, paired
@@ -94,7 +94,7 @@ def trace_raw(
             regions(),
             alignments(),
             Values(whole=_of_library(model)),
-            FusedAttention(),
+            fused_attention(),
             Rewritten(),
         ):
             return export(step, flat.tensors, flat.names, name=name, names=names, forward_only=forward_only)
@@ -131,7 +131,8 @@ def run_eagerly(
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         flat = _Flat(model, inputs, mode, forward_only=forward_only)
     step = _TracedStep(model, flat, loss_fn, type(model).__name__, forward_only)
-    found = step(*(tensors[name] for name in flat.names))
+    with unfused_flex():
+        found = step(*(tensors[name] for name in flat.names))
     return dict(zip(step.outputs, found, strict=True))
 
 
@@ -166,7 +167,7 @@ def _run(model: nn.Module, inputs: Inputs, values: Values, *, name: str, forward
         mode,
         alignments(),
         values,
-        FusedAttention(),
+        fused_attention(),
         Rewritten(),
     ):
         step(*flat.tensors)
@@ -536,63 +537,3 @@ def paths(module: nn.Module) -> Iterator[None]:
             handle.remove()
         meta.clear()
         meta.update(before)
-
-
-_ATTENTION = torch.nn.functional.scaled_dot_product_attention
-_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-
-
-class FusedAttention(TorchFunctionMode):  # type: ignore[misc]  # torch is not checked
-    """While active, scaled_dot_product_attention is one op where its operands allow it.
-
-    Attention with dropout, or with values narrower than its keys, as the fused op that a GPU runs.
-
-    On the CPU, torch has no fused attention for these and falls back to scores of [batch, heads, query, key] elements, which an accelerator
-    never stores. While a model is traced, such calls become the fused op, dropout as its argument. Narrower values (latent attention: keys
-    of 192, values of 128 elements per head) are filled up with zeros, whose results are dropped, as FlashAttention's callers do.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is _ATTENTION:
-            fused = _fused(*args, **kwargs)
-            if fused is not None:
-                return fused
-        return func(*args, **kwargs)
-
-
-def _fused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor | None:
-    """The fused call, or None where torch makes it by itself or the fused op does not take these operands."""
-    if not (query.ndim == key.ndim == value.ndim == 4) or query.shape[-1] < value.shape[-1]:
-        return None
-    missing = query.shape[-1] - value.shape[-1]
-    if missing:
-        padded = torch.nn.functional.pad(value, (0, missing))
-        found = _fused(query, key, padded, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if found is None:
-            found = _ATTENTION(query, key, padded, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return found[..., : value.shape[-1]]
-    if dropout_p == 0.0:
-        return None
-    if attn_mask is not None:
-        if attn_mask.requires_grad or attn_mask.ndim not in (2, 4):
-            return None
-        if attn_mask.dtype == torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), float("-inf"))
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-    result = _FUSED(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    attended: torch.Tensor = result[0]
-    return attended

@@ -6,8 +6,9 @@
 
 Every process is a fresh interpreter that reads plan, model and inputs from a folder, applies the plan (``solver_shard.apply``), takes one
 step and leaves there what it holds: its parts of the gradients and of the updated parameters, and the collectives that went through
-torch's dispatcher meanwhile. They are counted there, not where the plan's runtime says that it called them. What devices hold is put
-together here, by the plan's layouts; devices that should hold the same must.
+torch's dispatcher meanwhile. They are counted there, not where the plan's runtime says that it called them; what its recorder says must be
+the same, and the process groups must have been asked for as many. What devices hold is put together here, by the plan's layouts; devices
+that should hold the same must.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from solver_shard.mesh import Mesh
 from solver_shard.ops.shards import coordinates, join
 from solver_shard.plan.io import plan_from_json, plan_to_json
 from solver_shard.plan.plan import Plan
+from solver_shard.runtime.collectives import Recorded
 from solver_shard.verification.subject import StepResult, Subject
 from solver_shard.verification.verdict import Traffic
 
@@ -177,10 +179,13 @@ def _together(plan: Plan, subject: Subject, held: Sequence[Mapping[str, Any]]) -
 
 
 class Counted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch is not checked
-    """While open, counts the functional collectives of this process, by kind and by the mesh axes along which their group lies.
+    """While open, counts the collectives of this process, by kind and by the mesh axes along which their group lies.
+
+    What DTensor calls inside its ops is counted, too. Two other witnesses are asked in ``agree``: whoever recorded what it called, and the
+    process groups, which number what they are asked for.
 
     Attributes:
-        found: by kind and axes, how many and how many bytes this device called them with: of a gathered output, else of the buffer.
+        found, nbytes: by kind and axes, how many and how many bytes this device called them with: of a gathered output, else of the buffer.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -188,8 +193,13 @@ class Counted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[m
         self.mesh = mesh
         self.found: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.nbytes: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._issued = issued()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it makes of the op comes here again, on plain tensors
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("_c10d_functional", "c10d"):
             name = func._schema.name.partition("::")[2]
@@ -199,10 +209,33 @@ class Counted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[m
                 key = kind, self._axes(args[-1])
                 self.found[key] += 1
                 self.nbytes[key] += moved.nbytes
-            elif not name.startswith("wait"):
+            elif not name.startswith(("wait", "_wrap")):
                 key = name, ()
                 self.found[key] += 1
         return result
+
+    def agree(self, recorded: Sequence[Recorded]) -> None:
+        """Hold what was counted against what was recorded, and against how many the process groups were asked for.
+
+        Raises:
+            InternalError: they differ; the message has both.
+        """
+        said: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        sizes: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for entry in recorded:
+            key = "all_reduce" if entry.kind == "exchange" else entry.kind, entry.axes
+            said[key] += entry.count
+            sizes[key] += entry.count * entry.nbytes
+        if said != self.found or sizes != self.nbytes:
+            raise InternalError(
+                f"the runtime recorded the collectives {_shown(said, sizes)}, and what ran is {_shown(self.found, self.nbytes)}; "
+                "please report this"
+            )
+        asked = issued() - self._issued
+        if asked != self.found.total():
+            raise InternalError(
+                f"{self.found.total()} collectives were counted, and the process groups were asked for {asked}; please report this"
+            )
 
     def _axes(self, group: Any) -> tuple[str, ...]:
         """Along which axes the members of a group differ."""
@@ -213,13 +246,25 @@ class Counted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[m
         return tuple(name for a, name in enumerate(self.mesh.names) if len({where[a] for where in at}) > 1)
 
 
+def issued() -> int:
+    """How many collectives the process groups of this process have been asked for, all together; they number them."""
+    from torch.distributed.distributed_c10d import _world
+
+    return sum(group._get_sequence_number_for_group() for group in _world.pg_map)
+
+
+def _shown(counts: Mapping[tuple[str, tuple[str, ...]], int], nbytes: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
+    rows = (f"{n} {kind} on {','.join(axes)} of {nbytes[kind, axes]:,} B" for (kind, axes), n in sorted(counts.items()) if n)
+    return ", ".join(rows) or "none"
+
+
 def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
     """What one process does."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
 
-    from solver_shard.runtime.apply import apply, recorded_collectives, reseed
+    from solver_shard.runtime.apply import apply, recorded_collectives, reseed, runtime_of
     from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
 
     torch.set_num_threads(1)
@@ -242,9 +287,11 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
             optimizer = ShardedOptimizer(sharded, torch.optim.SGD, lr=subject["rate"])
             optimizer.state_dict()  # its masters are set from the parameters here, which is done once and is no part of a step
         reseed(sharded, subject["seed"])
-        outputs, counted = [], Counted(plan.mesh)
         buffers = {name: b._local_tensor for name, b in sharded.named_buffers() if f"updated({name})" in {t.name for t in plan.tensors}}
         before, written = {name: b.clone() for name, b in buffers.items()}, []
+        given = [runtime_of(sharded).given.placed(inputs) for inputs in given]
+        recorded_collectives(sharded, reset=True)
+        outputs, counted = [], Counted(plan.mesh)
         with counted:
             for inputs in given:
                 for name, buffer in buffers.items():
@@ -253,12 +300,15 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
                 if not plan.options.forward_only:
                     (made / len(given)).backward()
                 outputs.append(_outputs(plan, made))
-                written.append({name: buffer.clone() for name, buffer in buffers.items()})
+                caches = {name: value.to_local() for name, value in inputs.items() if isinstance(value, DTensor)}
+                written.append({name: value.clone() for name, value in (buffers | caches).items()})
             if plan.options.clip:
                 clip_grad_norm_(sharded, subject["max_norm"])
             if optimizer is not None:
                 optimizer.step()
-        _set_apart(counted, recorded_collectives(sharded))
+        recorded = recorded_collectives(sharded)
+        counted.agree(recorded)
+        _set_apart(counted, recorded)
         trained = {name: p for name, p in sharded.named_parameters(remove_duplicate=False) if name in plan.gradients}
         layouts = plan.layouts
         gradients = {name: _local(p.grad, plan.tensors[plan.gradients[name]].layout, plan.mesh, name) for name, p in trained.items()}
@@ -276,7 +326,7 @@ def _work(folder: Path, rank: int, count: int, timeout: float) -> None:
         dist.destroy_process_group()
 
 
-def _set_apart(counted: Counted, recorded: Sequence[Any]) -> None:
+def _set_apart(counted: Counted, recorded: Sequence[Recorded]) -> None:
     """Tokens that are brought to where their experts are by sums: their rows would lie there, and no plan lists these collectives."""
     for entry in recorded:
         if entry.kind == "exchange":

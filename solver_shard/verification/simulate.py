@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from solver_shard.costs.layouts import free_move
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -37,11 +38,12 @@ from solver_shard.ops.implementations import free
 from solver_shard.ops.shards import Parts, boxes, groups, join, local_move, shard
 from solver_shard.options import Options
 from solver_shard.plan.plan import Plan, Reshard
-from solver_shard.program import Program, Role
+from solver_shard.program import Program, Role, in_place
 from solver_shard.runtime.collectives import Exchange, Move, all_reduce_over, in_turn
 from solver_shard.runtime.optimizer import clipping_scale, norm_of
 from solver_shard.runtime.schedule import Run, Schedule, schedule
 from solver_shard.runtime.step import GradientSum, compile_step, moves_of, where
+from solver_shard.verification.measurement import told_of_move
 
 T = TypeVar("T")
 
@@ -170,13 +172,13 @@ class _SimulatedStep:
                 watch.microbatch(self.references[k])
                 sources = {t: self._source(t, batch[t], watch) for t in program.sources()}
                 state = compiled.forward(sources, seed=self.seed, step=k)
-                part = compiled.backward(state)
-                count = len(self.batches)
-                gradients = total.add({p: gradient / count for p, gradient in part.items()} if count > 1 else part)
+                gradients = total.take(compiled.backward(state, sums=total.sums), state)
                 for t in program.outputs:
                     layout = plan.reshards[compiled.order.outputs[t][1]].layout
                     outputs.append(member.whole(state.outputs[t], layout, program.tensors[t].shape))
             assert gradients is not None, "the step ends with its last microbatch"
+            if len(self.batches) > 1:
+                gradients = {p: gradient / len(self.batches) for p, gradient in gradients.items()}
             norm, gradients = self._clipped(gradients, member)
             reduced = {r.tensor: r.layout for r in plan.reshards if r.purpose == "optimizer"}
             whole = {
@@ -190,13 +192,17 @@ class _SimulatedStep:
         """A device's part of a source, and on device 0 the optimizer's state of it, which is there for the whole step."""
         tensor, planned = self.program.tensors[t], self.plan.tensors[t]
         part = shard(whole, planned.layout, self.plan.mesh, watch.member.device)
+        if t in watch.written:
+            part = part.clone()  # the step writes into it, and its values are those of other devices too
         if watch.meter is None:
             return part
         part = part.clone()  # in a storage of its own
         watch.meter.made(part, _STORED[tensor.role])
         if planned.state is not None:
             elements = math.prod(planned.state.local_shape(tensor.shape, self.plan.mesh.shape))
-            state = torch.empty(elements * self.plan.options.optimizer_state().resident_bytes(tensor.dtype), dtype=torch.uint8)
+            kept = self.plan.options.optimizer_state()
+            apart = 0 if free_move(planned.layout, planned.state) else kept.apart_bytes(tensor.dtype)
+            state = torch.empty(elements * (kept.resident_bytes(tensor.dtype) + apart), dtype=torch.uint8)
             watch.meter.made(state, "optimizer")
             watch.stay.append(state)
         return part
@@ -251,6 +257,7 @@ class _Watch:
 
     Attributes:
         stay: optimizer states, which are on the device for the whole step.
+        written: what ops write into.
     """
 
     def __init__(self, step: _SimulatedStep, member: SimulatedDevice) -> None:
@@ -258,6 +265,7 @@ class _Watch:
         self.meter = step.meter if member.device == 0 else None
         self.reference: Values = {}
         self.time, self.stay = 0, list[torch.Tensor]()
+        self.written = {step.program.ops[i].operands[0] for i in in_place(step.program)}
 
     def microbatch(self, reference: Values) -> None:
         """The next microbatch begins, of which this is known."""
@@ -282,15 +290,8 @@ class _Watch:
                     self._compare(run.op, t, whole, layout)
 
     def moved(self, reshard: Reshard, before: torch.Tensor, after: torch.Tensor, *, last: bool) -> None:
-        if self.meter is None:
-            return
-        if reshard.purpose == "update":  # what is stepped is there already, and the new values take over from the old ones
-            if after.untyped_storage()._cdata != before.untyped_storage()._cdata:
-                self.meter.made(after, "intermediates")
-        elif last:
-            self.meter.made(after, "gradients" if reshard.purpose in ("accumulate", "optimizer") else "copies")
-        else:
-            self.meter.made(after, "intermediates")
+        if self.meter is not None:
+            told_of_move(self.meter, reshard, before, after, last=last)
 
     def _compare(self, i: int, t: int, whole: torch.Tensor, layout: Layout) -> None:
         expected, tensor = self.reference[t], self.step.program.tensors[t]

@@ -116,6 +116,8 @@ class Subject:
         assert self.model is not None, "asked of a model only"
         assert self.inputs is not None, "asked of a model only"
         tensors = self.tensors(microbatch)
+        written = {self.program.tensors[s].name for t in self.program.outputs for s in self.program.written(t)}
+        tensors |= {name: tensors[name].clone() for name in written & tensors.keys()}  # the model writes into them
         return {
             name: tensors.get(name, tensors.get(f"input.{name}", given)).to(given.dtype)  # where the program is widened, it is not
             for name, given in named_tensors(self.model, self.inputs).items()
@@ -159,7 +161,7 @@ def subject_of(
                 own = given.get(tensor.name, given.get(tensor.name.removeprefix("input.")))
                 assert own is not None, f"{tensor.name} is not among the inputs that were traced"
                 limit = {"labels": labels, "input_ids": words}.get(tensor.name)
-                values[t] = sources[0][t] if k and _fixed(own, limit) else _input(own, limit, numbers, labels=tensor.name == "labels")
+                values[t] = sources[0][t] if k and _fixed(own, limit) else example_value(tensor.name, own, limit, numbers)
             elif tensor.name in held:
                 values[t] = plain(held[tensor.name])
             else:
@@ -258,15 +260,15 @@ def _fixed(given: torch.Tensor, limit: int | None) -> bool:
     return not given.is_floating_point() and limit is None
 
 
-def _input(given: torch.Tensor, limit: int | None, numbers: torch.Generator, *, labels: bool) -> torch.Tensor:
-    """What stands for an input: itself where it says something."""
+def example_value(name: str, given: torch.Tensor, limit: int | None, numbers: torch.Generator) -> torch.Tensor:
+    """What stands for an input: itself where it says something; whole numbers with a limit are drawn below it."""
     real = given.device.type != "meta" and not isinstance(given, torch._subclasses.FakeTensor)
     if given.is_floating_point() or given.is_complex():
         return plain(given).clone() if real and not _alike(given) else _drawn(given.shape, given.dtype, numbers)
     if limit is None:
         return given.detach().clone() if real else torch.zeros(given.shape, dtype=given.dtype)
     made = torch.randint(limit, given.shape, dtype=given.dtype, generator=numbers)
-    if labels and made.ndim > 1:
+    if name == "labels" and made.ndim > 1:
         made[0, : made.shape[1] // 2] = IGNORED
     return made
 

@@ -62,6 +62,22 @@ def test_a_template_has_the_price_that_solving_it_gives(found: Comparison) -> No
     assert found.row("zero3").step_ns == optimize(MODEL, mesh="dp=2,tp=2", template="zero3", time_limit=10).costs.total_ns
 
 
+def test_of_each_kind_of_template_the_best_that_fits_is_a_row_and_the_strongest_is_named(plan: Plan) -> None:
+    found = compare(plan, recipes=None, model=MODEL, time_limit=5)
+    tried = {t.name: t for t in found.templates}
+    assert {"zero2", "zero3", "dp=zero2,tp=megatron", "dp=zero3,tp=megatron"} <= tried.keys()
+    rows = {row.name: row for row in found.rows if row.kind == "template"}
+    for name, row in rows.items():
+        assert (row.step_ns, row.peak, row.fits) == (tried[name].step_ns, tried[name].peak, tried[name].fits)
+        alone = compare(plan, recipes=[name], model=MODEL, time_limit=5).row(name)
+        assert row.step_ns == pytest.approx(alone.step_ns, rel=2e-4)
+    assert sum(name.endswith("tp=megatron") for name in rows) == 1
+    assert found.strongest is not None
+    assert found.strongest.step_ns == min(t.step_ns for t in found.templates if t.fits and t.step_ns is not None)
+    assert f"the strongest that fits is {found.strongest.name}" in str(found)
+    assert found.to_json()["strongest"] == found.strongest.name
+
+
 def test_what_does_not_apply_is_left_out_with_the_reason(found: Comparison) -> None:
     ((name, why),) = found.left_out
     assert name == "dp=zero3,tp=expert-parallel"

@@ -11,7 +11,7 @@ import torch
 from e2e.test_experts import mixtral
 from e2e.test_simulate import Case, gpt2, llama, near
 from lowered import with_relays
-from measured import STATES, Measured, Meter, measure
+from measured import STATES, Measured, measure
 from points import plan_of, random_point
 from programs import trained_mlp
 
@@ -24,6 +24,7 @@ from solver_shard.plan.evaluate import Evaluation, evaluate
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.rules.rulebook import Rulebook
+from solver_shard.verification.measurement import Meter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

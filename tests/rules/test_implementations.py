@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from rules.cases import Case, case, ints, t
+from rules.cases import Case, case, flags, ints, t
 from rules.execute import execute
 
 from solver_shard.costs.cluster import load_cluster
@@ -16,12 +17,13 @@ from solver_shard.costs.model import CostModel
 from solver_shard.errors import InternalError
 from solver_shard.graph.strategies import op_strategies
 from solver_shard.mesh import Mesh
-from solver_shard.ops import implementations
+from solver_shard.ops import implementations, kernels
 from solver_shard.ops.implementations import Part, Way, perform
 from solver_shard.rules.check.shards import legal_strategies, verify
 from solver_shard.rules.rule import Implementation, Rule
 from solver_shard.rules.rulebook import build_rule
 from solver_shard.rules.table import load_table
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
 
 TABLE = load_table()
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -100,11 +102,81 @@ def attention(causal: bool, mask: torch.Tensor | None = None, *, backward: bool 
     )
 
 
+WINDOW = '[["aten.sub.Tensor", {"self": "%q", "other": "%kv"}], ["aten.lt.Scalar", {"self": "%0", "other": 3}]]'
+CAUSAL = '[["aten.ge.Tensor", {"self": "%q", "other": "%kv"}]]'
+LEARNED = (
+    '[["aten.sub.Tensor", {"self": "%q", "other": "%kv"}], ["aten.add.Tensor", {"self": "%0", "other": 7}], '
+    '["aten.index.Tensor", {"self": "%x0", "indices": ["%h", "%1"]}], ["aten.mul.Tensor", {"self": "%score", "other": "%2"}], '
+    '["aten.index.Tensor", {"self": "%x1", "indices": ["%b.own"]}], ["aten.add.Tensor", {"self": "%3", "other": "%4"}]]'
+)
+
+
+def own_attention(*, backward: bool = False, slope: bool = False, kv: int = 2, **settings: Any) -> Case:
+    """``shard.attention`` of 4 heads of 3 and values of 5 elements."""
+    q, k, v = t(3, 4, 5, 3), t(3, kv, 7, 3), t(3, kv, 7, 5)
+    given = {"query": q, "key": k, "value": v, "attn_mask": None, "buffers": (), "batches": None, "heads": None, "score": "", "mask": ""}
+    given |= {"dropout_p": 0.0, "is_causal": False, "scale": 0.4, **settings}
+    if not backward:
+        return case(ATTENTION, **given)
+    out, sums = kernels.run(given)
+    wanted = (given["attn_mask"] is not None, *(x.is_floating_point() for x in given["buffers"]))
+    incoming = {"grad_out": torch.randn_like(out), "grad_logsumexp": torch.randn_like(sums) if slope else None}
+    return case(ATTENTION_BACKWARD, **incoming, **given, out=out, logsumexp=sums, wanted=wanted)
+
+
+def flex(*, backward: bool = False) -> Case:
+    places = {"buffers": (t(4, 14), t(3)), "batches": torch.arange(3), "heads": torch.arange(4).unsqueeze(1)}
+    return own_attention(backward=backward, slope=True, score=LEARNED, mask=WINDOW, **places)
+
+
 def some_rows_masked() -> torch.Tensor:
     x = t(3, 4, 5)
     x[1, 2] = float("-inf")
     x[0, 0, :3] = float("-inf")
     return x
+
+
+def distinct(*shape: int) -> torch.Tensor:
+    """Indices below 7 that differ along dim 1."""
+    return (
+        torch.stack([torch.roll(torch.arange(7), k)[: shape[1]] for k in range(shape[0] * shape[2])])
+        .reshape(shape[0], shape[2], shape[1])
+        .movedim(2, 1)
+    )
+
+
+BAGS = {"indices": torch.tensor([3, 0, 6, 3, 2, 2, 5, 1, 3]), "offsets": torch.tensor([0, 2, 2, 5, 8])}
+"""Five bags of nine rows of seven, one of them empty."""
+
+
+def bag_case(mode: int = 0, padding_idx: int = -1, per_sample_weights: torch.Tensor | None = None) -> Case:
+    rest = {"scale_grad_by_freq": False, "sparse": False, "include_last_offset": False}
+    return case(
+        "aten._embedding_bag.default", weight=t(7, 6), **BAGS, mode=mode, per_sample_weights=per_sample_weights, padding_idx=padding_idx,
+        **rest,
+    )  # fmt: skip
+
+
+def bag_gradient(mode: int, padding_idx: int = -1, per_sample_weights: torch.Tensor | None = None, *, scaled: bool = False) -> Case:
+    sizes, none = torch.ones(5, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    return case(
+        "aten._embedding_bag_backward.default", grad=t(5, 6), **BAGS, offset2bag=none, bag_size=sizes, maximum_indices=sizes.clone(),
+        num_weights=7, scale_grad_by_freq=scaled, mode=mode, sparse=False, per_sample_weights=per_sample_weights, padding_idx=padding_idx,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "padding"), [("sum", None), ("mean", 3)])
+def test_bags_and_their_gradients_are_those_of_torch(mode: str, padding: int | None) -> None:
+    weight = t(7, 6).requires_grad_()
+    made = bag_case(("sum", "mean").index(mode), -1 if padding is None else padding)
+    expected = torch.nn.functional.embedding_bag(BAGS["indices"], weight, BAGS["offsets"], mode=mode, padding_idx=padding)
+    ours = execute(made.op, [weight.detach(), *made.values[1:]], [(5, 6), (9,), (5,), (5,)])
+    torch.testing.assert_close(ours[0], expected.detach())
+    gradient = t(5, 6)
+    expected.backward(gradient)
+    back = bag_gradient(("sum", "mean").index(mode), -1 if padding is None else padding)
+    values = [gradient, *back.values[1:4], ours[2], *back.values[5:]]
+    torch.testing.assert_close(execute(back.op, values, [(7, 6)])[0], weight.grad)
 
 
 def bounds(x: torch.Tensor) -> torch.Tensor:
@@ -152,6 +224,35 @@ CASES: dict[str, Callable[[], Case]] = {
     "safe softmax": lambda: softmax("_safe_softmax", x=some_rows_masked()),
     "log-softmax backward": softmax_backward,
     "softmax backward": lambda: softmax_backward("_softmax", dim=0),
+    "gather": lambda: case("aten.gather.default", self=t(3, 4, 7), dim=2, index=ints(7, 3, 4, 2)),
+    "picked rows": lambda: case("aten.index_select.default", self=t(7, 6), dim=0, index=ints(7, 9)),
+    "scatter": lambda: case("aten.scatter.src", self=t(3, 7, 4), dim=1, index=distinct(3, 5, 4), src=t(3, 6, 4)),
+    "scattered number": lambda: case("aten.scatter.value", self=t(3, 7, 4), dim=1, index=ints(7, 3, 5, 4), value=2.5),
+    "scattered sum": lambda: case("aten.scatter_add.default", self=t(3, 7, 4), dim=-2, index=ints(7, 3, 9, 4), src=t(3, 9, 4)),
+    "scattered mean": lambda: case(
+        "aten.scatter_reduce.two", self=t(3, 7), dim=1, index=ints(7, 3, 9), src=t(3, 9), reduce="mean", include_self=False
+    ),
+    "scattered maximum": lambda: case(
+        "aten.scatter_reduce.two", self=t(3, 7), dim=1, index=ints(7, 3, 9), src=t(3, 9), reduce="amax", include_self=True
+    ),
+    "copied rows": lambda: case("aten.index_copy.default", self=t(3, 7, 4), dim=1, index=torch.tensor([6, 0, 3]), source=t(3, 3, 4)),
+    "added rows": lambda: case("aten.index_add.default", self=t(7, 4), dim=0, index=ints(7, 9), source=t(9, 4), alpha=2),
+    "put rows": lambda: case(
+        "aten.index_put.default", self=t(3, 7, 4), indices=(None, torch.tensor([[6, 0], [3, 1]])), values=t(2, 2, 4), accumulate=False
+    ),
+    "put sums": lambda: case("aten.index_put.default", self=t(7, 4), indices=(ints(7, 9),), values=t(9, 4), accumulate=True),
+    "bags": bag_case,
+    "weighted bags": lambda: bag_case(mode=0, per_sample_weights=t(9)),
+    "means of bags": lambda: bag_case(mode=1, padding_idx=3),
+    "bags backward": lambda: bag_gradient(mode=0, per_sample_weights=t(9)),
+    "bags backward, scaled": lambda: bag_gradient(mode=0, scaled=True),
+    "means of bags backward": lambda: bag_gradient(mode=1, padding_idx=3),
+    "masked rows": lambda: case("aten.masked_scatter.default", self=t(5, 4, 6), mask=flags(5, 4, 1), source=t(20, 6)),
+    "masked numbers": lambda: case("aten.masked_scatter.default", self=t(5, 4), mask=flags(4), source=t(30)),
+    "masked rows backward": lambda: case(
+        "aten.masked_scatter_backward.default", grad_output=t(5, 4, 6), mask=flags(5, 4, 1), sizes=(20, 6)
+    ),
+    "trace": lambda: case("aten.trace.default", self=t(5, 7)),
     "loss": loss,
     "loss with class weights": lambda: loss(t(7).abs()),
     "loss backward": loss_backward,
@@ -166,6 +267,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention with a mask of queries by keys": lambda: attention(False, t(5, 7), keys=7),
     "attention backward": lambda: attention(False, t(5, 5), backward=True),
     "causal attention backward": lambda: attention(True, backward=True),
+    "latent attention": own_attention,
+    "causal latent attention": lambda: own_attention(mask=CAUSAL),
+    "latent attention backward": lambda: own_attention(backward=True, is_causal=True),
+    "attention with a learned mask backward": lambda: own_attention(backward=True, kv=4, attn_mask=t(3, 4, 5, 7)),
+    "attention with functions of scores": flex,
+    "attention with functions of scores backward": lambda: flex(backward=True),
 }
 
 
@@ -209,6 +316,9 @@ TEXT = {
     "maximum and its place": "extreme-statistics: S(2) -> R R; even; all_reduce 96, all_reduce 96",
     "embedding": "masked-lookup: S(0) R -> P(sum); whole",
     "embedding backward": "own-rows: R R -> S(0); whole",
+    "gather": "masked-lookup: S(2) R -> P(sum); whole",
+    "scattered sum": "own-rows: S(1) R R -> S(1); whole",
+    "put rows": "own-rows: S(1) R R -> S(1); whole",
     "log-softmax": "class-statistics: S(2) -> S(2); even; all_reduce 96, all_reduce 96",
     "log-softmax backward": "class-statistics: S(2) S(2) -> S(2); even; all_reduce 96",
     "loss": "own-classes: S(2) R -> P(sum) R; whole",
@@ -219,6 +329,12 @@ TEXT = {
     "root mean square norm": "norm-statistics: S(2) S(0) -> S(2) R; even; all_reduce 96",
     "causal attention": "cut-queries: S(2) R R -> S(2) S(2); triangle",
     "attention with a mask": "cut-queries: S(2) R R S(2) -> S(2) S(2); even",
+    "latent attention": "cut-queries: S(2) R R -> S(2) S(2); even",
+    "causal latent attention": "cut-queries: S(2) R R -> S(2) S(2); triangle",
+    "attention with a learned mask backward": "cut-queries: S(2) S(2) R R S(2) S(2) S(2) -> S(2) P(sum) P(sum) S(2); even",
+    "attention with functions of scores backward": (
+        "cut-queries: S(2) S(2) S(2) R R R R R R S(2) S(2) -> S(2) P(sum) P(sum) P(sum) P(sum); even"
+    ),
     "causal attention backward": "cut-queries: S(2) S(2) R R S(2) S(2) -> S(2) P(sum) P(sum); triangle",
 }
 
@@ -314,7 +430,9 @@ def test_collectives_that_the_rule_does_not_list_are_caught(name: str, times: in
     assert {failure.strategy for failure in failures} == {way.name}
 
 
-@pytest.mark.parametrize("name", ["embedding", "embedding backward", "loss", "loss backward", "causal attention"])
+@pytest.mark.parametrize(
+    "name", ["embedding", "embedding backward", "loss", "loss backward", "causal attention", "gather", "scatter", "copied rows", "put rows"]
+)
 def test_a_device_that_does_not_know_its_part_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CASES[name]()
     rule = rule_of(made)

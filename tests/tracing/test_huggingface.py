@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from traced_models import counts
+from traced_models import counts, values_of
 
 from solver_shard.errors import InputError, TraceError
+from solver_shard.ops.run import run
 from solver_shard.tracing import huggingface
+from solver_shard.tracing.clean import clean
 from solver_shard.tracing.huggingface import PRESETS, load
-from solver_shard.tracing.torch import trace
+from solver_shard.tracing.torch import trace, trace_raw
 
 PATH = list(sys.path)
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
@@ -299,3 +301,35 @@ def test_without_transformers_the_install_line_is_given(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match=r"pip install 'solver-shard\[hf\]'"):
         load("gpt2", batch=1, seq=4, dtype="f32")
+
+
+SMALL = {
+    "vocab_size": 31, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3, "attention_dropout": 0.0, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OF_FLEX = {
+    "gemma2": {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("kind", OF_FLEX)
+def test_soft_caps_sinks_and_windows_are_in_the_fused_op_with_the_classs_own_numbers(kind: str) -> None:
+    torch.manual_seed(0)
+    model, inputs, name = load({"model_type": kind, **SMALL, **OF_FLEX[kind]}, batch=2, seq=8, weights=True)
+    raw = trace_raw(model, inputs, name=name)
+    program = clean(raw)
+    found = counts(program)
+    assert (found["attention"], found["attention_backward"]) == (2, 2)
+    assert not [op for op in program.ops if op.name.startswith("aten._softmax") and "self_attn" in op.module]
+    given = {key: torch.randint(31, value.shape) for key, value in inputs.items()}
+    values = values_of(program, model, {**raw.constants, **given})
+    made = run(program, values)
+    model.set_attn_implementation("eager")
+    loss = model(**given).loss
+    loss.backward()
+    torch.testing.assert_close(made[program.outputs[0]], loss.detach(), rtol=1e-5, atol=1e-6)
+    for p, gradient in program.gradients.items():
+        own = model.get_parameter(program.tensors[p].name).grad
+        torch.testing.assert_close(made[gradient], own, rtol=1e-3, atol=1e-5, msg=program.tensors[p].name)

@@ -172,56 +172,6 @@ def test_dropout_is_kept_in_training_mode() -> None:
     assert counts(trace(model.eval(), {"input": X}, name="drop", loss_fn=squares))["native_dropout"] == 0
 
 
-class Attention(nn.Module):
-    """Attention of x with itself, with dropout."""
-
-    def __init__(self, causal: bool = True, mask: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.causal, self.mask = causal, mask
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = self.layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
-        made = F.scaled_dot_product_attention(q, q, q, dropout_p=0.1, is_causal=self.causal, attn_mask=self.mask)
-        return made.transpose(1, 2).flatten(2)
-
-
-@pytest.mark.parametrize("mask", [None, torch.ones(6, 6, dtype=torch.bool)])
-def test_attention_with_dropout_is_one_op(mask: torch.Tensor | None) -> None:
-    program = trace(Attention(mask is None, mask), {"x": X}, name="attention", loss_fn=squares)
-    assert counts(program)["_scaled_dot_product_flash_attention_for_cpu"] == 1
-    assert max(t.numel for t in program.tensors) == X.numel()
-
-
-class Latent(nn.Module):
-    """Attention whose values have fewer elements per head than its keys."""
-
-    def __init__(self, dropout: float, causal: bool, values: int = 2) -> None:
-        super().__init__()
-        self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 2 * values)
-        self.dropout, self.causal = dropout, causal
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = self.keys(x).unflatten(-1, (2, 4)).transpose(1, 2)
-        v = self.values(x).unflatten(-1, (2, -1)).transpose(1, 2)
-        made = F.scaled_dot_product_attention(q, q, v, dropout_p=self.dropout, is_causal=self.causal)
-        return made.transpose(1, 2).flatten(2)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_with_narrower_values_is_one_op(dropout: float, causal: bool) -> None:
-    program = trace(Latent(dropout, causal), {"x": X}, name="attention", loss_fn=squares)
-    assert counts(program)["_scaled_dot_product_flash_attention_for_cpu"] == 1
-    assert max(t.numel for t in program.tensors) == X.numel()
-    if not dropout:
-        check(Latent(dropout, causal), {"x": X}, loss_fn=squares)
-
-
-def test_attention_with_wider_values_is_left_as_torch_makes_it() -> None:
-    check(Latent(0.0, True, 6), {"x": X}, loss_fn=squares)
-
-
 def test_in_place_ops_and_checkpoints_are_traced() -> None:
     from torch.utils.checkpoint import checkpoint
 

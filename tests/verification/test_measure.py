@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lowered import agrees, lowered, random_assignment
-from measured import Meter, measure
+from measured import counted, measure
 from programs import gated
 from storages import Held
 
@@ -18,6 +18,7 @@ from solver_shard.ops.implementations import Part, perform
 from solver_shard.ops.run import overload_of, run
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Op, Program, Ref
+from solver_shard.verification.measurement import Meter
 from solver_shard.verification.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +42,7 @@ def test_a_tensor_and_its_views_count_once_until_the_last_is_gone() -> None:
     meter.made(torch.zeros(3), "copies")
     del part
     meter.tick()
-    result = meter.result()
+    result = counted(meter)
     assert result.totals == (96, 96, 96 + 12, 0)
     assert result.series["copies"] == (0, 0, 12, 0)
     assert (result.peak, result.peak_time) == (108, 2)
@@ -53,8 +54,8 @@ def test_a_gradient_in_the_storage_of_an_activation_is_a_gradient() -> None:
     product = torch.zeros(4, 2)
     meter.made(product, "activations")
     meter.made(product.T, "gradients")
-    assert meter.result().series["gradients"] == (32,)
-    assert meter.result().totals == (32,)
+    assert counted(meter).series["gradients"] == (32,)
+    assert counted(meter).totals == (32,)
 
 
 def kept(plan: Plan, program: Program) -> dict[str, int]:

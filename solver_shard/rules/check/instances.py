@@ -17,6 +17,7 @@ between the two:
     i64.labels(10)[8, 6]         the same, some of them -100
     i64.distinct(10)[8, 6]       indices that differ along the last dim
     i32.ends(12)[3]              ascending, the last is 12
+    i64.starts(12)[3]            ascending, the first is 0, all are below 12
     i32.order[4, 6]              row changes of an elimination: each from its own row on, counted from 1
     f64.definite[4, 6, 6]        matrices that are symmetric and positive definite
     f64.triangle[4, 6, 6]        lower triangles far from singular
@@ -293,6 +294,12 @@ def _ends(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
     return found
 
 
+def _starts(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
+    found = torch.randint(int(spec.bounds[0]), spec.shape, generator=generator).sort(-1).values
+    found[..., 0] = 0
+    return found
+
+
 def _order(spec: Spec, generator: torch.Generator, turn: int) -> torch.Tensor:
     own = torch.arange(spec.shape[-1])
     drawn = torch.rand(spec.shape, generator=generator) * (spec.shape[-1] - own)
@@ -322,6 +329,7 @@ _KINDS: Mapping[str, tuple[int, Maker]] = {
     "labels": (1, _labels),
     "distinct": (1, _distinct),
     "ends": (1, _ends),
+    "starts": (1, _starts),
     "order": (0, _order),
     "definite": (0, _definite),
     "triangle": (0, _triangle),

@@ -28,6 +28,7 @@ from solver_shard.ops.implementations import FREE, Part, free, perform
 from solver_shard.ops.run import SIZED, Shapes, arguments_of, groups_of, registered, results_of
 from solver_shard.program import Op
 from solver_shard.rules.rule import AxisStrategy, Rule
+from solver_shard.tracing.attention import ATTENTION, ATTENTION_BACKWARD
 
 Execute = Callable[[Op, Sequence[torch.Tensor], Sequence[Sequence[int]]], Sequence[torch.Tensor]]
 """Runs an op on given tensors: ``execute(op, operands, result_shapes)``."""
@@ -436,7 +437,7 @@ def _heads_fit(a: Arguments) -> bool:
     for name in ("grad_out", "grad_out_", "out"):
         if a.get(name) is not None:
             fits = fits and tuple(a[name].shape) == (*q[:3], v[3])
-    for name in ("logsumexp", "log_sumexp"):
+    for name in ("logsumexp", "log_sumexp", "grad_logsumexp"):
         if a.get(name) is not None:
             fits = fits and tuple(a[name].shape[:2]) == q[:2] and a[name].shape[2] >= q[2]
     return bool(fits)
@@ -575,6 +576,7 @@ _GUARDS: Mapping[str, Callable[[Arguments], bool]] = {
     f"{_MATH}_flash_attention_for_cpu.default": _heads_fit,
     f"{_MATH}_flash_attention_for_cpu_backward.default": _heads_fit,
     f"{_MATH}_attention_math.default": _heads_fit,
+    **dict.fromkeys((ATTENTION, ATTENTION_BACKWARD), _heads_fit),
     **{f"aten.{name}.default": _rows_fit for name in _NORMS},
     **{f"aten.{name}": _channels_fit for name in (*_BATCH_NORMS, "_native_batch_norm_legit_no_training.default")},
     "aten.native_batch_norm_backward.default": _channels_fit,

@@ -17,6 +17,7 @@ import re
 from typing import Any
 
 from solver_shard.errors import RuleError
+from solver_shard.layout import P
 from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
 from solver_shard.rules.families.pointwise import broadcast
 from solver_shard.rules.row import Family, is_text
@@ -99,7 +100,34 @@ def _is_results(value: Any) -> str | None:
     return None if isinstance(value, str) and _RESULTS.match(value) else 'must give every result its dims, as in "2 1 0"'
 
 
+def trace(call: OpCall) -> RuleDraft:
+    """The sum of a matrix's diagonal: ``own-rows`` and ``own-columns`` add up the part of it that lies in a device's rows or columns."""
+    draft = RuleDraft(call)
+    rows, columns = draft.letters(call.shape("self"))
+    draft.put("self", [rows, columns])
+    draft.result(0, ())
+    draft.linear(("self",), ("sum", "avg"))
+    draft.implement("own-rows", rows, results={0: P("sum")})
+    draft.implement("own-columns", columns, results={0: P("sum")})
+    draft.flops = min(call.shape("self"))
+    return draft
+
+
+def renorm(call: OpCall) -> RuleDraft:
+    """Slices along ``dim``, each by itself."""
+    draft = RuleDraft(call)
+    shape = call.shape("self")
+    dim = call.dim(call.attributes["dim"], len(shape))
+    held = draft.letters(shape, whole=[d for d in range(len(shape)) if d != dim])
+    draft.put("self", held)
+    draft.result(0, held)
+    draft.flops = 3 * math.prod(shape)
+    return draft
+
+
 FAMILIES = (
+    Family(name="trace", build=trace),
+    Family(name="renorm", build=renorm),
     Family(
         name="matrices",
         build=matrices,

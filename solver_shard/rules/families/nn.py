@@ -9,7 +9,7 @@ from typing import Any
 from solver_shard.errors import RuleError
 from solver_shard.layout import P, R
 from solver_shard.rules.draft import DimFactors, OpCall, RuleDraft
-from solver_shard.rules.families.pointwise import apply_linear
+from solver_shard.rules.families.pointwise import apply_linear, broadcast
 from solver_shard.rules.row import LINEAR, Exclusion, Family, is_text
 from solver_shard.rules.rule import InnerCollective
 
@@ -200,6 +200,31 @@ def _groups(draft: RuleDraft) -> tuple[DimFactors, DimFactors, DimFactors, Seque
     batch, groups = draft.factor("batch", shape[0]), draft.factor("groups", count, even=True)
     channels = (*groups, *draft.factor("inside", shape[1] // count, cut=False))
     return batch, groups, channels, [batch, channels, *draft.whole(shape[2:])]
+
+
+def loss(call: OpCall, **linear: Any) -> RuleDraft:
+    """A loss of every element, or the sum or mean of all: then a cut dim makes it partial."""
+    draft = RuleDraft(call)
+    kind, shape = _reduction(call), call.shape("self")
+    reduction = {"mean": "avg", "sum": "sum"}.get(kind)
+    held = [draft.factor(draft.letter(), size, even=kind == "mean", reduction=reduction) for size in shape]
+    for slot in range(len(call.slots)):
+        draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, held))
+    draft.result(0, held if kind == "none" else ())
+    draft.flops = 8 * math.prod(shape)
+    return apply_linear(draft, **linear)
+
+
+def loss_backward(call: OpCall, **linear: Any) -> RuleDraft:
+    """Every element by itself; the gradient of a mean depends on how many there are, so that nothing is cut."""
+    draft = RuleDraft(call)
+    shape = call.results[0].shape
+    held = draft.letters(shape, whole=range(len(shape)) if _reduction(call) == "mean" else ())
+    for slot in range(len(call.slots)):
+        draft.put_slot(slot, broadcast(call, call.at(slot).shape, shape, held))
+    draft.result(0, held)
+    draft.flops = 8 * math.prod(shape)
+    return apply_linear(draft, **linear)
 
 
 def nll_sums(call: OpCall) -> RuleDraft:
@@ -453,6 +478,8 @@ FAMILIES = (
     Family(name="group_norm_backward", build=group_norm_backward),
     Family(name="softmax", build=softmax),
     Family(name="softmax_backward", build=softmax_backward),
+    Family(name="loss", build=loss, keys={**LINEAR}),
+    Family(name="loss_backward", build=loss_backward, keys={**LINEAR}),
     Family(name="nll_sums", build=nll_sums),
     Family(name="nll_loss", build=nll_loss, excludes=_SIGNS),
     Family(name="nll_loss_backward", build=nll_loss_backward, excludes=_SIGNS),

@@ -172,11 +172,13 @@ def cast(call: OpCall) -> RuleDraft:
     return draft
 
 
-def along(call: OpCall, *, whole: str | Sequence[int], unread: str = "", flops: int = 1, view: bool = False, **linear: Any) -> RuleDraft:
+def along(
+    call: OpCall, *, whole: str | Sequence[int], unread: str = "", flops: int = 1, view: bool = False, writes: str = "", **linear: Any
+) -> RuleDraft:
     """Every dim passes but those that the ``whole`` setting names; tensors may lack these (``select``, ``argmax``).
 
     ``whole`` is the argument that holds the dims, or a list of dims. All tensors have the full rank, or the rank less
-    those dims.
+    those dims. ``writes`` is the argument that is written into ``self``.
     """
     draft = RuleDraft(call)
     shapes = [call.at(slot).shape for slot in range(len(call.slots))] + [result.shape for result in call.results]
@@ -204,6 +206,7 @@ def along(call: OpCall, *, whole: str | Sequence[int], unread: str = "", flops: 
     for name in unread.split():
         draft.ignore(name)
     draft.view = view
+    draft.window = call.tensor(writes).numel if writes else 0
     if not draft.view:
         draft.flops = flops * max((math.prod(shape) for shape in shapes), default=0)
     return apply_linear(draft, **linear)
@@ -413,7 +416,7 @@ FAMILIES = (
     Family(
         name="along",
         build=along,
-        keys={**LINEAR, "whole": is_dims, "unread": is_text, "view": is_flag, "flops": is_number},
+        keys={**LINEAR, "whole": is_dims, "unread": is_text, "view": is_flag, "flops": is_number, "writes": is_text},
         required=("whole",),
     ),
     Family(name="reduce", build=reduce, keys={**LINEAR, "reduction": is_reduction, "even": is_flag, "filled": is_flag}),

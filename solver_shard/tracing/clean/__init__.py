@@ -15,8 +15,7 @@ from solver_shard.tracing.clean.draft import Context, DraftValue, ProgramDraft, 
 from solver_shard.tracing.clean.experts import Experts, UnfitError
 from solver_shard.tracing.clean.finish import finish
 from solver_shard.tracing.clean.products import CONVOLUTIONS, MATMULS
-from solver_shard.tracing.clean.rows import ROWS, pointwise
-from solver_shard.tracing.clean.views import VIEWS
+from solver_shard.tracing.clean.rows import ROWS, VIEWS, pointwise
 from solver_shard.tracing.joint_graph import RawGraph, RawNode
 
 _HANDLERS: dict[str, Callable[[Context, RawNode], Result]] = {**VIEWS, **MATMULS, **CONVOLUTIONS, **ROWS}

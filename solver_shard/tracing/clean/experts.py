@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 from solver_shard.program import Ref
 from solver_shard.tracing.clean import dims as D
 from solver_shard.tracing.clean.draft import Context, DraftValue, Result, uses_of
-from solver_shard.tracing.clean.rows import ROWS, reduction
-from solver_shard.tracing.clean.views import VIEWS
+from solver_shard.tracing.clean.rows import ROWS, VIEWS, reduction
 from solver_shard.tracing.joint_graph import RawNode, Use
 
 Handler = Callable[[Context, RawNode], Result]

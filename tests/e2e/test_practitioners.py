@@ -1,0 +1,34 @@
+"""Any plan of the small models of ``experiments/practitioners.py`` computes what the model computes; each of their ops has a rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lowered import agrees, lowered, random_assignment
+
+from solver_shard.verification import check
+from solver_shard.verification.subject import subject_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
+import practitioners
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("case", practitioners.CASES, ids=lambda case: case.name)
+def test_any_plan_computes_what_the_model_does(case: practitioners.Case) -> None:
+    torch.manual_seed(0)
+    forward = bool(case.options.get("forward_only", False))
+    model, inputs = case.make(True)
+    found = subject_of(model, inputs, name="small", forward_only=forward)
+    made = lowered(found.program, "2,2")
+    for seed in range(2):
+        plan = agrees(made, random_assignment(made.graph, seed))
+        assert not [op.name for op in plan.ops if op.source == "fallback"]
+        plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, forward_only=forward))
+        verdict = check(plan, found)
+        assert verdict.holds, str(verdict)
