@@ -168,7 +168,7 @@ def markdown(kept: list[dict[str, Any]]) -> str:
     lines = [
         str(__doc__).split("\n\n")[0],
         "",
-        f"torch {torch.__version__}; made by `python experiments/attention.py`, whose functions say what each model is. All in bf16 on H100.",
+        f"torch {torch.__version__}; made by `python experiments/attention.py`, which says what each model is. All in bf16 on H100.",
         "",
         "| model | version | step | attention | peak | collectives | gap |",
         "|---|---|---|---|---|---|---|",

@@ -12,7 +12,7 @@ from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import ChoiceGraph
-from solver_shard.graph.lowering import lower
+from solver_shard.graph.lowering import Schedule, lower
 from solver_shard.graph.narrowing import Narrowing
 from solver_shard.graph.nodes import HoldNode, Lowering, OpNode, Pins, StateNode
 from solver_shard.graph.transient_memory import Transients
@@ -68,6 +68,7 @@ def lowered(
     memory_weight: int = 0,
     limit: int = 2**40,
     pins: Pins | None = None,
+    schedule: Schedule = "sequential",
 ) -> Lowered:
     rulebook = Rulebook(load_table())
     options = Options(
@@ -98,6 +99,7 @@ def lowered(
             limit=limit,
             fusion=fusion,
             microbatches=microbatches,
+            schedule=schedule,
         ),
         options=options,
     )

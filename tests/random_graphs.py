@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import ChoiceGraph
+from solver_shard.graph.choice_graph import ChoiceGraph, Loads
 from solver_shard.solve.solution import objective_value
 
 
@@ -66,6 +66,29 @@ def random_graph(rng: np.random.Generator, nodes: int, strategies: int = 4, time
     )
     graph.validate()
     return graph
+
+
+def windowed(rng: np.random.Generator, graph: ChoiceGraph) -> ChoiceGraph:
+    """The graph with one to four windows of one to three terms, loaded by some nodes, edges and other pairs, often on several terms."""
+    lanes = rng.integers(1, 4, int(rng.integers(1, 5)))
+    windows = np.repeat(np.arange(len(lanes)), lanes)
+    high = int(rng.choice([3, 20, 10**6]))
+
+    def uses() -> list[tuple[int, int]]:
+        return [(int(rng.integers(len(windows))), int(rng.choice([0, 1, 1, 2, 7]))) for _ in range(int(rng.integers(1, 4)))]
+
+    sizes = graph.sizes()
+    pairs = [(u, v) for u, v in itertools.permutations(range(graph.size), 2) if rng.random() < 0.8 / graph.size]
+    pairs += [(u, v) for u, v in graph.edges.tolist() if rng.random() < 0.7]
+    loads = Loads.of(
+        windows,
+        nodes=[(v, rng.integers(0, high, sizes[v]), uses()) for v in range(graph.size) if rng.random() < 0.7],
+        edges=[(u, v, rng.integers(0, high, (sizes[u], sizes[v])), uses()) for u, v in pairs],
+        base=rng.integers(0, high, len(windows)) * int(rng.integers(2)),
+    )
+    loaded = replace(graph, loads=loads)
+    loaded.validate()
+    return loaded
 
 
 def hard_graph(rng: np.random.Generator, nodes: int, *, strategies: int = 6, degree: int = 8, room: float | None = None) -> ChoiceGraph:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from solver_shard.codec import encode
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
-from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.index import PURPOSES, PlanIndex, purpose_of_collective
 from solver_shard.plan.plan import Collective, Plan
-from solver_shard.plan.summary import CLIPPED, PURPOSES, local_nbytes, purpose_of_collective
+from solver_shard.plan.summary import CLIPPED, local_nbytes
 from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, shorten, table, template, text_of
 

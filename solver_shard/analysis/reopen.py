@@ -25,8 +25,7 @@ from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.symmetry import node_classes
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.options import part_of
-from solver_shard.plan.decisions import ORDER, Decisions
-from solver_shard.plan.decode import PlanWriter
+from solver_shard.plan.decode import ORDER, Decisions, PlanWriter
 from solver_shard.plan.evaluate import evaluated
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Relays

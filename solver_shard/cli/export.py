@@ -97,6 +97,7 @@ def trace(
     """Write one predicted step as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
     It shows ops by module, the collectives of each group of mesh axes, and memory by category. The last event ends at the plan's step time.
+    In rows of its own is the same step side by side, as a runtime with a queue for each lane of links makes it.
     """
     check_output(output, plan)
     from solver_shard.plan.io import load_plan
@@ -118,4 +119,7 @@ def trace(
     if costs.hidden_ns:
         without = f", {format_ns(line.unplaced_ns)} of them without any compute to lie under" if line.unplaced_ns else ""
         lines.append(f"  {format_ns(costs.hidden_ns)} of collectives are hidden behind compute by the overlap asked for{without}")
+    if line.runtime_ns:
+        beside = f"{format_ns(line.windows_ns)} by windows, {format_ns(line.runtime_ns)} with a queue for each lane"
+        lines.append(f"  side by side: {beside}; drawn in rows of its own")
     sys.stdout.write(text_of(lines) + "\n")

@@ -13,15 +13,17 @@ The presets are TOML files; :func:`load_cluster` shows one.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from solver_shard.arguments import checked
+from solver_shard.codec import MAY_LACK
 from solver_shard.errors import InputError
 from solver_shard.files import read_toml
 from solver_shard.program import DTYPE_BYTES
@@ -34,6 +36,10 @@ TOPOLOGIES = ("switch", "torus")
 MAX_FILE_BYTES = 1 << 20
 MAX_LEVELS = 8
 _EFFICIENCIES = ("matmul", "attention", "streaming", "reduction")
+
+
+ASSUMED_KAPPA = 0.15
+"""Of cluster files that do not say theirs: what those of NVIDIA's clusters do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,8 @@ class Cluster:
         name: preset name or file stem.
         title: one line for reports.
         launch_ns: nanoseconds that every collective takes before its first hop.
+        kappa: of the time of a collective that runs beside compute, the part by which compute takes longer: its kernels take
+            multiprocessors and memory bandwidth. 0: none; 1: as if nothing ran beside compute.
     """
 
     name: str
@@ -121,6 +129,7 @@ class Cluster:
     device: Device
     levels: tuple[Level, ...]
     launch_ns: float
+    kappa: float = field(default=ASSUMED_KAPPA, metadata=MAY_LACK)
 
 
 @checked
@@ -134,6 +143,7 @@ def load_cluster(name_or_path: str | os.PathLike[str] | Cluster) -> Cluster:
 
         title = "Two boxes under my desk"
         launch_ns = 6600                      # once per collective: launch and first synchronisation
+        kappa = 0.15                          # part of a collective's time that it takes from compute beside it, 0 to 1 (0.15 if not said)
 
         [device]
         name = "my GPU"
@@ -194,6 +204,7 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
         raise InputError(f"{source}: not valid TOML: {error}; see `python -m pydoc solver_shard.costs.cluster` for an example") from None
     title = top.text("title", default=name)
     launch_ns = top.number("launch_ns", low=0.0, high=1e9)
+    kappa = top.number("kappa", low=0.0, high=1.0, default=ASSUMED_KAPPA)
     device = _device(top.table("device"))
     links = top.tables("links")
     if not 1 <= len(links) <= MAX_LEVELS:
@@ -204,7 +215,26 @@ def parse_cluster(text: str, *, name: str, source: str) -> Cluster:
         if outer.size is not None and (outer.size <= inner.size or outer.size % inner.size):
             raise link.wrong("size", outer.size, f"a multiple of the inner level's {inner.size}, and larger")
     top.done()
-    return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns)
+    return Cluster(name=name, title=title, device=device, levels=levels, launch_ns=launch_ns, kappa=kappa)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Check the numbers of a cluster that does not come from a cluster file; InputError names the first that no such file could give."""
+    numbers = [("launch_ns", cluster.launch_ns, 0.0, 1e9), ("kappa", cluster.kappa, 0.0, 1.0)]
+    for i, level in enumerate(cluster.levels):
+        numbers += [(f"levels[{i}].bandwidth", level.bandwidth, 10.0, 1e18), (f"levels[{i}].latency_ns", level.latency_ns, 0.0, 1e9)]
+        if level.topology not in TOPOLOGIES:
+            raise InputError(f"levels[{i}].topology = {level.topology!r} is not legal; legal: {' or '.join(map(repr, TOPOLOGIES))}")
+    for key, value, low, high in numbers:
+        if not low <= value <= high:
+            raise InputError(f"{key} = {value:g} is not legal; legal: a number from {low:g} to {high:g}")
+    sizes = [level.size for level in cluster.levels]
+    inner = [size for size in sizes[:-1] if size is not None and size >= 2]
+    nested = len(inner) == len(sizes) - 1 and all(b > a and b % a == 0 for a, b in itertools.pairwise(inner))
+    if not 1 <= len(sizes) <= MAX_LEVELS or sizes[-1] is not None or not nested:
+        raise InputError(
+            f"levels of sizes {sizes} are not legal; legal: 1 to {MAX_LEVELS}, each a multiple of the one before, the last null"
+        )
 
 
 def _device(table: _ClusterTable) -> Device:
@@ -282,8 +312,11 @@ class _ClusterTable:
             raise InputError(f"{self.source}: key {self.path(key)!r} is missing; legal: {legal}")
         return self._values[key]
 
-    def number(self, key: str, *, low: float, high: float) -> float:
+    def number(self, key: str, *, low: float, high: float, default: float | None = None) -> float:
         legal = f"a number from {low:g} to {high:g}"
+        self._seen.add(key)
+        if default is not None and key not in self._values:
+            return default
         value = self._take(key, legal)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
             raise self.wrong(key, value, legal)

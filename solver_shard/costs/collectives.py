@@ -9,6 +9,8 @@
 46485151
 >>> times.spans((0, 1))  # both axes as one group: 8 devices inside each node, then 32 nodes with an eighth of the bytes
 (Span(peers=8, part=1), Span(peers=32, part=8))
+>>> dict(zip(times.lanes, times.lane_times("all_gather", (0, 1), np.array(2**30)).tolist()))
+{'NVLink 4': 2559436, 'InfiniBand NDR': 3002617}
 
 **Bytes** are those of one device: all_gather, the gathered output; reduce_scatter, the input; all_reduce, the buffer;
 all_to_all, the buffer that is exchanged.
@@ -40,6 +42,9 @@ runs inside and then across, on all B bytes. The phases do not overlap, which is
 launch is paid once per collective. (An all-reduce of 4 GiB on 32 H100 in 4 nodes is measured at 320 GB/s of bus bandwidth,
 github.com/NVIDIA/nccl/issues/1221; it comes to 217 GB/s here.)
 
+**Lanes.** Each link level is a lane, and on a torus each mesh axis is one: collectives on different lanes can run at once. One over
+several lanes takes from each the time of its phases there (``lane_times``); see ``costs.schedule``.
+
 The result is rounded up to whole nanoseconds. It never decreases when bytes, latency or the launch grow or when a link
 gets slower. A group of one device takes no time. More than ``MAX_NANOSECONDS`` (13 days) counts as that.
 """
@@ -48,8 +53,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,39 +99,81 @@ class Collectives:
     def times(self, kind: str, axes: Sequence[int], nbytes: Ints, bucket: int = 1) -> Ints:
         """``nanoseconds`` for many sizes at once: int64, same shape as ``nbytes``.
 
-        ``bucket``: how many tensors share the launch and the latency; each pays its part of them (see ``buckets``).
+        ``bucket``: how many tensors share the launch and the latency; each pays its part of them (see ``schedule``).
         """
         if kind not in KINDS:
             raise InternalError(f"unknown collective {kind!r}; legal: {', '.join(KINDS)}")
-        levels = enumerate(zip(self.spans(axes), self.cluster.levels, strict=True))
-        active = [(number, span, level) for number, (span, level) in levels if span.peers > 1]
-        if not active:
-            return np.zeros(nbytes.shape, dtype=np.int64)
         total = np.full(nbytes.shape, self.cluster.launch_ns / bucket, dtype=np.float64)
+        phases = list(self._phases(kind, axes, nbytes, bucket))
+        for _, time in phases:
+            total += time
+        return _whole(total) if phases else np.zeros(nbytes.shape, dtype=np.int64)
+
+    def lane_times(self, kind: str, axes: Sequence[int], nbytes: Ints, bucket: int = 1) -> Ints:
+        """What one collective takes of each lane, without its launch: int64[lanes, *shape of ``nbytes``], at most ``times`` each."""
+        loads = np.zeros((len(self.lanes), *nbytes.shape), dtype=np.float64)
+        for lanes, time in self._phases(kind, axes, nbytes, bucket):
+            loads[list(lanes)] += time
+        return _whole(loads)
+
+    def launch_ns(self, bucket: int = 1) -> int:
+        """What a collective pays of the launch that ``bucket`` tensors share."""
+        return math.ceil(self.cluster.launch_ns / bucket)
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """What collectives of this mesh can use at once, by name: the link levels, innermost first, and of a torus each mesh axis."""
+        names = [name for (name, _) in self._lanes]
+        return tuple(name if names.index(name) == k else f"{name} ({k + 1})" for k, name in enumerate(names))
+
+    @cached_property
+    def _lanes(self) -> dict[tuple[str, tuple[int, str]], int]:
+        """Name, level and axis of each lane (no axis: a switch) to its position."""
+        every = range(len(self.mesh.axes))
+        found: list[tuple[str, tuple[int, str]]] = []
+        for number, (span, level) in enumerate(zip(self.spans(every), self.cluster.levels, strict=True)):
+            if span.peers > 1 and level.topology == "torus":
+                names = [self._axis(parts[0]) for parts in self._by_axis(every) if self.spans(parts)[number].peers > 1]
+                found += [(f"{level.name} {name}", (number, name)) for name in names]
+            elif span.peers > 1:
+                found.append((level.name, (number, "")))
+        return {lane: k for k, lane in enumerate(found)}
+
+    def _phases(self, kind: str, axes: Sequence[int], nbytes: Ints, bucket: int) -> Iterator[tuple[tuple[int, ...], Floats]]:
+        """What a collective does one after the other: the lanes that it uses, and its nanoseconds there, a part of the latency included."""
+        position = {place: k for (_, place), k in self._lanes.items()}
         size = nbytes.astype(np.float64)
-        for number, span, whole in active:
+        for number, (span, whole) in enumerate(zip(self.spans(axes), self.cluster.levels, strict=True)):
+            if span.peers == 1:
+                continue
             level = dataclasses.replace(whole, latency_ns=whole.latency_ns / bucket)
             part = 1 if kind == "all_to_all" else span.part
-            for peers, leap in self._rings(axes, number, span) if level.topology == "torus" else ((span.peers, 1),):
-                total += leap * level_time(kind, peers, size / part, level)
+            torus = level.topology == "torus"
+            for peers, leap, names in self._rings(axes, number, span) if torus else ((span.peers, 1, ("",)),):
+                lanes = tuple(position[number, name] for name in names if (number, name) in position)
+                yield lanes, leap * level_time(kind, peers, size / part, level)
                 part *= 1 if kind == "all_to_all" else peers
-        return np.minimum(np.ceil(total), MAX_NANOSECONDS).astype(np.int64)
 
-    def _rings(self, axes: Sequence[int], level: int, span: Span) -> tuple[tuple[int, int], ...]:
-        """Sizes of the rings of a group on a torus, innermost first, and how much longer each takes than a ring of its own.
+    def _rings(self, axes: Sequence[int], level: int, span: Span) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+        """Sizes of the rings of a group on a torus, innermost first, how much longer each takes than a ring of its own, and its axis.
 
-        One flat ring where blocks cut the axes unevenly.
+        One flat ring over all the axes where blocks cut them unevenly.
         """
-        rings = [(self.spans(parts)[level].peers, self._leap(parts)) for parts in reversed(self._by_axis(axes))]
-        if math.prod(peers for peers, _ in rings) != span.peers:
-            return ((span.peers, 1),)
-        return tuple((peers, leap) for peers, leap in rings if peers > 1)
+        parts = list(reversed(self._by_axis(axes)))
+        rings = [(self.spans(part)[level].peers, self._leap(part), (self._axis(part[0]),)) for part in parts]
+        if math.prod(peers for peers, _, _ in rings) != span.peers:
+            return ((span.peers, 1, tuple(self._axis(part[0]) for part in parts)),)
+        return tuple(ring for ring in rings if ring[0] > 1)
+
+    def _axis(self, a: int) -> str:
+        """The name of a mesh axis, or of the one that it is a part of."""
+        return self.mesh.axes[a].parent or self.mesh.axes[a].name
 
     def _by_axis(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         """The axes of a group, parts of one axis together."""
         found: dict[str, list[int]] = {}
         for a in sorted(set(axes)):
-            found.setdefault(self.mesh.axes[a].parent or self.mesh.axes[a].name, []).append(a)
+            found.setdefault(self._axis(a), []).append(a)
         return [tuple(parts) for parts in found.values()]
 
     def _leap(self, parts: tuple[int, ...]) -> int:
@@ -142,6 +190,10 @@ class Collectives:
         if key not in self._spans:
             self._spans[key] = _spans(self.mesh, key, [level.size for level in self.cluster.levels])
         return self._spans[key]
+
+
+def _whole(nanoseconds: Floats) -> Ints:
+    return np.minimum(np.ceil(nanoseconds), MAX_NANOSECONDS).astype(np.int64)
 
 
 def level_time(kind: str, peers: int, nbytes: Floats, level: Level) -> Floats:

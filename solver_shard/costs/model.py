@@ -67,7 +67,7 @@ class CostModel:
     def transitions(
         self, shape: Sequence[int], dtype: str, reductions: Sequence[str] = ("sum",), bucket: int = 1, orders: bool = False
     ) -> TransitionTable:
-        """The transition table of a tensor that shares its launches with ``bucket`` - 1 others (see ``buckets``).
+        """The transition table of a tensor that shares its launches with ``bucket`` - 1 others (see ``schedule``).
 
         ``orders``: with strided layouts, as parameters and their gradients may have. Cached by shape, element size, reductions,
         bucket and orders; each table obeys the triangle inequality.

@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.collectives import Collectives
 from solver_shard.costs.layouts import codes_of, legal_layouts, local_sizes
+from solver_shard.costs.schedule import contention_ns
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import STRIDED, Layout, P, R
 from solver_shard.mesh import MAX_AXIS_NAME, Axis, Mesh
@@ -229,9 +230,11 @@ class TransitionTable:
         nbytes: int64[n], what the fullest device holds.
     """
 
-    __slots__ = ("_intermediates", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
+    __slots__ = ("_bucket", "_collectives", "_intermediates", "_loads", "_ranked", "_steps", "costs", "index", "layouts", "nbytes")
 
-    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _StepTables) -> None:
+    def __init__(self, layouts: tuple[Layout, ...], nbytes: Ints, steps: _StepTables, collectives: Collectives, bucket: int) -> None:
+        self._collectives, self._bucket = collectives, bucket
+        self._loads: Ints | None = None
         self.layouts = layouts
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
@@ -261,6 +264,16 @@ class TransitionTable:
         if self._intermediates is None:
             self._intermediates = _intermediates(self._ranked, self._steps, self.nbytes)
         return self._intermediates[int(converted)]
+
+    def loads_between(self, srcs: Sequence[Layout], dsts: Sequence[Layout]) -> Ints:
+        """What each transition takes from compute that it runs beside, and then of each lane: int64[1 + lanes, srcs, dsts].
+
+        0 where there is no path. See ``schedule``.
+        """
+        if self._loads is None:
+            self._loads = _along(self._ranked, self._steps, _step_loads(self._steps, self._collectives, self._bucket))
+        rows, columns = self.positions(srcs), self.positions(dsts)
+        return self._loads[:, rows[:, None], columns[None, :]]
 
     def path(self, src: Layout, dst: Layout) -> tuple[TransitionStep, ...]:
         """The steps of the cheapest way, () when equal; InternalError where there is none."""
@@ -296,7 +309,7 @@ def build_table(
 ) -> TransitionTable:
     """The transition table of a tensor with this global shape and this many bytes per element.
 
-    ``bucket``: how many tensors share the launch and latency of every step (see ``buckets``). ``orders``: with the layouts in
+    ``bucket``: how many tensors share the launch and latency of every step (see ``schedule``). ``orders``: with the layouts in
     which several axes cut one dim in another order than from left to right.
 
     Raises:
@@ -315,7 +328,7 @@ def build_table(
     codes = codes_of(layouts)
     sizes = local_sizes(shape, mesh_shape, codes)
     steps = _find_steps(codes, sizes, itemsize, collectives, bucket)
-    return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps)
+    return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps, collectives, bucket)
 
 
 def _joined(shape: Sequence[int], reductions: Sequence[str], collectives: Collectives, orders: bool) -> Mesh:
@@ -444,16 +457,46 @@ def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]
     return fixed
 
 
-def _intermediates(ranked: Ints, steps: _StepTables, nbytes: Ints) -> tuple[Ints, Ints]:
-    """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
+def _first_steps(ranked: Ints, steps: _StepTables) -> tuple[Ints, Ints]:
+    """The first step of each path, and the number of its steps."""
     count = len(ranked)
-    onward = np.zeros((count, count), dtype=np.int64)  # the first step of each path
+    onward = np.zeros((count, count), dtype=np.int64)
     for at in range(count):
         first, last = steps.rows[at], steps.rows[at + 1]
         if first < last:
             ways = steps.weights[first:last, None] + ranked[steps.after[first:last]]
             onward[at] = first + np.argmax(ways == ranked[at], axis=0)
-    lengths = np.where(ranked < _FAR, ranked % _STEP, 0)
+    return onward, np.where(ranked < _FAR, ranked % _STEP, 0)
+
+
+def _along(ranked: Ints, steps: _StepTables, values: Ints) -> Ints:
+    """Sums over the steps of every path of K values of each, int64[K, E]: int64[K, n, n]."""
+    onward, lengths = _first_steps(ranked, steps)
+    found = np.zeros((len(values), *ranked.shape), dtype=np.int64)
+    for length in range(1, int(lengths.max(initial=0)) + 1):
+        rows, goals = np.nonzero(lengths == length)
+        step = onward[rows, goals]
+        found[:, rows, goals] = values[:, step] + found[:, steps.after[step], goals]
+    return found
+
+
+def _step_loads(steps: _StepTables, collectives: Collectives, bucket: int) -> Ints:
+    """What each step takes from compute beside it, and of each lane: int64[1 + lanes, E]."""
+    found = np.zeros((1 + len(collectives.lanes), len(steps.before)), dtype=np.int64)
+    for number, axes in enumerate(steps.axis_sets):
+        for kind in range(1, len(KINDS)):
+            mine = np.flatnonzero((steps.sets == number) & (steps.kinds == kind))
+            if len(mine):
+                nanoseconds = steps.weights[mine] // _STEP
+                found[0, mine] = contention_ns(nanoseconds, collectives.launch_ns(bucket), collectives.cluster.kappa)
+                found[1:, mine] = collectives.lane_times(KINDS[kind], axes, steps.nbytes[mine], bucket)
+    return found
+
+
+def _intermediates(ranked: Ints, steps: _StepTables, nbytes: Ints) -> tuple[Ints, Ints]:
+    """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
+    count = len(ranked)
+    onward, lengths = _first_steps(ranked, steps)
     made = nbytes[steps.after]
     of_source = fullest(np.zeros_like(made), steps.packed, steps.received, made)
     of_station = fullest(nbytes[steps.before], steps.packed, steps.received, made)

@@ -29,14 +29,15 @@ from is not narrowed by what is likely to be good: only what cannot be executed 
                            AccumulatorNode
     gradient norm          ClipNode             the mesh axes over which it is summed                           _clipping
     bytes of t             KeepNode, TailNode,  nothing: all follow from the others, so that each byte is       _hold, _member, _tails,
-                           StorageNode          the usage of one node                                           _final_tails, _storage
+                           StorageNode,         the usage of one node                                           _final_tails, _storage,
+                           AheadNode, BehindNode                                                                _brought, _reduced
 
 **Costs of nodes**, c[v]: roofline time of an op and the collectives inside its implementation (``strategies.op_nanoseconds``), of the
 update where the state is (``_state``), of adding a gradient up (``lowering.addition_ns``), of the all-reduce of the norm (``_clipping``).
 Else 0.
 
-**Costs of edges**, C[u, v] (``_moves``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
-is moved together (``costs.buckets``), less the overlap discount for gathers of parameters and reductions of gradients
+**Costs of edges**, C[u, v] (``_moved``): the cheapest way from one layout to another (``costs.transitions``), with launches shared by what
+is moved together (``costs.schedule``), less the overlap discount for gathers of parameters and reductions of gradients
 (``costs.model.exposed``), with the conversion of a gradient into its reduce dtype (``lowering.conversion_ns``) and the traffic of a tensor
 that is fused away elsewhere (``strategies.spill_nanoseconds``). All other tables say what fits together, 0 or FORBIDDEN
 (``graph/tables.py``):
@@ -51,7 +52,7 @@ that is fused away elsewhere (``strategies.spill_nanoseconds``). All other table
     state, parameter ->    a part of what is stored where a device stores what it steps, else a copy           stepped_table
       master
     gradient -> parameter  without an optimizer: the gradient is stored like the parameter                      equal_table
-    state -> parameter     the transition of the new values, after the step                                     _moves
+    state -> parameter     the transition of the new values, after the step                                     _moved
     output -> buffer,      the new value is written where the old one lies                                      free_table
       input
     clip -> state          the axes that cut the state are among those of the norm                              norm_table
@@ -126,10 +127,27 @@ their sum and whose intervals are all of theirs (``symmetry.fold``). Every tied 
 a plan of the free problem; a tied bound is of tied plans only.
 
 **Narrowing.** Which strategies are allowed is said by masks, node to bool[K[v]] (``choice_graph.Masks``): of pins (``pins.pin_masks``), of
-baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decisions``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
+baselines (:mod:`solver_shard.baselines`), of a plan (``plan.decode``). ``ChoiceGraph.narrowed`` forbids the others, ``narrowing.shrink``
 leaves them out. A template also forbids transitions (``templates.TemplateRestriction``): a graph is lowered without them, for a template
 leaves little of a mesh that would be too large, or they are taken out of one that was lowered with them (``baselines.candidates``).
 
-**Windows** will enter in (3): each c and C will name the windows and lanes of the step that it loads, and time(x) will be the sum over
-windows of the fullest lane's load, a maximum of linear loads that multipliers price into a graph as it is now.
+**Windows.** What runs side by side does not add up. With windows w of terms r (a lane of links, or the compute stream), (3) becomes
+
+    time(x)    = sum over v of c[v](x[v]) + sum over edges (u, v) of C[u, v](x[u], x[v]) + sum over w of max over r of load(x, w, r)  (3')
+    load(x, w, r) = sum over v of l[v, w, r](x[v]) + sum over pairs (u, v) of L[u, v, w, r](x[u], x[v])                             (3'')
+
+``ChoiceGraph.loads`` has l and L (``choice_graph.Loads``): each is a cost times how many times it is paid on its term, for a folded node
+stands for copies in several windows, and a mean of copies before the maximum would be too low. Windows that fold alike become one
+(``symmetry.fold``). For whole weights y[w, r] >= 0 that sum to 2**20 in each window
+
+    sum over w of max over r of load(x, w, r)   >=   sum over w, r of y[w, r] load(x, w, r) / 2**20                                 (3*)
+
+and the right side, rounded down entry by entry, is a graph without windows (``ChoiceGraph.priced``): its bounds are bounds of this one.
+What is forbidden is so in c and C only, whatever the weights.
+
+Lowered with ``schedule="windows"``, c and C say what is possible and l and L all times (``lowering._takes``, ``_moved``). The windows, the
+lanes and what runs beside which window are those of :mod:`solver_shard.costs.schedule`. Bytes follow: a copy of a parameter is there from
+the start of the window before its first reader (AheadNode), what a reduction starts from and makes until the end of the window after it
+(BehindNode, AheadNode); ``plan.windows`` works out the same figures from a plan. The solver finds weights and closes what they leave open
+(``solve/windows.py``).
 """

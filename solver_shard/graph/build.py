@@ -18,7 +18,7 @@ from solver_shard.clock import StageClock
 from solver_shard.costs.model import CostModel
 from solver_shard.graph.choice_graph import Masks
 from solver_shard.graph.liveness import relayed_tensors
-from solver_shard.graph.lowering import lower
+from solver_shard.graph.lowering import Schedule, lower
 from solver_shard.graph.nodes import Lowering
 from solver_shard.graph.pins import Allowed, Pin, parse_pin, pins_apart, resolve_pins
 from solver_shard.graph.sub_axes import split_where_needed
@@ -80,7 +80,14 @@ def relay_spaces(options: Options, mesh: Mesh) -> tuple[Relays, ...]:
 
 
 def lower_program(
-    program: Program, *, mesh: Mesh, cluster: Cluster, options: Options, clock: StageClock | None = None, relays: Relays | None = None
+    program: Program,
+    *,
+    mesh: Mesh,
+    cluster: Cluster,
+    options: Options,
+    clock: StageClock | None = None,
+    relays: Relays | None = None,
+    schedule: Schedule = "sequential",
 ) -> Lowered:
     """The choice graph of a traced program under these options.
 
@@ -89,6 +96,7 @@ def lower_program(
         mesh: an axis is split where the model asks for it and the options leave it to us; a mesh that has one split stays as it is.
         clock: of the stage "lower".
         relays: by default ``Options.relays``; none where ``relay_spaces`` has none.
+        schedule: whether times add up, or load windows; plans are written of graphs whose times add up only.
 
     Raises:
         InputError: a pin or the template is not legal for this program and mesh.
@@ -122,6 +130,7 @@ def lower_program(
             fusion=options.fusion,
             microbatches=options.microbatches,
             relays=behind,
+            schedule=schedule,
         )
     return Lowered(
         given=given,

@@ -212,8 +212,10 @@ def write(graph: ChoiceGraph, path: str | Path) -> None:
     strategies of a solution of the file are a solution of the graph, of the same cost and peak.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or the graph has windows, which the format has not.
     """
+    if graph.loads is not None:
+        raise InputError(f"{path}: an IOPDDL problem has no windows; write the graph of a sequential schedule, or graph.priced(weights)")
     path = Path(path)
     spans: list[list[int]] = []
     extra: list[tuple[int, list[int]]] = []

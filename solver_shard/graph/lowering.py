@@ -10,23 +10,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from solver_shard.costs.buckets import bucket_sizes
 from solver_shard.costs.layouts import free_moves, is_even, legal_layouts
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
-from solver_shard.costs.transitions import FORBIDDEN
+from solver_shard.costs.schedule import StepSchedule, bucket_sizes
+from solver_shard.costs.transitions import FORBIDDEN, TransitionTable
 from solver_shard.errors import InputError
-from solver_shard.graph.choice_graph import ChoiceGraph, Ints, repeated
+from solver_shard.graph.choice_graph import ChoiceGraph, Ints, Loads, Uses, repeated
 from solver_shard.graph.liveness import ACCUMULATE, FORWARD, OPTIMIZER, OUTPUT, UPDATE, Group, Member, Storage, either_order, liveness
 from solver_shard.graph.nodes import (
     PRODUCED,
     AccumulateNode,
     AccumulatorNode,
+    AheadNode,
     AnyNode,
+    BehindNode,
     ClipNode,
     HoldNode,
     KeepNode,
@@ -49,6 +52,8 @@ from solver_shard.graph.nodes import (
 )
 from solver_shard.graph.strategies import OpStrategies, fused_tensors, op_nanoseconds, op_strategies, spill_nanoseconds
 from solver_shard.graph.tables import (
+    ahead_table,
+    behind_table,
     chain_table,
     copied_table,
     equal_table,
@@ -61,6 +66,7 @@ from solver_shard.graph.tables import (
     member_table,
     norm_table,
     read_table,
+    reduced_table,
     reshard_table,
     result_table,
     sliced_table,
@@ -81,6 +87,9 @@ LINEAR = ("avg", "sum")
 NORM_BYTES = 4
 """Of the norm that all devices of a group sum up: one f32."""
 
+Schedule = Literal["sequential", "windows"]
+"""Whether a step takes one thing after the other, or windows of what runs side by side."""
+
 _Value = TypeVar("_Value")
 
 
@@ -96,6 +105,7 @@ def lower(
     fusion: bool = False,
     microbatches: int = 1,
     relays: Collection[int] = (),
+    schedule: Schedule = "sequential",
 ) -> Lowering:
     """Build the choice graph of a program on the cost model's mesh.
 
@@ -109,11 +119,13 @@ def lower(
         fusion: price pointwise chains as fused, see ``graph/strategies.py``.
         microbatches: how many times a step runs the program before its update.
         relays: places of the program that are no pin's, by the tensor before each; see ``constraints``.
+        schedule: whether times add up, or load windows (``costs.schedule``); then the overlap discount plays no part.
 
     Raises:
         InputError: a pin leaves a tensor without a layout.
     """
-    return _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion, microbatches).lowering(limit, relays)
+    lowerer = _Lowerer(program, rulebook, costs, optimizer_state, pins or {}, restriction, fusion, microbatches, schedule)
+    return lowerer.lowering(limit, relays)
 
 
 def accumulator_layouts(
@@ -170,6 +182,22 @@ def whole_bytes(nbytes: Ints, part: int, whole: int) -> Ints:
     return np.where(scaled % (part // common) == 0, scaled // (part // common), -1) if part else np.zeros_like(scaled)
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """All ways of a tensor from what is held to what is needed, for a purpose; ``op`` says when they run, see ``StepSchedule.place``."""
+
+    tensor: int
+    purpose: str
+    op: int | None
+    held: Layouts
+    need: Layouts
+
+
+def _paid(table: Ints) -> Ints:
+    """A table of costs with 0 where they are forbidden: that is said elsewhere."""
+    return np.where(table >= FORBIDDEN, 0, table)
+
+
 class _Lowerer:
     """The choice graph while it grows: nodes with costs, usages and a live interval each, edges with numbered tables."""
 
@@ -183,6 +211,7 @@ class _Lowerer:
         restriction: TemplateRestriction | None,
         fusion: bool,
         microbatches: int,
+        schedule: Schedule,
     ) -> None:
         self.program, self.costs, self.state, self.pins, self.restriction = program, costs, state, pins, restriction
         self.microbatches, self.accumulates = microbatches, microbatches > 1
@@ -195,16 +224,21 @@ class _Lowerer:
         moves = [(t, group.purpose) for t, groups in self.lives.groups.items() for group in groups]
         moves += [(g, ACCUMULATE) for g in program.gradients.values()]
         self.buckets = bucket_sizes(program, [*moves, *((p, UPDATE) for p in program.gradients)])
-        self.made = {t for op in program.ops for t in op.results}
+        self.makers = {t: i for i, op in enumerate(program.ops) for t in op.results}
         self.sharing = {member.tensor for storage in self.lives.storages for member in storage.members}
         self.either = either_order(program)
         self.places = frozenset(places(program).values())
         self.pending: dict[int, frozenset[str]] = {}
+        self.schedule: StepSchedule | None = None
+        if schedule == "windows":
+            self.schedule = StepSchedule.of([(op.module, op.phase.value) for op in program.ops], microbatches)
+        self.node_loads: list[tuple[int, Ints, Uses]] = []
+        self.edge_loads: list[tuple[int, int, Ints, Uses]] = []
         self.nodes: list[Node] = []
         self.index: dict[NodeKey, int] = {}
         self.node_costs: list[Ints] = []
         self.node_usages: list[Ints] = []
-        self.node_intervals: list[tuple[int, int]] = []
+        self.node_intervals: list[tuple[tuple[int, int], ...]] = []
         self.edges: list[tuple[int, int]] = []
         self.edge_tables: list[int] = []
         self.tables: list[Ints] = []
@@ -247,12 +281,13 @@ class _Lowerer:
             offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
             costs=np.concatenate(self.node_costs),
             usages=np.concatenate(self.node_usages),
-            interval_offsets=np.arange(len(sizes) + 1, dtype=np.int64),
-            intervals=np.array(self.node_intervals, dtype=np.int64).reshape(-1, 2),
+            interval_offsets=np.cumsum([0, *map(len, self.node_intervals)], dtype=np.int64),
+            intervals=np.array([interval for own in self.node_intervals for interval in own], dtype=np.int64).reshape(-1, 2),
             edges=np.array(self.edges, dtype=np.int64).reshape(-1, 2),
             edge_tables=np.array(self.edge_tables, dtype=np.int64),
             tables=tuple(self.tables),
             limit=limit,
+            loads=self._loads(),
         )
         return Lowering(
             program=self.program,
@@ -279,13 +314,13 @@ class _Lowerer:
         group = group_of(node, self.lives)
         return f"{node.label} {self.program.tensors[node.tensor].name}" + (f" {group.family}" if group else "")
 
-    def _add(self, node: Node, usages: Ints, interval: tuple[int, int], costs: Ints | None = None) -> int:
+    def _add(self, node: Node, usages: Ints, interval: tuple[int, int], *more: tuple[int, int]) -> int:
         position = len(self.nodes)
         self.nodes.append(node)
         self.index[node.key] = position
-        self.node_costs.append(np.zeros(len(usages), dtype=np.int64) if costs is None else costs)
+        self.node_costs.append(np.zeros(len(usages), dtype=np.int64))
         self.node_usages.append(usages)
-        self.node_intervals.append(interval)
+        self.node_intervals.append((interval, *more))
         return position
 
     def _edge(self, u: int, v: int, key: Hashable, build: Callable[..., Ints], *args: Any) -> None:
@@ -388,7 +423,8 @@ class _Lowerer:
         times = self.costs.compute_ns(np.zeros(len(layouts)), elements * self.state.update_bytes(tensor.dtype), tensor.dtype)
         times = times + self.costs.compute_ns(0, elements * self.state.norm_bytes(tensor.dtype), tensor.dtype, "reduction")
         usages = elements * self.state.resident_bytes(tensor.dtype)
-        v = self._add(StateNode(tensor=p, layouts=layouts), usages, (0, self.lives.end), times)
+        v = self._add(StateNode(tensor=p, layouts=layouts), usages, (0, self.lives.end))
+        self._takes(v, times)
         if each := self.state.step_bytes(tensor.dtype):
             w = self._add(StepNode(tensor=p, layouts=layouts), elements * each, (self.lives.end - 1, self.lives.end))
             self._edge(v, w, ("equal", layouts, layouts), equal_table, layouts, layouts)
@@ -399,7 +435,8 @@ class _Lowerer:
             self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
             self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
         key = ("state", tensor.shape, tensor.dtype, layouts, source.layouts, self._scope(p, UPDATE), self._bucket(p, UPDATE))
-        self._edge(v, parameter, key, self._moves, p, UPDATE, layouts, source.layouts)
+        readers = [i for group in self.lives.groups.get(p, ()) for i, _ in group.readers]
+        self._moved(v, parameter, key, _Move(p, UPDATE, min(readers, default=None), layouts, source.layouts))
 
     # Ops and their results.
 
@@ -421,9 +458,12 @@ class _Lowerer:
         fused = tuple(t in self.fused for t in (*op.operands, *op.results))
         times = self._once(
             ("op cost", id(column), op.name, fused, i in self.written),
-            lambda: repeated(op_nanoseconds(self.program, i, column, self.costs, self.fused, i in self.written), self.microbatches),
+            lambda: op_nanoseconds(self.program, i, column, self.costs, self.fused, i in self.written),
         )
-        v = self._add(OpNode(op=i), np.zeros_like(times), (i, i), times)
+        v = self._add(OpNode(op=i), np.zeros_like(times), (i, i))
+        self._takes(
+            v, times, op=i, lanes=lambda r: column.collective_nanoseconds(lambda *what: self.costs.collectives.lane_times(*what)[r])
+        )
         for j, t in enumerate(op.results):
             result = column.results[j]
             final = any(g.purpose in (OPTIMIZER, OUTPUT) for g in self.lives.groups.get(t, ()))  # pins hold for what is stored or returned
@@ -466,7 +506,12 @@ class _Lowerer:
         usages[: 0 if group.final and not group.kept else len(alias)] = 0
         node = ReshardNode(tensor=t, group=k, layouts=alias + need, aliases=len(alias))
         v = self._add(node, usages, (group.start, group.stop))
-        self._edge(producer, v, key, self._transition_table, t, group, held, alias, need)
+        move = _Move(t, group.purpose, min((i for i, _ in group.readers), default=self.makers.get(t)), held, need)
+        self._moved(producer, v, key, move, lambda moves: reshard_table(held, alias, need, moves), self._spilled(move))
+        if tensor.role is Role.PARAMETER and group.readers:
+            self._brought(v, t, k, self._times_ahead(group.start))
+        if group.purpose == OPTIMIZER and move.op is not None:
+            self._reduced(producer, v, t, move.op)
         if group.purpose == OPTIMIZER:
             self._handed_over(t, v)
 
@@ -490,7 +535,7 @@ class _Lowerer:
         return self.state.gradient_dtype(self.program.tensors[t].dtype)
 
     def _producer(self, t: int) -> int:
-        return self.index[ResultNode if t in self.made else SourceNode, t, 0]
+        return self.index[ResultNode if t in self.makers else SourceNode, t, 0]
 
     def _parameters(self, gradient: int) -> tuple[int, ...]:
         return tuple(p for p, g in self.program.gradients.items() if g == gradient)
@@ -506,25 +551,26 @@ class _Lowerer:
     def _scope(self, t: int, purpose: str) -> Hashable:
         return None if self.restriction is None else self.restriction.scope(t, purpose)
 
-    def _transition_table(self, t: int, group: Group, held: Layouts, alias: Layouts, need: Layouts) -> Ints:
-        moves = self._moves(t, group.purpose, held, need)
-        if t in self.fused:
-            spill = spill_nanoseconds(self.program.tensors[t].dtype, self._bytes(t, held)[:, None], self._bytes(t, need), self.costs)
-            moves = np.where(moves >= FORBIDDEN, FORBIDDEN, moves + spill)
-        return reshard_table(held, alias, need, moves if group.purpose == OPTIMIZER else repeated(moves, self.microbatches))
+    def _spilled(self, move: _Move) -> Callable[[], Ints] | None:
+        """Time of writing and reading back a copy of a tensor that is fused away elsewhere."""
+        if move.tensor not in self.fused:
+            return None
+        t, dtype = move.tensor, self.program.tensors[move.tensor].dtype
+        return lambda: spill_nanoseconds(dtype, self._bytes(t, move.held)[:, None], self._bytes(t, move.need), self.costs)
 
-    def _moves(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Ints:
-        """Cost of every transition of a tensor, after the overlap discount where it applies."""
-        tensor = self.program.tensors[t]
-        reductions = tuple(sorted({p.reduction for layout in (*held, *need) for p in layout if p.is_partial}))
+    def _table(self, move: _Move) -> TransitionTable:
+        tensor, purpose, t = self.program.tensors[move.tensor], move.purpose, move.tensor
+        reductions = tuple(sorted({p.reduction for layout in (*move.held, *move.need) for p in layout if p.is_partial}))
         dtype = self._reduced_dtype(t) if purpose in (ACCUMULATE, OPTIMIZER) else tensor.dtype
-        moves = self.costs.transitions(tensor.shape, dtype, reductions, self._bucket(t, purpose), t in self.either)
-        table = moves.costs_between(held, need)
+        return self.costs.transitions(tensor.shape, dtype, reductions, self._bucket(t, purpose), t in self.either)
+
+    def _moves(self, move: _Move) -> Ints:
+        """Time of every transition of a tensor, in one run; what a template forbids is FORBIDDEN."""
+        table = self._table(move).costs_between(move.held, move.need)
         if self.restriction is not None:
-            table = np.where(self.restriction.moves(self.restriction.scope(t, purpose), held, need), table, FORBIDDEN)
-        if not self._discounted(t, purpose):
-            return table
-        return np.where(table >= FORBIDDEN, FORBIDDEN, exposed(np.where(table >= FORBIDDEN, 0, table), self.costs.overlap))
+            scope = self.restriction.scope(move.tensor, move.purpose)
+            table = np.where(self.restriction.moves(scope, move.held, move.need), table, FORBIDDEN)
+        return table
 
     # What is held of a tensor for its later readers.
 
@@ -551,7 +597,7 @@ class _Lowerer:
             self._edge(w, v, key, hold_table, reshard.layouts, reshard.aliases, k, layouts, origins)
         # Who owns the bytes in the meantime: the copy that was held, or the producer's; a storage's members have theirs from ``_storage``.
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
-        if t in self.made and t not in self.sharing:
+        if t in self.makers and t not in self.sharing:
             owners.append((PRODUCED, held, self.lives.base[t][1]))
         ends = until + self.lives.groups[t][-1].final  # a final group's transition may be all that it is kept for
         for k, kept, start in owners:
@@ -575,11 +621,14 @@ class _Lowerer:
         held = self._layouts(producer)
         usages = np.concatenate([np.zeros(inside, dtype=np.int64), self._bytes(t, need, dtype)])
         v = self._add(ReshardNode(tensor=t, group=k, layouts=need[:inside] + need, aliases=inside), usages, (start, self.lives.end))
-        key = self._gradient_key(t, OPTIMIZER, held, need)
+        key, move = self._gradient_key(t, OPTIMIZER, held, need), _Move(t, OPTIMIZER, self.makers.get(t), held, need)
         if self.accumulates:
-            self._edge(producer, v, ("reduce", key), lambda: in_place_table(held, need, self._moves(t, OPTIMIZER, held, need)))
+            self._moved(producer, v, ("reduce", key), move, lambda moves: in_place_table(held, need, moves))
+            self._brought(v, t, k, self._times_behind(move.op, once=True))
         else:
-            self._edge(producer, v, ("convert", key), self._converting, t, OPTIMIZER, held, need)
+            self._moved(producer, v, ("convert", key), move, beside=self._converted(move))
+            if move.op is not None:
+                self._reduced(producer, v, t, move.op)
         self._handed_over(t, v)
 
     def _accumulator(self, t: int, group: Group) -> int:
@@ -592,25 +641,31 @@ class _Lowerer:
         alias = self._common(need, held)
         layouts = alias + need
         own, kept = self._bytes(t, layouts), self._bytes(t, layouts, dtype)
-        times = repeated(addition_ns(len(alias), own, kept, tensor.dtype, self.costs), self.microbatches)
+        times = addition_ns(len(alias), own, kept, tensor.dtype, self.costs)
         usages = np.concatenate([np.zeros(len(alias), dtype=np.int64), kept[len(alias) :]])
-        v = self._add(AccumulateNode(tensor=t, layouts=layouts, aliases=len(alias)), usages, (group.start, group.stop), times)
-
-        def arrivals() -> Ints:
-            return reshard_table(held, alias, need, repeated(self._converting(t, ACCUMULATE, held, need), self.microbatches))
-
-        self._edge(producer, v, ("arrive", self._gradient_key(t, ACCUMULATE, held, need)), arrivals)
+        v = self._add(AccumulateNode(tensor=t, layouts=layouts, aliases=len(alias)), usages, (group.start, group.stop))
+        move = _Move(t, ACCUMULATE, self.makers.get(t), held, need)
+        self._takes(v, times, op=move.op)
+        key = ("arrive", self._gradient_key(t, ACCUMULATE, held, need))
+        self._moved(producer, v, key, move, lambda moves: reshard_table(held, alias, need, moves), self._converted(move))
+        if move.op is not None:
+            self._brought(v, t, PRODUCED, self._times_behind(move.op))
+            self._reduced(producer, v, t, move.op)
         w = self._add(AccumulatorNode(tensor=t, layouts=need), self._bytes(t, need, dtype), (0, self.lives.end))
         self._edge(v, w, ("equal", layouts, need), equal_table, layouts, need)
         return w
 
-    def _converting(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Ints:
-        """Transitions of a gradient in the reduce dtype, with the conversion before them where that is not its own."""
-        table, own, dtype = self._moves(t, purpose, held, need), self.program.tensors[t].dtype, self._reduced_dtype(t)
+    def _converted(self, move: _Move) -> Callable[[], Ints] | None:
+        """Time of bringing a gradient into the reduce dtype before its transition; None where that is its own."""
+        t, own, dtype = move.tensor, self.program.tensors[move.tensor].dtype, self._reduced_dtype(move.tensor)
         if dtype == own:
-            return table
-        times = conversion_ns(self._bytes(t, held), self._bytes(t, held, dtype), own, self.costs)
-        return np.where(table >= FORBIDDEN, FORBIDDEN, table + times[:, None])
+            return None
+
+        def times() -> Ints:
+            once = conversion_ns(self._bytes(t, move.held), self._bytes(t, move.held, dtype), own, self.costs)
+            return np.broadcast_to(once[:, None], (len(move.held), len(move.need)))
+
+        return times
 
     def _gradient_key(self, t: int, purpose: str, held: Layouts, need: Layouts) -> Hashable:
         tensor = self.program.tensors[t]
@@ -620,10 +675,134 @@ class _Lowerer:
         """Over which axes the gradient norm is summed: at least those that cut any state."""
         groups = norm_axes(self.mesh_shape)
         times = np.array([self.costs.collective_ns("all_reduce", axes, NORM_BYTES) for axes in groups], dtype=np.int64)
-        v = self._add(ClipNode(axes=groups), np.zeros_like(times), (0, 0), times)
+        v = self._add(ClipNode(axes=groups), np.zeros_like(times), (0, 0))
+        self._takes(v, times, lanes=lambda r: np.array([self._lane_times(axes)[r] for axes in groups], dtype=np.int64))
         for p in self.program.gradients:
             state, node = self._node(StateNode, p)
             self._edge(v, state, ("norm", node.layouts), norm_table, groups, node.layouts)
+
+    # Bytes of the schedule: what is brought a window ahead is there from its start, what is reduced a window behind until its end.
+
+    def _times_ahead(self, start: int) -> list[tuple[int, int]]:
+        """When a parameter is there before its group reads it: in the window before, which may be the last of the microbatch before."""
+        if self.schedule is None:
+            return []
+        k, spans = self.schedule.stretch[start], self.schedule.windows[1 : 1 + self.schedule.length]
+        wrapped = [(spans[-1].start, self.lives.end - 1)] if self.accumulates and not k else []
+        return [(spans[k - 1].start if k else 0, start), *wrapped]
+
+    def _times_behind(self, op: int | None, *, once: bool = False) -> list[tuple[int, int]]:
+        """When a gradient is there after it is made, for its reduction in the window after; ``once``: before the update that reads it."""
+        if self.schedule is None or op is None:
+            return []
+        k, spans, update = self.schedule.stretch[op], self.schedule.windows[1 : 1 + self.schedule.length], self.lives.end - 1
+        last = k + 1 == len(spans)
+        if once:
+            return [(update if last else spans[k + 1].start, update)]
+        return [(op + 1, update if last else spans[k + 1].stop), *([(0, spans[0].stop)] if last and self.accumulates else [])]
+
+    def _brought(self, v: int, t: int, k: int, times: Sequence[tuple[int, int]]) -> None:
+        """The bytes of a node's copies at other times than its own."""
+        times = [(start, stop) for start, stop in times if start < stop]
+        if not times:
+            return
+        node = self.nodes[v]
+        assert isinstance(node, (ReshardNode, AccumulateNode)), "only these have copies"
+        copies = node.layouts[node.aliases :]
+        dtype = self._reduced_dtype(t) if t in self.makers else None
+        usages = np.concatenate([[0], self._bytes(t, copies, dtype)])
+        w = self._add(AheadNode(tensor=t, group=k, layouts=(Layout(), *copies), aliases=0), usages, *times)
+        self._edge(v, w, ("ahead", node.aliases, len(copies)), ahead_table, node.aliases, len(copies))
+
+    def _reduced(self, producer: int, v: int, t: int, op: int) -> None:
+        """The bytes of what a reduction starts from."""
+        times = [(start, stop) for start, stop in self._times_behind(op) if start < stop]
+        if not times:
+            return
+        held, node = self._layouts(producer), self.nodes[v]
+        assert isinstance(node, (ReshardNode, AccumulateNode)), "only these have copies"
+        usages = np.concatenate([[0], self._bytes(t, held, self._reduced_dtype(t))])
+        w = self._add(BehindNode(tensor=t, layouts=(Layout(), *held)), usages, *times)
+        self._edge(producer, w, ("behind", len(held)), behind_table, len(held))
+        sizes = (node.aliases, len(node.layouts) - node.aliases, len(held))
+        self._edge(v, w, ("reduced", sizes), reduced_table, *sizes)
+
+    def _lane_times(self, axes: tuple[int, ...]) -> Ints:
+        return self.costs.collectives.lane_times("all_reduce", axes, np.array(NORM_BYTES, dtype=np.int64))
+
+    # What takes time: added up, or as loads of windows.
+
+    def _takes(self, v: int, times: Ints, *, op: int | None = None, lanes: Callable[[int], Ints] | None = None) -> None:
+        """Time of a node's strategies in each run of an op, or in the update; and what its collectives take of each lane."""
+        if self.schedule is None:
+            self.node_costs[v] = times if op is None else repeated(times, self.microbatches)
+            return
+        windows = (self.schedule.update,) if op is None else self.schedule.of_op(op)
+        self.node_loads.append((v, times, self._uses(windows)))
+        if lanes is not None:
+            self.node_loads += [(v, lanes(r), self._uses(windows, r)) for r in range(len(self.costs.collectives.lanes))]
+
+    def _moved(
+        self,
+        u: int,
+        v: int,
+        key: Hashable,
+        move: _Move,
+        table: Callable[[Ints], Ints] | None = None,
+        beside: Callable[[], Ints] | None = None,
+    ) -> None:
+        """An edge of transitions.
+
+        Args:
+            table: makes it of their costs (held, need); without it, it is these.
+            beside: time of device memory that each takes besides.
+        """
+
+        def made(costs: Ints) -> Ints:
+            return costs if table is None else table(costs)
+
+        if self.schedule is None:
+            self._edge(u, v, key, lambda: made(self._summed(move, beside)))
+            return
+        self._edge(u, v, ("possible", key), lambda: made(np.where(self._moves(move) >= FORBIDDEN, FORBIDDEN, 0)))
+        schedule, lanes = self.schedule, range(len(self.costs.collectives.lanes))
+        parameter = self.program.tensors[move.tensor].role is Role.PARAMETER
+        place = schedule.place(move.purpose, move.op, parameter=parameter, accumulated=self.accumulates)
+
+        def load(part: Hashable, times: Callable[[], Ints], uses: Uses) -> None:
+            found = self._once(("load", part, place.asynchronous, key), lambda: _paid(made(times())))
+            self.edge_loads.append((u, v, found, uses))
+
+        def loads(k: int) -> Ints:
+            found: Ints = self._table(move).loads_between(move.held, move.need)[k]
+            return found
+
+        load("stream", (lambda: loads(0)) if place.asynchronous else lambda: self._moves(move), self._uses(place.windows))
+        for r in lanes:
+            load(r, lambda r=r: loads(1 + r), self._uses(place.windows, r))  # type: ignore[misc]  # mypy does not infer lambdas with defaults
+        if beside is not None:
+            load("beside", beside, self._uses(schedule.beside(move.purpose, move.op, accumulated=self.accumulates)))
+
+    def _summed(self, move: _Move, beside: Callable[[], Ints] | None) -> Ints:
+        """Cost of every transition, all its runs together, after the overlap discount where it applies."""
+        moves = self._moves(move)
+        paid = np.where(moves >= FORBIDDEN, 0, moves)
+        if self._discounted(move.tensor, move.purpose):
+            paid = exposed(paid, self.costs.overlap)
+        total = np.where(moves >= FORBIDDEN, FORBIDDEN, paid if beside is None else paid + beside())
+        return total if move.purpose in (OPTIMIZER, UPDATE) else repeated(total, self.microbatches)
+
+    def _uses(self, windows: Sequence[int], lane: int | None = None) -> Uses:
+        """The terms of the compute stream, or of a lane, in these windows, each as often as the window runs."""
+        assert self.schedule is not None, "only what loads windows asks for terms"
+        width, at = 1 + len(self.costs.collectives.lanes), 0 if lane is None else 1 + lane
+        return [(w * width + at, self.schedule.windows[w].runs) for w in windows]
+
+    def _loads(self) -> Loads | None:
+        if self.schedule is None:
+            return None
+        width = 1 + len(self.costs.collectives.lanes)
+        return Loads.of(np.repeat(np.arange(len(self.schedule.windows)), width), self.node_loads, self.edge_loads)
 
     # Tails: what readers of a tensor as it is keep of it beyond its own life. :mod:`solver_shard.graph` has a picture.
 
@@ -642,7 +821,7 @@ class _Lowerer:
         for j, (group, k) in enumerate(groups):
             start = groups[j + 1][0].stop if j + 1 < len(groups) else base_stop
             (v_reshard, reshard), alias = self._node(ReshardNode, t, k), self._aliases(t, k)
-            stored = group.late and t not in self.made  # kept as it is, it stays anyway: one more strategy, without bytes
+            stored = group.late and t not in self.makers  # kept as it is, it stays anyway: one more strategy, without bytes
             with_bytes = (*alias, *longer)
             usages = np.concatenate([[0], self._bytes(t, with_bytes), [0] * stored]).astype(np.int64)
             tail = TailNode(tensor=t, group=k, layouts=(Layout(), *with_bytes, *(Layout(),) * stored), aliases=len(alias))
@@ -684,7 +863,7 @@ class _Lowerer:
     def _aliases(self, t: int, k: int) -> Layouts:
         """The layouts in which a group may read a tensor as it is; none of a gradient that its accumulator or reduce dtype takes away."""
         v, node = self._node(ReshardNode, t, k)
-        return node.layouts[: node.aliases] if self.node_intervals[v][1] == self.lives.groups[t][k].stop else ()
+        return node.layouts[: node.aliases] if self.node_intervals[v][0][1] == self.lives.groups[t][k].stop else ()
 
     # Storages: what a view and the tensor that it views keep together is there once.
 

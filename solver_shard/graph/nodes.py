@@ -245,6 +245,23 @@ class TailNode(GroupNode):
     label = "tail"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AheadNode(GroupNode):
+    """The bytes of a copy while it is brought beside another window: before its group reads it, or after a gradient is made.
+
+    Strategy 0 has none. The group is ``PRODUCED`` where the copy is a gradient's on its way to the accumulator.
+    """
+
+    label = "ahead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BehindNode(TensorNode):
+    """The bytes of what the reduction of a gradient starts from, while it runs beside the window after; strategy 0 has none."""
+
+    label = "behind"
+
+
 def group_of(node: TensorNode, lives: Lives) -> Group | None:
     """The group of readers that a node serves, or whose copy it keeps."""
     k = node.group if isinstance(node, GroupNode) else node.origin if isinstance(node, KeepNode) else PRODUCED

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks, repeated
+from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Loads, Masks, repeated
 from solver_shard.graph.nodes import Lowering, OpNode, TensorNode, group_of
 from solver_shard.program import Phase, Program, Role, places, without
 from solver_shard.rules.rule import Rule
@@ -164,10 +164,11 @@ def _longest_true(flags: Sequence[bool] | np.ndarray) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Folded:
-    """A folded graph and the folded node of every free node."""
+    """A folded graph, the folded node of every free node, and the folded term of every free term of its windows."""
 
     graph: ChoiceGraph
     member: Ints
+    terms: Ints
 
 
 def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
@@ -175,9 +176,10 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
 
     A class of nodes with equal strategies becomes a single node whose cost is the sum over its members, with the intervals of all of them
     (so its usage counts once for every member that is live). Edges between members of two classes add up; an edge inside a class can only
-    be used on its diagonal and becomes node cost. The folded problem is the free one restricted to assignments that are equal within each
-    class: every folded assignment expands to a free one of exactly the same cost and memory profile. It does drop all others, so a bound of
-    the folded problem is of tied plans only, and a certificate says so.
+    be used on its diagonal and becomes node cost. Each member's loads stay on the terms of its own windows; windows that then load alike
+    (of the repeated layers) become one that counts for all of them. The folded problem is the free one restricted to assignments that are
+    equal within each class: every folded assignment expands to a free one of exactly the same cost and memory profile. It does drop all
+    others, so a bound of the folded problem is of tied plans only, and a certificate says so.
 
     >>> expand(folded, folded_assignment)  # doctest: +SKIP
     """
@@ -215,6 +217,7 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
             tables.append(repeated(source.T if flipped else source, count))
         edges.append((a, b))
         edge_tables.append(known[table, flipped, count])
+    loads, terms = (None, np.zeros(0, dtype=np.int64)) if graph.loads is None else _folded_loads(graph.loads, member)
     folded = ChoiceGraph(
         names=tuple(graph.names[v] for v in leaders.tolist()),
         offsets=np.concatenate([[0], np.cumsum([len(c) for c in costs])]).astype(np.int64),
@@ -226,8 +229,42 @@ def fold(graph: ChoiceGraph, classes: Ints) -> Folded:
         edge_tables=np.array(edge_tables, dtype=np.int64),
         tables=tuple(tables),
         limit=graph.limit,
+        loads=loads,
     )
-    return Folded(graph=folded, member=member)
+    return Folded(graph=folded, member=member, terms=terms)
+
+
+def _folded_loads(loads: Loads, member: Ints) -> tuple[Loads, Ints]:
+    """Loads of the folded nodes, equal windows as one, and the folded term of each term.
+
+    A sum of equal maxima is the maximum of the sums, so a window that stands for n is loaded n times as much.
+    """
+    apart = loads.substituted(member.tolist(), [None] * len(member))
+    within = np.arange(len(apart.windows)) - apart.starts[apart.windows]
+    inside: list[list[tuple[int, ...]]] = [[] for _ in range(apart.count)]
+    for term, window in enumerate(apart.windows.tolist()):
+        inside[window].append((-1, int(within[term]), int(apart.base[term])))
+    for kind, rows in enumerate((apart.nodes, apart.edges)):
+        for row in rows.tolist():
+            inside[apart.windows[row[-2]]].append((kind, *row[:-2], int(within[row[-2]]), row[-1]))
+    known: dict[tuple[tuple[int, ...], ...], int] = {}
+    which = np.array([known.setdefault(tuple(sorted(rows)), len(known)) for rows in inside], dtype=np.int64)
+    _, first, copies = np.unique(which, return_index=True, return_counts=True)
+    windows = np.repeat(np.arange(len(first)), np.bincount(apart.windows)[first])
+    starts = np.searchsorted(windows, np.arange(len(first)))
+    terms = starts[which[apart.windows]] + within
+
+    def kept(rows: Ints) -> Ints:
+        """The rows of the first window of each kind, as many times as it stands for windows."""
+        window = apart.windows[rows[:, -2]]
+        rows = rows[first[which[window]] == window]
+        number = which[apart.windows[rows[:, -2]]]
+        return np.concatenate([rows[:, :-2], terms[rows[:, -2], None], (rows[:, -1] * copies[number])[:, None]], axis=1)
+
+    base = np.zeros(len(windows), dtype=np.int64)
+    np.add.at(base, terms, apart.base)
+    folded = Loads(windows=windows, base=base, nodes=kept(apart.nodes), vectors=apart.vectors, edges=kept(apart.edges), tables=apart.tables)
+    return folded, terms.astype(np.int64)
 
 
 def folded_masks(masks: Masks, folded: Folded | None, *, lenient: bool = False) -> dict[int, Bools]:

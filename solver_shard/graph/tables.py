@@ -199,3 +199,27 @@ def chain_table(above: Layouts, below: Layouts, aliases: int, stored: bool) -> I
         table[0, -1] = 0
         table[-1, [0, -1]] = 0
     return table
+
+
+def ahead_table(aliases: int, copies: int) -> Ints:
+    """A group's strategies against the bytes of its copies, strategy 0 having none: an alias has none, a copy its own."""
+    table = np.full((aliases + copies, 1 + copies), FORBIDDEN, dtype=np.int64)
+    table[:aliases, 0] = 0
+    table[aliases + np.arange(copies), 1 + np.arange(copies)] = 0
+    return table
+
+
+def behind_table(held: int) -> Ints:
+    """What a gradient is made as against the bytes that its reduction starts from: none (strategy 0), or those of that layout."""
+    table = np.full((held, 1 + held), FORBIDDEN, dtype=np.int64)
+    table[:, 0] = 0
+    table[np.arange(held), 1 + np.arange(held)] = 0
+    return table
+
+
+def reduced_table(aliases: int, copies: int, held: int) -> Ints:
+    """How a gradient goes on against the bytes that its reduction starts from: as it is without them, as a copy with them."""
+    table = np.full((aliases + copies, 1 + held), FORBIDDEN, dtype=np.int64)
+    table[:aliases, 0] = 0
+    table[aliases:, 1:] = 0
+    return table

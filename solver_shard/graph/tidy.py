@@ -44,13 +44,17 @@ def tidied(graph: ChoiceGraph, assignment: Sequence[int] | Ints, alike: Ints, co
     touching = _Touching(graph)
     profile = graph.profile(chosen)
     peak = profile.max(initial=0)
-    free = [island for island in _islands(touching, chosen != usual) if touching.cost(island, usual) <= touching.cost(island, chosen)]
+    free = list(_islands(touching, chosen != usual))
+    if graph.loads is None:  # what islands load of windows does not add up: there each is judged when it moves
+        free = [island for island in free if touching.cost(island, usual) <= touching.cost(island, chosen)]
     for _ in range(2):  # what did not fit at first may fit when others have moved
         left = []
         for island in free:
             after = profile + _more(graph, island, chosen, usual, len(profile))
-            if after.max(initial=0) <= peak:
-                chosen[island], profile = usual[island], after
+            moved = chosen.copy()
+            moved[island] = usual[island]
+            if after.max(initial=0) <= peak and (graph.loads is None or graph.cost(moved) <= graph.cost(chosen)):
+                chosen, profile = moved, after
             else:
                 left.append(island)
         free = left

@@ -428,6 +428,7 @@ def with_cells(graph: ChoiceGraph, added: Sequence[tuple[Move, Cells]], turns: I
         edge_tables=np.concatenate([graph.edge_tables, np.array(edge_tables, dtype=np.int64)]),
         tables=tuple(tables),
         limit=graph.limit,
+        loads=graph.loads,
     )
 
 

@@ -30,10 +30,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from solver_shard.costs.buckets import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.layouts import free_move, is_legal
 from solver_shard.costs.memory import OptimizerState
 from solver_shard.costs.model import CostModel, exposed
+from solver_shard.costs.schedule import Paid, bucket_sizes, launch_of, unshared_ns
 from solver_shard.costs.transitions import TransitionStep, beyond, intermediates, update_held
 from solver_shard.errors import InputError, InternalError
 from solver_shard.layout import Layout, R
@@ -76,7 +76,7 @@ class Evaluation:
         compute_ns, update_ns, communication_ns: nanoseconds of ops (and of the traffic of reshards), optimizer and all collectives
             (those of reshards after the overlap discount), of all microbatches.
         total_ns: their sum, the time of a step.
-        unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.buckets`.
+        unshared_ns: what launches take beyond that, see :mod:`solver_shard.costs.schedule`.
         objective: what the plan's options minimise: nanoseconds plus weight times peak, or bytes.
         peak: bytes per device at the fullest time, the intermediates of transitions included.
         profile: by category, the bytes per device at each time from 0 to T.

@@ -6,6 +6,8 @@ tensor: an index is made once for a plan, and each of its tables when it is firs
 >>> index = PlanIndex(plan)
 >>> [reshard.purpose for reshard in index.reshards.get(17, ())], index.output_names[40]
 (['forward', 'backward', 'update'], 'model.layers.0.mlp')
+
+And what its collectives are for, in people's words (``purpose_of``).
 """
 
 from __future__ import annotations
@@ -15,8 +17,21 @@ from functools import cached_property
 from typing import TypeVar
 
 from solver_shard.layout import Layout
-from solver_shard.plan.plan import Plan, Reshard, SavedTensor
+from solver_shard.plan.plan import Collective, Plan, Reshard, SavedTensor
 from solver_shard.program import module_outputs
+
+PURPOSES = (
+    "parameter gathers",
+    "gradient reductions",
+    "gradient clipping",
+    "parameter updates",
+    "activations, forward",
+    "activations, backward",
+    "inside ops, forward",
+    "inside ops, backward",
+    "outputs",
+)
+"""What collectives are for: the rows of reports."""
 
 OfTensor = TypeVar("OfTensor", Reshard, SavedTensor)
 
@@ -88,6 +103,26 @@ class PlanIndex:
             return self.owner(t)
         op = self.plan.ops[self.makers[t]]
         return op.module or op.name
+
+
+def purpose_of_collective(plan: Plan, c: Collective) -> str:
+    """Which row of ``PURPOSES`` a collective belongs to."""
+    if c.reshard is not None:
+        return purpose_of(plan, plan.reshards[c.reshard])
+    return "gradient clipping" if c.op is None else f"inside ops, {plan.ops[c.op].phase}"
+
+
+def purpose_of(plan: Plan, reshard: Reshard) -> str:
+    """Which row of ``PURPOSES`` a reshard belongs to."""
+    if reshard.purpose in ("accumulate", "optimizer"):
+        return "gradient reductions"
+    if reshard.purpose == "update":
+        return "parameter updates"
+    if reshard.purpose == "output":
+        return "outputs"
+    if plan.tensors[reshard.tensor].role == "parameter":
+        return "parameter gathers"
+    return f"activations, {reshard.purpose}"
 
 
 def output_names(outputs: Mapping[str, Sequence[int]]) -> dict[int, str]:

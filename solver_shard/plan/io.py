@@ -16,6 +16,7 @@ from typing import Any
 
 from solver_shard.arguments import checked
 from solver_shard.codec import decode, encode, json_schema
+from solver_shard.costs.cluster import check_cluster
 from solver_shard.costs.layouts import free_move
 from solver_shard.costs.memory import optimizer_state
 from solver_shard.costs.model import exposed
@@ -209,6 +210,16 @@ def check_plan(plan: Plan) -> None:
         )
     except InputError as error:
         raise InputError(f"options: {error}") from None
+    try:
+        check_cluster(plan.cluster)
+    except InputError as error:
+        raise InputError(f"cluster: {error}") from None
+    for i, op in enumerate(plan.ops):
+        for inside in op.collectives:
+            _check(
+                set(inside.axes) <= set(plan.mesh.names),
+                f"ops[{i}] ({op.name}): a collective on {', '.join(inside.axes)}, mesh has {', '.join(plan.mesh.names)}",
+            )
     handed = {t for op in plan.ops if op.name == IDENTITY for t in op.operands}
     _check(len(set(plan.relays)) == len(plan.relays) and handed.issuperset(plan.relays), "relays: one is not handed on by an identity")
     for name, values in plan.memory.series.items():

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from solver_shard.codec import encode
-from solver_shard.costs.buckets import launch_of
+from solver_shard.costs.schedule import launch_of
 from solver_shard.errors import InputError, printable
 from solver_shard.layout import Layout
 from solver_shard.options import Options
-from solver_shard.plan.index import PlanIndex
-from solver_shard.plan.plan import Collective, MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.plan.index import PURPOSES, PlanIndex, purpose_of_collective
+from solver_shard.plan.plan import MemoryTimeline, Plan, PlannedOp, PlannedTensor, Reshard
+from solver_shard.plan.windows import WindowedStep, by_windows
 from solver_shard.program import DTYPE_BYTES
 from solver_shard.text import fold_items, fold_names, format_bytes, format_ns, matching, shorten, suggestion, table, template, text_of
 
@@ -26,17 +27,6 @@ MAX_COLLECTIVES = 20
 
 PLACE_WIDTH = 60
 
-PURPOSES = (
-    "parameter gathers",
-    "gradient reductions",
-    "gradient clipping",
-    "parameter updates",
-    "activations, forward",
-    "activations, backward",
-    "inside ops, forward",
-    "inside ops, backward",
-    "outputs",
-)
 MAX_IMPLEMENTATIONS = 12
 
 CLIPPED = "the norm of all gradients"
@@ -52,6 +42,7 @@ def report(plan: Plan) -> str:
         _collectives(plan),
         _implementations(plan),
         _time(plan),
+        _by_windows(plan),
         _memory(plan),
         _fallbacks(plan),
         _fallbacks(plan, "dtensor"),
@@ -59,26 +50,6 @@ def report(plan: Plan) -> str:
         _origin(plan),
     ]
     return "\n\n".join(text_of(lines) for lines in sections if lines)
-
-
-def purpose_of_collective(plan: Plan, c: Collective) -> str:
-    """Which row of ``PURPOSES`` a collective belongs to."""
-    if c.reshard is not None:
-        return purpose_of(plan, plan.reshards[c.reshard])
-    return "gradient clipping" if c.op is None else f"inside ops, {plan.ops[c.op].phase}"
-
-
-def purpose_of(plan: Plan, reshard: Reshard) -> str:
-    """Which row of ``PURPOSES`` a reshard belongs to."""
-    if reshard.purpose in ("accumulate", "optimizer"):
-        return "gradient reductions"
-    if reshard.purpose == "update":
-        return "parameter updates"
-    if reshard.purpose == "output":
-        return "outputs"
-    if plan.tensors[reshard.tensor].role == "parameter":
-        return "parameter gathers"
-    return f"activations, {reshard.purpose}"
 
 
 def problem_text(plan: Plan) -> str:
@@ -387,6 +358,36 @@ def _time(plan: Plan) -> list[str]:
             f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
         )
     return ["Time", *lines]
+
+
+def windows_text(plan: Plan, step: WindowedStep) -> str:
+    """What a step takes where what has slack runs beside compute, as one sentence."""
+    exposed, hidden = (format_ns(sum(part.values())) for part in (step.exposed, step.hidden))
+    within = "within" if step.peak <= plan.memory.limit else "beyond"
+    parts = f"{exposed} of collectives exposed, {hidden} hidden"
+    return (
+        f"By windows: {format_ns(step.total_ns)} ({parts}), peak {format_bytes(step.peak)} {within} the limit, "
+        "where gathers run one block ahead and reductions one behind"
+    )
+
+
+def _by_windows(plan: Plan) -> list[str]:
+    """The step with collectives beside compute: what is exposed, by purpose and lane, and what windows take their time for."""
+    if not plan.collectives():
+        return []
+    step = by_windows(plan)
+    rows = [("purpose", "lane", "exposed", "hidden")]
+    for purpose, lane in sorted(step.exposed, key=lambda share: (PURPOSES.index(share[0]), share[1])):
+        rows.append((purpose, lane, format_ns(step.exposed[purpose, lane]), format_ns(step.hidden[purpose, lane])))
+    whole = [(step.bound_by(time), time) for time in step.windows if time.nanoseconds]
+    bound = []
+    for name in sorted({name for name, _ in whole}, key=lambda name: (name != "compute", name)):
+        mine = [time for found, time in whole if found == name]
+        count = sum(time.window.runs for time in mine)
+        longest = fold_names(dict.fromkeys(time.window.name for time in sorted(mine, key=lambda time: -time.nanoseconds)))
+        nanoseconds = sum(time.window.runs * time.nanoseconds for time in mine)
+        bound.append(f"  {count} windows bound by {name}, {format_ns(nanoseconds)}: {shorten(longest, PLACE_WIDTH)}")
+    return [f"{windows_text(plan, step)}; not proven", *table(rows, right=(2, 3), header=True), *bound]
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -25,9 +25,11 @@ from solver_shard.analysis.sweep.results import Sweep, load_sweep
 from solver_shard.arguments import Several, checked, each
 from solver_shard.errors import printable
 from solver_shard.layout import Layout
+from solver_shard.plan.index import PURPOSES
 from solver_shard.plan.io import load_plan
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.summary import PURPOSES, collected, headline, holders, kept_for_backward, problem_text
+from solver_shard.plan.summary import collected, headline, holders, kept_for_backward, problem_text, windows_text
+from solver_shard.plan.windows import by_windows
 from solver_shard.reports.charts import history_chart, memory_chart
 from solver_shard.reports.dataflow import layer_graphs
 from solver_shard.reports.modules import module_tree
@@ -257,6 +259,8 @@ def _time(plan: Plan) -> dict[str, Any]:
             f"not counted: {format_ns(costs.unshared_ns)} of launches, as parameters of one block move by different collectives; "
             f"with them {format_ns(costs.total_ns + costs.unshared_ns)}"
         )
+    if by_purpose:
+        notes.append(windows_text(plan, by_windows(plan)))
     if plan.options.microbatches > 1:
         notes.append(f"all {plan.options.microbatches} microbatches together")
     return {"parts": [{"name": n, "kind": k, "ns": ns, "share": ns / whole} for n, k, ns in parts if ns], "notes": notes}

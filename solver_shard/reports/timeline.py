@@ -25,29 +25,43 @@ drawn at the start of this one. The discount knows no dependencies, so there may
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gzip
 import itertools
 import json
+import math
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from solver_shard.arguments import checked
+from solver_shard.costs.collectives import Collectives
+from solver_shard.costs.schedule import launch_of
 from solver_shard.files import write_whole
-from solver_shard.plan.index import PlanIndex
+from solver_shard.plan.index import PlanIndex, purpose_of
 from solver_shard.plan.io import check_times, load_plan
-from solver_shard.plan.plan import OpCollective, Plan, PlannedOp, Reshard
-from solver_shard.plan.summary import CLIPPED, purpose_of
+from solver_shard.plan.plan import LOCAL, OpCollective, Plan, PlannedOp, Reshard, ReshardStep
+from solver_shard.plan.summary import CLIPPED
+from solver_shard.plan.windows import by_windows, schedule_of
 from solver_shard.text import format_ns
 
-Kind = Literal["phase", "module", "compute", "exposed", "hidden"]
+Kind = Literal["phase", "module", "compute", "exposed", "hidden", "window", "computing", "waiting", "beside"]
 Row = tuple[str, str]
 """A kind of row and its name: ``("collectives", "dp,tp")``."""
 
 PHASES, MODULES, OPS = ("step", "phases"), ("compute", "modules"), ("compute", "ops")
 COLLECTIVES = "collectives"
+SIDE_BY_SIDE = "side by side"
+WINDOWS, STREAM = (SIDE_BY_SIDE, "windows"), (SIDE_BY_SIDE, "compute stream")
+
+MOST_REPLAYED = 8
+"""Microbatches of a step that is drawn side by side: all of them are drawn, and more would be as much of the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +97,8 @@ class Timeline:
         stop: where the step ends: its time.
         exposed, hidden: axes to nanoseconds of their collectives; what finds no compute to lie under is in neither.
         unplaced_ns: of what the overlap discount hides, what finds none.
+        side_by_side: what a runtime makes of the plan, with a clock of its own: a compute stream and lanes; none of many microbatches.
+        windows_ns, runtime_ns: what the step takes by windows, and side by side (0 where it is not drawn).
     """
 
     slices: tuple[Slice, ...]
@@ -93,6 +109,9 @@ class Timeline:
     exposed: Mapping[str, int]
     hidden: Mapping[str, int]
     unplaced_ns: int
+    side_by_side: tuple[Slice, ...] = ()
+    windows_ns: int = 0
+    runtime_ns: int = 0
 
 
 @checked
@@ -107,6 +126,9 @@ def timeline(plan: Plan | str | os.PathLike[str]) -> Timeline:
     hides; what an overlap hides lies under compute on the same axes' row, and ``unplaced_ns`` is what finds no compute to lie under.
     Of several microbatches the first and the last are drawn in full, those between as one block.
 
+    The same step side by side (:func:`replay`) has rows of its own: the windows, the compute stream, where it waits, and each lane with
+    what runs on it. It ends when a runtime would that gathers parameters a window ahead and reduces gradients a window behind.
+
     Args:
         plan: what ``optimize`` returned, or its file.
 
@@ -118,7 +140,14 @@ def timeline(plan: Plan | str | os.PathLike[str]) -> Timeline:
     """
     plan = load_plan(plan)
     check_times(plan)
-    return _TimelineBuilder(plan).run()
+    line = _TimelineBuilder(plan).run()
+    if not plan.ops or plan.options.microbatches > MOST_REPLAYED:
+        return dataclasses.replace(line, windows_ns=by_windows(plan).total_ns)
+    run = _Replay(plan, EFFECTS["chains"])
+    end = run.run()
+    rows = {row: k for k, row in enumerate((WINDOWS, STREAM))}
+    drawn = sorted(run.drawn, key=lambda s: (rows.get(s.row, len(rows)), s.row, s.start, -s.stop))
+    return dataclasses.replace(line, side_by_side=tuple(drawn), windows_ns=by_windows(plan).total_ns, runtime_ns=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,14 +525,15 @@ class Gaps:
 # (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): slices are complete events (``X``), memory is counters
 # (``C``), names of rows are metadata (``M``), a collective with more hidden than there is compute for has an instant (``i``). Times are
 # microseconds in whole 2048ths, which floats add and subtract without an error: viewers do, and would draw a slice that ends a rounding
-# error late around what follows it. Rounded they are the nanoseconds of the timeline. There are four processes, one for each kind of row:
+# error late around what follows it. Rounded they are the nanoseconds of the timeline. There are five processes, one for each kind of row:
 #
 # - ``step``: phases, inside microbatches where there are several;
 # - ``compute``: modules, inner ones inside outer ones, and ops;
 # - ``collectives``: a thread for each group of mesh axes; ``cat`` is ``exposed`` or ``hidden``;
-# - ``memory``: counters of the bytes of a device by category, in all, and of the limit.
+# - ``memory``: counters of the bytes of a device by category, in all, and of the limit;
+# - ``side by side``: the step as a runtime makes it, by a clock of its own, if the plan has at most ``MOST_REPLAYED`` microbatches.
 
-PROCESSES = ("step", "compute", COLLECTIVES, "memory")
+PROCESSES = ("step", "compute", COLLECTIVES, "memory", SIDE_BY_SIDE)
 """By kind of row; the first one's pid is 1."""
 
 MEMORY = PROCESSES.index("memory") + 1
@@ -541,6 +571,8 @@ def chrome_trace(line: Timeline, plan: Plan | str | os.PathLike[str]) -> str:
         "hidden_ns": plan.costs.hidden_ns,
         "hidden_without_compute_ns": line.unplaced_ns,
         "launches_not_counted_ns": plan.costs.unshared_ns,
+        "by_windows_ns": line.windows_ns,
+        "side_by_side_ns": line.runtime_ns,
         "peak_bytes": plan.memory.peak,
     }
     events = ",\n".join(_dump(event) for event in trace_events(line))
@@ -550,13 +582,13 @@ def chrome_trace(line: Timeline, plan: Plan | str | os.PathLike[str]) -> str:
 def trace_events(line: Timeline) -> Iterator[Event]:
     """All events: names of rows first, then slices row by row, marks, and memory in the order of time."""
     threads = {row: number for number, row in enumerate(_rows(line), start=1)}
-    for pid, name in enumerate(PROCESSES, start=1):
+    for pid, name in enumerate(PROCESSES if line.side_by_side else PROCESSES[:-1], start=1):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for row, tid in threads.items():
         yield {"ph": "M", "name": "thread_name", "pid": _process(row), "tid": tid, "args": {"name": row[1]}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": _process(row), "tid": tid, "args": {"sort_index": tid}}
-    for piece in line.slices:
+    for piece in (*line.slices, *line.side_by_side):
         where = {"pid": _process(piece.row), "tid": threads[piece.row]}
         times = {"ts": _microseconds(piece.start), "dur": _microseconds(piece.stop) - _microseconds(piece.start)}
         yield {"ph": "X", "name": piece.name, "cat": piece.kind, **where, **times, "args": piece.args}
@@ -597,7 +629,8 @@ def _rows(line: Timeline) -> list[Row]:
     """Rows that have anything, those of axes by name."""
     found = dict.fromkeys([piece.row for piece in line.slices] + [mark.row for mark in line.marks])
     fixed = [row for row in (PHASES, MODULES, OPS) if row in found]
-    return [*fixed, *sorted(row for row in found if row not in fixed)]
+    beside = dict.fromkeys(piece.row for piece in line.side_by_side)
+    return [*fixed, *sorted(row for row in found if row not in fixed), *beside]
 
 
 def _microseconds(nanoseconds: int) -> float:
@@ -615,3 +648,322 @@ def _process(row: Row) -> int:
 
 def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+# One step run event by event, beside :mod:`solver_shard.plan.windows`: they share the plan, where windows begin, and what collectives take
+# of lanes, and nothing else.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How far a replay goes beyond what the schedule prices; as it prices, where all is as by default.
+
+    Attributes:
+        whole_launches: what moves together is one collective with its whole launch; else each tensor pays its part, as the price says.
+        barriers: a window ends when all that runs beside it is done; else ops wait for what they read, and the update for all reductions.
+        queued: a lane serves collectives in the order in which they are issued; else those that stop the compute go first.
+        chained: the levels of a collective follow each other, as the steps of a transition do, and each waits for its launch.
+    """
+
+    whole_launches: bool = False
+    barriers: bool = True
+    queued: bool = False
+    chained: bool = False
+
+
+EFFECTS: Mapping[str, Manner] = {
+    "as priced": Manner(),
+    "whole launches": Manner(whole_launches=True),
+    "no barriers": Manner(whole_launches=True, barriers=False),
+    "queues": Manner(whole_launches=True, barriers=False, queued=True),
+    "chains": Manner(whole_launches=True, barriers=False, queued=True, chained=True),
+}
+"""From the schedule's price to what a runtime does, one effect after the other; the last is a runtime's step."""
+
+
+def replay(plan: Plan, manner: Manner = EFFECTS["chains"]) -> int:
+    """Nanoseconds of one of many steps of a plan, run event by event: a compute stream, and a queue for every lane.
+
+    >>> replay(plan, Manner()) == by_windows(plan).total_ns                        # doctest: +SKIP
+    True
+
+    The compute stream runs the ops of all microbatches in order and issues what runs beside them at the start of each window; a collective
+    that it needs at once it waits for. What collectives take from compute it pays when it issues them.
+    """
+    return _Replay(plan, manner).run()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    """A collective as it is issued: nanoseconds in all, of its launch and on each lane in order; and when it is done."""
+
+    name: str
+    nanoseconds: int
+    launch: int
+    lanes: list[tuple[int, int]]
+    done: int = 0
+
+
+class _Lane:
+    """One lane: a queue of what runs beside compute, which what stops the compute goes before unless the lane serves in order."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.queue: list[tuple[_Job, int]] = []
+
+    def serve(self, until: int) -> None:
+        """Work off the queue as far as there is time."""
+        while self.queue and self.now < until:
+            job, left = self.queue[0]
+            if self.now + left > until:
+                self.queue[0], self.now = (job, left - (until - self.now)), until
+                return
+            self.now += left
+            job.done = max(job.done, self.now)
+            self.queue.pop(0)
+        self.now = max(self.now, until)
+
+    def finished(self) -> int:
+        """When all that waits is done, if nothing comes between."""
+        self.serve(self.now + sum(left for _, left in self.queue))
+        return self.now
+
+
+class _Replay:
+    """One replay of a plan."""
+
+    def __init__(self, plan: Plan, manner: Manner) -> None:
+        self.plan, self.manner = plan, manner
+        self.count, self.times = plan.options.microbatches, Collectives(plan.mesh, plan.cluster)
+        self.lanes = [_Lane() for _ in self.times.lanes]
+        schedule = schedule_of(plan)
+        stretch = schedule.stretch
+        self.blocks = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(stretch), key=lambda pair: pair[1])]
+        self.block_of = stretch
+        self.names = [window.name for window in schedule.windows[1 : 1 + schedule.length]]
+        self.now = 0
+        self.drawn: list[Slice] = []
+        self.durations: dict[tuple[str, tuple[str, ...], int, int], tuple[int, tuple[int, ...]]] = {}
+
+    def run(self) -> int:
+        self._sort()
+        last = len(self.blocks) * self.count
+        for position in range(-1, last + 1):
+            start, name = self.now, "head" if position < 0 else "tail"
+            self._issue(position)
+            if 0 <= position < last:
+                microbatch, k = divmod(position, len(self.blocks))
+                self._block(microbatch, k)
+                name = self.names[k] + (f", microbatch {microbatch + 1}" if self.count > 1 else "")
+            if self.manner.barriers:
+                self._drain()
+            self._draw(WINDOWS, "window", name, start, self.now)
+        start = self.now
+        self._update()
+        self._draw(WINDOWS, "window", "update", start, self.now)
+        return self.now
+
+    def _draw(self, row: Row, kind: Kind, name: str, start: int, stop: int) -> None:
+        """A slice, joined to the one before where that goes on."""
+        last = self.drawn[-1] if self.drawn else None
+        if last is not None and (last.row, last.kind, last.name, last.stop) == (row, kind, name, start):
+            self.drawn[-1] = dataclasses.replace(last, stop=stop)
+        elif start < stop:
+            self.drawn.append(Slice(row=row, kind=kind, name=name, start=start, stop=stop))
+
+    def _spend(self, nanoseconds: int, name: str = "compute") -> None:
+        """Time of the compute stream that is not spent waiting."""
+        self._draw(STREAM, "computing", name, self.now, self.now + nanoseconds)
+        self.now += nanoseconds
+
+    def _await(self, moment: int, what: str) -> None:
+        self._draw(STREAM, "waiting", f"waits for {what}", self.now, moment)
+        self.now = max(self.now, moment)
+
+    def _sort(self) -> None:
+        """What is issued at the start of which block, and what stops the compute before or after which op.
+
+        Blocks are numbered through all microbatches; -1 is before the first, and the one after the last before the update.
+        """
+        plan, several = self.plan, self.count > 1
+        size, last = len(self.blocks), len(self.blocks) * self.count
+        makers = {t: i for i, op in enumerate(plan.ops) for t in op.results}
+        readers: dict[int, list[int]] = {}
+        for reshard in plan.reshards:
+            readers.setdefault(reshard.tensor, []).extend(i for i, _ in reshard.readers)
+        self.issued: dict[int, list[Reshard]] = {}
+        self.needed: dict[tuple[int, int], list[int]] = {}
+        self.before: dict[int, list[Reshard]] = {}
+        self.after: dict[int, list[Reshard]] = {}
+        self.ending: list[Reshard] = []
+        self.late: list[Reshard] = []
+        for r, reshard in enumerate(plan.reshards):
+            mine = [i for i, _ in reshard.readers]
+            if reshard.purpose == "output" or (reshard.purpose == "accumulate" and reshard.tensor not in makers):
+                self.ending.append(reshard)
+            elif reshard.purpose in ("accumulate", "optimizer") and reshard.tensor in makers:
+                block = self.block_of[makers[reshard.tensor]]
+                once = reshard.purpose == "optimizer"
+                for microbatch in range(self.count - 1 if once else 0, self.count):
+                    self.issued.setdefault(microbatch * size + block + 1, []).append(reshard)
+                if not (once and several):
+                    self.after.setdefault(makers[reshard.tensor], []).append(reshard)
+                else:
+                    self.late.append(dataclasses.replace(reshard, steps=()))
+            elif reshard.purpose == "update" and readers.get(reshard.tensor):
+                first = min(readers[reshard.tensor])
+                self.issued.setdefault(self.block_of[first] - 1, []).insert(0, reshard)
+                self.needed.setdefault((0, first), []).append(r)
+            elif mine and plan.tensors[reshard.tensor].role == "parameter":
+                for microbatch in range(self.count):
+                    self.issued.setdefault(microbatch * size + self.block_of[min(mine)] - 1, []).append(reshard)
+                    self.needed.setdefault((microbatch, min(mine)), []).append(r)
+                self.before.setdefault(min(mine), []).append(dataclasses.replace(reshard, steps=()))
+            elif mine:
+                self.before.setdefault(min(mine), []).append(reshard)
+            else:
+                self.late.append(reshard)
+        assert max(self.issued, default=0) <= last
+        self.position = {id(reshard): r for r, reshard in enumerate(plan.reshards)}
+        self.jobs: dict[int, _Job] = {}
+        self.brought: dict[int, _Job] = {}
+        self.reducing: list[_Job] = []
+
+    def _job(self, kind: str, axes: tuple[str, ...], nbytes: int, bucket: int, nanoseconds: int | None = None) -> _Job:
+        key = (kind, axes, nbytes, bucket)
+        if key not in self.durations:
+            positions, size = [self.plan.mesh.index(name) for name in axes], np.array(nbytes, dtype=np.int64)
+            whole = int(self.times.times(kind, positions, size, bucket))
+            self.durations[key] = whole, tuple(self.times.lane_times(kind, positions, size, bucket).tolist())
+        whole, lanes = self.durations[key]
+        whole = whole if nanoseconds is None else nanoseconds
+        order = [(r, min(x, whole)) for r, x in enumerate(lanes) if x]
+        launch = min(whole, -int(-self.plan.cluster.launch_ns // bucket))
+        name = f"{kind} {','.join(self.plan.mesh.joined(axes))}"
+        return _Job(name=name, nanoseconds=whole, launch=launch, lanes=order[::-1] if kind == "all_gather" else order)
+
+    def _issue(self, position: int) -> None:
+        """Hand the lanes what runs beside a block, and pay for it on the compute stream."""
+        start = self.now
+        together: dict[Hashable, list[tuple[Reshard, int, ReshardStep]]] = {}
+        for reshard in self.issued.get(position, ()):
+            for k, step in enumerate(reshard.steps):
+                if step.kind in LOCAL:
+                    continue
+                key: Hashable = (id(reshard), k)
+                if self.manner.whole_launches and reshard.bucket > 1:
+                    tensor = self.plan.tensors[reshard.tensor]
+                    key = launch_of(reshard.purpose, self._owner(reshard), tensor.dtype, k, step.kind, step.axes)
+                together.setdefault(key, []).append((reshard, k, step))
+        for members in sorted(together.values(), key=lambda members: members[0][1]):
+            first, _, step = members[0]
+            if self.manner.whole_launches:
+                job = self._job(step.kind, step.axes, sum(step.nbytes for _, _, step in members), 1)
+            else:
+                job = self._job(step.kind, step.axes, step.nbytes, first.bucket, step.nanoseconds)
+            before = [
+                self.brought[r.tensor] for r, _, _ in members if r.tensor in self.brought and r.purpose not in ("accumulate", "optimizer")
+            ]
+            before += [self.jobs[self.position[id(r)]] for r, k, _ in members if k and self.position[id(r)] in self.jobs]
+            for reshard, _, _ in members:
+                self.jobs[self.position[id(reshard)]] = job
+                if reshard.purpose == "update":
+                    self.brought[reshard.tensor] = job
+                if reshard.purpose in ("accumulate", "optimizer"):
+                    self.reducing.append(job)
+            self._spend(job.launch + math.ceil(self._kappa * (job.nanoseconds - job.launch)), "slowed down by what runs beside it")
+            self._put(job, start, max((other.done for other in before), default=0))
+
+    @functools.cached_property
+    def _kappa(self) -> Fraction:
+        return Fraction(round(self.plan.cluster.kappa * 1_000_000), 1_000_000)
+
+    @functools.cached_property
+    def _index(self) -> PlanIndex:
+        return PlanIndex(self.plan)
+
+    def _owner(self, reshard: Reshard) -> str:
+        return self._index.owner(reshard.tensor)
+
+    def _put(self, job: _Job, ready: int, earliest: int) -> None:
+        moment = max(ready + job.launch, earliest) if self.manner.chained else ready
+        for r, left in job.lanes:
+            lane = self.lanes[r]
+            if self.manner.queued:
+                start = max(lane.now, moment)
+                lane.now = start + left
+                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "beside", job.name, start, lane.now)
+                job.done = max(job.done, lane.now)
+                moment = lane.now if self.manner.chained else moment
+            else:
+                lane.serve(moment)
+                lane.queue.append((job, left))
+
+    def _stop(self, job: _Job) -> None:
+        """Run a collective that the compute stream waits for."""
+        end, moment = self.now + job.nanoseconds, self.now + (job.launch if self.manner.chained else 0)
+        for r, left in job.lanes:
+            lane = self.lanes[r]
+            if self.manner.queued:
+                start = max(lane.now, moment)
+                lane.now = start + left
+                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "waiting", job.name, start, lane.now)
+                end = max(end, lane.now)
+                moment = lane.now if self.manner.chained else moment
+            else:
+                lane.serve(self.now)
+                lane.now = self.now + left
+        self._await(end, job.name)
+
+    def _wait(self, job: _Job) -> None:
+        if not self.manner.queued:
+            for r, _ in job.lanes:
+                lane = self.lanes[r]
+                lane.serve(self.now)
+                ahead = [
+                    left for _, left in lane.queue[: 1 + max((k for k, (other, _) in enumerate(lane.queue) if other is job), default=-1)]
+                ]
+                if ahead:
+                    lane.serve(lane.now + sum(ahead))
+        self._await(job.done, job.name)
+
+    def _drain(self) -> None:
+        self.now = max([self.now, *(lane.finished() for lane in self.lanes)])
+        for lane in self.lanes:
+            lane.serve(self.now)
+
+    def _block(self, microbatch: int, k: int) -> None:
+        """The ops of one block, each behind what it waits for and before what leaves it."""
+        for i in self.blocks[k]:
+            op = self.plan.ops[i]
+            for r in () if self.manner.barriers else self.needed.get((microbatch, i), ()):
+                if r in self.jobs:
+                    self._wait(self.jobs[r])
+            for reshard in self.before.get(i, ()):
+                self._blocking(reshard)
+            self._spend(op.nanoseconds)
+            for inside in op.collectives:
+                self._stop(self._job(inside.kind, inside.axes, inside.nbytes, 1, inside.nanoseconds))
+            for reshard in self.after.get(i, ()):
+                self._spend(reshard.traffic_ns)
+        if k == len(self.blocks) - 1:
+            for reshard in self.ending:
+                self._blocking(reshard)
+
+    def _blocking(self, reshard: Reshard) -> None:
+        self._spend(reshard.traffic_ns)
+        for step in reshard.steps:
+            if step.kind not in LOCAL:
+                self._stop(self._job(step.kind, step.axes, step.nbytes, reshard.bucket, step.nanoseconds))
+
+    def _update(self) -> None:
+        for job in self.reducing:
+            self._wait(job)
+        for reshard in self.late:
+            self._blocking(reshard)
+        clip = self.plan.clip
+        if clip is not None:
+            self._stop(self._job(clip.kind, clip.axes, clip.nbytes, 1, clip.nanoseconds))
+        self._spend(self.plan.costs.update_ns)
+        if self.manner.barriers:
+            self._drain()

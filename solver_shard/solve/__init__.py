@@ -17,7 +17,7 @@ part, by its textbook name                file                                  
 presolve: aliases, dominance, min-plus    presolve/ (``reducer``, ``aliases``)  exact: the optimum stays; an empty domain proves that
   elimination of nodes of degree two                                            there is no assignment
 postsolve                                 presolve/postsolve.py                 exact: same cost and bytes in the original
-arc consistency (AC-3, Mackworth 1977)    arc_consistency.py                    an emptied domain: there is no assignment
+arc consistency (AC-3, Mackworth 1977)    ../graph/narrowing.py                 an emptied domain: there is no assignment
 TRW-S (Kolmogorov 2006; message passing   bounds/trws.py (numpy),               a lower bound without the limit, of sums that are exact
   on the local polytope)                  bounds/trws_compiled.py (numba)       in floats
 Lagrangian dual of the limit: column      bounds/lagrangian.py                  a lower bound for any multipliers; the linear programs

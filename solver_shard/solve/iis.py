@@ -36,8 +36,8 @@ from ortools.sat.python import cp_model
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Constraint, Ints
+from solver_shard.graph.narrowing import Arc, Arcs
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.arc_consistency import Arc, Arcs
 from solver_shard.solve.bounds.labels import TooMany, best_below
 from solver_shard.solve.engine import solve
 from solver_shard.solve.integer_program import class_literals, covering, in_safe_units, new_solver, row_of
@@ -141,7 +141,8 @@ class _DeletionFilter:
     """One call: questions about sets of constraints and times."""
 
     def __init__(self, graph: ChoiceGraph, constraints: Sequence[Constraint], clock: Clock, seed: int) -> None:
-        self.graph, self.constraints, self.clock, self.seed = graph, constraints, clock, seed
+        self.graph = replace(graph, loads=None)  # what is possible does not depend on what it costs
+        self.constraints, self.clock, self.seed = constraints, clock, seed
         self.arcs = ExplainedArcs(graph, constraints)
         self._answers: dict[tuple[frozenset[int], frozenset[int]], tuple[bool | None, Ints | None]] = {}
         self._plain = tuple(np.where(table >= FORBIDDEN, FORBIDDEN, 0) for table in graph.tables)

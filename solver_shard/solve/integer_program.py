@@ -13,6 +13,9 @@ to 2**31 or more it may then drop what a solution needs: a program is called opt
 row is given in units in which its coefficients sum to less than 2**30, usages and room both rounded down (``in_safe_units``): whatever
 keeps the true row keeps this one, so what is proven of the program is true. A solution may break the true row; then a cover is added
 (``covering``), which what keeps the true row keeps too, and the program is solved again.
+
+**Windows.** A program has a variable per window that is at least the load of each of its terms; what a pair loads is told by the pair's
+variable. HiGHS gets the loads as they are. CP-SAT gets what a window takes beyond its weighted terms, which the reparametrised costs have.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from ortools.sat.python import cp_model
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
-from solver_shard.graph.choice_graph import MIB, Ints
+from solver_shard.graph.choice_graph import MIB, WEIGHT, Ints, Loads
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.labels import TooMany, best_below, scaled_up, split_of
 from solver_shard.solve.bounds.lagrangian import LagrangianDual
@@ -38,7 +41,7 @@ from solver_shard.solve.limits import Clock, call_watched
 from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
-from solver_shard.solve.problem import Edge, Floats, Problem
+from solver_shard.solve.problem import Edge, Floats, Problem, distinct
 
 SAFE_ROW = 2**30
 """Coefficients of a memory row together."""
@@ -136,7 +139,16 @@ def cells_of(problem: Problem) -> int:
 
 
 def solve_kernel(
-    problem: Problem, dual: LagrangianDual, clock: Clock, *, cutoff: int | None, gap: float, seed: int, effort: float, sure: bool = True
+    problem: Problem,
+    dual: LagrangianDual,
+    clock: Clock,
+    *,
+    cutoff: int | None,
+    gap: float,
+    seed: int,
+    effort: float,
+    sure: bool = True,
+    weights: Ints | None = None,
 ) -> KernelResult:
     """Solve a reduced problem; every bound that is returned is the dual's, is enumerated, or is claimed by two solvers alike.
 
@@ -151,13 +163,14 @@ def solve_kernel(
 
     Args:
         problem: presolved.
-        dual: its dual, with good multipliers.
+        dual: its dual, with good multipliers; of ``problem.priced(weights)`` where it has windows.
         clock: limits; work is added to it.
         cutoff: only solutions with an objective below this are of interest.
         gap: relative gap at which to stop.
         seed: random seed.
         effort: work units to spend at most, about, before a claim is made again.
         sure: whether what is claimed is held against something else; where only a better assignment is of use it need not be.
+        weights: of the terms of its windows.
     """
     if problem.size == 0:
         value = problem.value(np.zeros(0, dtype=np.int64))
@@ -166,7 +179,7 @@ def solve_kernel(
         return KernelResult(np.zeros(0, dtype=np.int64), value, proven=True)
     if problem.limit is not None and problem.least() > problem.limit:
         return KernelResult(None, None, empty=True, proven=True)
-    enumerated = _enumerated(problem, dual, clock, cutoff, min(tuned.QUICK_WORK, effort))
+    enumerated = _enumerated(problem, dual, clock, cutoff, min(tuned.QUICK_WORK, effort), weights)
     if enumerated is not None:
         return enumerated
     spent = clock.work
@@ -174,13 +187,23 @@ def solve_kernel(
     if not sure:
         return result
     work = tuned.CHECK_WORK * max(1.0, clock.work - spent)
-    return _confirmed(problem, dual, clock, result, cutoff=cutoff, seed=seed, work=work)
+    return _confirmed(problem, dual, clock, result, cutoff=cutoff, seed=seed, work=work, weights=weights)
 
 
-def _enumerated(problem: Problem, dual: LagrangianDual, clock: Clock, target: int | None, work: float) -> KernelResult | None:
+def _enumerated(
+    problem: Problem, dual: LagrangianDual, clock: Clock, target: int | None, work: float, weights: Ints | None
+) -> KernelResult | None:
     """The best below a target by labels; None where that takes more work."""
     try:
-        answer = best_below(problem, target, split_of(dual), least_peak=dual.low, most_work=min(work, clock.work_left()), over=clock.over)
+        answer = best_below(
+            problem,
+            target,
+            split_of(dual),
+            weights=weights,
+            least_peak=dual.low,
+            most_work=min(work, clock.work_left()),
+            over=clock.over,
+        )
     except TooMany as many:
         clock.spend(many.work)
         return None
@@ -194,7 +217,15 @@ def _enumerated(problem: Problem, dual: LagrangianDual, clock: Clock, target: in
 
 
 def _confirmed(
-    problem: Problem, dual: LagrangianDual, clock: Clock, result: KernelResult, *, cutoff: int | None, seed: int, work: float
+    problem: Problem,
+    dual: LagrangianDual,
+    clock: Clock,
+    result: KernelResult,
+    *,
+    cutoff: int | None,
+    seed: int,
+    work: float,
+    weights: Ints | None,
 ) -> KernelResult:
     """A result without what only HiGHS claims; see ``solve_kernel``."""
     value = cutoff if result.assignment is None else problem.value(result.assignment)
@@ -205,7 +236,7 @@ def _confirmed(
     target = value if result.proven else claim  # only the margin of HiGHS or the gap is open: is there really nothing better?
     if target is not None and target <= dual.bound:
         return KernelResult(result.assignment, target, proven=result.proven)
-    exact = _enumerated(problem, dual, clock, target, work)
+    exact = _enumerated(problem, dual, clock, target, work, weights)
     if exact is not None and exact.assignment is not None:
         return exact
     if exact is not None:
@@ -213,7 +244,7 @@ def _confirmed(
         return KernelResult(result.assignment, None if alone else target, empty=alone, proven=result.proven)
     if split_of(dual) is None:
         return nothing
-    other = _lazily(problem, _CpSat(problem, dual, target, seed), dual, clock, target, work, 0.0)
+    other = _lazily(problem, _CpSat(problem, dual, target, seed, weights), dual, clock, target, work, 0.0)
     if other.empty and result.empty:
         return KernelResult(None, None, empty=True, proven=True)
     better = None if other.assignment is None else problem.value(other.assignment)
@@ -224,6 +255,37 @@ def _confirmed(
     if claim is None or theirs is None:
         return KernelResult(best, None)
     return KernelResult(best, min(claim, theirs), proven=result.proven and other.proven)
+
+
+def _joint(problem: Problem) -> tuple[dict[int, dict[int, Ints]], list[tuple[Edge, dict[int, Ints]]]]:
+    """What each node loads by term; all edges, and other pairs that load anything, with what each cell of their cores loads by term."""
+    if problem.loads is None:
+        return {}, [(edge, {}) for edge in problem.edges]
+    loads = problem.loads
+    own: dict[int, dict[int, Ints]] = {}
+    pairs: dict[tuple[int, int], dict[int, Ints]] = {}
+    for v, number, term, times in loads.nodes.tolist():
+        mine = own.setdefault(v, {})
+        mine[term] = mine.get(term, 0) + loads.vectors[number] * times
+    for u, v, number, term, times in loads.edges.tolist():
+        table = loads.tables[number] if u < v else loads.tables[number].T
+        both = pairs.setdefault((min(u, v), max(u, v)), {})
+        both[term] = both.get(term, 0) + table * times
+    edges = [(edge, edge.table(), pairs.pop((edge.a, edge.b), {})) for edge in problem.edges]
+    for (a, b), terms in pairs.items():
+        nothing = np.zeros((int(problem.sizes[a]), int(problem.sizes[b])), dtype=np.int64)
+        edges.append((Edge(a=a, b=b, core=nothing, rows=np.arange(len(nothing)), cols=np.arange(nothing.shape[1])), nothing, terms))
+    found: list[tuple[Edge, dict[int, Ints]]] = []
+    for edge, plain, terms in edges:
+        if not terms:
+            found.append((edge, {}))
+            continue
+        tables = [np.minimum(plain, FORBIDDEN), *terms.values()]
+        first, rows = distinct(np.concatenate(tables, axis=1))
+        second, cols = distinct(np.concatenate(tables, axis=0).T)
+        cells = [np.ascontiguousarray(table[first[:, None], second]) for table in tables]
+        found.append((Edge(a=edge.a, b=edge.b, core=cells[0], rows=rows, cols=cols), dict(zip(terms, cells[1:], strict=True))))
+    return own, found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -315,7 +377,7 @@ class _CpSat:
     what the limit allows, ``top``, and ``slack`` is the rest of it.
     """
 
-    def __init__(self, problem: Problem, dual: LagrangianDual, cutoff: int | None, seed: int) -> None:
+    def __init__(self, problem: Problem, dual: LagrangianDual, cutoff: int | None, seed: int, weights: Ints | None = None) -> None:
         self.problem, self.dual, self.seed, self.scale = problem, dual, seed, dual.scale
         if problem.weight:  # the peak is a variable: nothing to gain from penalties
             dual.multipliers = np.zeros_like(dual.multipliers)
@@ -326,41 +388,57 @@ class _CpSat:
         self.flat = [x for row in self.xs for x in row]
         self.owner = np.repeat(np.arange(problem.size), problem.sizes)
         terms: list[cp_model.IntVar] = []
-        weights: list[float] = []
+        prices: list[float] = []
         for row, unary in zip(self.xs, parts.unary, strict=True):
             model.add_exactly_one(row)
             terms += row
-            weights += unary.tolist()
+            prices += unary.tolist()
         room = (
             np.inf if cutoff is None or problem.weight else scaled_up(cutoff, self.scale) - dual.offset(dual.multipliers) - parts.constant
         )
-        for edge, table in zip(problem.edges, parts.tables, strict=True):
+        priced = {(edge.a, edge.b): (edge, table) for edge, table in zip(dual.problem.edges, parts.tables, strict=True)}
+        own, edges = _joint(problem)
+        loads: list[tuple[int, cp_model.IntVar, int]] = []  # (term, what loads it, nanoseconds)
+        for v, mine in own.items():
+            loads += [(term, x, cost) for term, costs in mine.items() for x, cost in zip(self.xs[v], costs.tolist(), strict=True) if cost]
+        for edge, loaded in edges:
+            table = _at(edge, *priced[edge.a, edge.b]) if (edge.a, edge.b) in priced else np.zeros(edge.core.shape)
             rows = class_literals(model, self.xs[edge.a], edge.rows, table.shape[0])
             cols = class_literals(model, self.xs[edge.b], edge.cols, table.shape[1])
-            for i, j in zip(*np.nonzero(table), strict=True):
+            costly = table != 0
+            for costs in loaded.values():
+                costly |= costs != 0
+            for i, j in zip(*np.nonzero(costly), strict=True):
                 if table[i, j] >= room or not np.isfinite(table[i, j]):
                     model.add_bool_or([rows[i].negated(), cols[j].negated()])
-                else:
-                    y = model.new_bool_var("")
-                    model.add_bool_or([rows[i].negated(), cols[j].negated(), y])
-                    terms.append(y)
-                    weights.append(float(table[i, j]))
+                    continue
+                y = model.new_bool_var("")
+                model.add_bool_or([rows[i].negated(), cols[j].negated(), y])
+                terms.append(y)
+                prices.append(float(table[i, j]))
+                if loaded:  # what a window takes beyond its weighted terms may fall with it
+                    model.add_implication(y, rows[i])
+                    model.add_implication(y, cols[j])
+                    loads += [(term, y, int(costs[i, j])) for term, costs in loaded.items() if costs[i, j]]
         most = int(-dual.offset(dual.multipliers) // 1) + 1 if dual.multipliers.any() else 0
         paid = sum(float(row.sum()) for row in penalties)
         self.shift = max(0, (dual.high * len(self.flat)).bit_length() - SAFE_ROW.bit_length() + 1)
         step = Fraction(problem.weight << self.shift, MIB) * Fraction(self.scale)  # what a unit of the peak costs
         self.unit = 1.0
-        while max(sum(weights) + float(step * (dual.high >> self.shift)), most, paid) / self.unit > SAFE_OBJECTIVE:
+        beyond = 0.0 if problem.loads is None else problem.loads.most() * self.scale
+        while max(sum(prices) + beyond + float(step * (dual.high >> self.shift)), most, paid) / self.unit > SAFE_OBJECTIVE:
             self.unit *= 2
         while (
             problem.weight
             and self.unit > FINEST
             and float(step) / self.unit < FINE_STEP
-            and (sum(weights) + float(step * dual.high)) / self.unit < SAFE_OBJECTIVE / 2
+            and (sum(prices) + beyond + float(step * dual.high)) / self.unit < SAFE_OBJECTIVE / 2
         ):
             self.unit /= 2  # a unit of the peak costs whole numbers, rounded down
-        objective = cp_model.LinearExpr.weighted_sum(terms, [int(w // self.unit) for w in weights])
+        objective = cp_model.LinearExpr.weighted_sum(terms, [int(price // self.unit) for price in prices])
         self.constant = Fraction(parts.constant)
+        if problem.loads is not None and weights is not None:
+            objective += self._beyond(problem.loads, loads, weights)
         self.peak = None
         if problem.weight:
             self.peak = model.new_int_var(dual.low >> self.shift, dual.high >> self.shift, "")
@@ -373,6 +451,31 @@ class _CpSat:
             objective += slack
             self.constant -= top * Fraction(self.unit)
         model.minimize(objective)
+
+    def _beyond(self, loads: Loads, used: Sequence[tuple[int, cp_model.IntVar, int]], weights: Ints) -> cp_model.LinearExprT:
+        """What windows take beyond their weighted terms, in units of the objective: at least as much for every term, rounded down."""
+        total: list[cp_model.LinearExprT] = []
+        scale = Fraction(self.scale) / WEIGHT / Fraction(self.unit)
+        by_window: list[dict[int, tuple[cp_model.IntVar, dict[int, int]]]] = [{} for _ in range(loads.count)]
+        for term, x, cost in used:
+            mine = by_window[int(loads.windows[term])].setdefault(x.index, (x, {}))[1]
+            mine[term] = mine.get(term, 0) + cost
+        for window, uses in enumerate(by_window):
+            terms = np.flatnonzero(loads.windows == window).tolist()
+            if len(terms) == 1:
+                continue
+            rows: list[tuple[list[cp_model.IntVar], list[int], int]] = []
+            for term in terms:
+                costs = [costs.get(term, 0) * WEIGHT - sum(costs.get(t, 0) * int(weights[t]) for t in terms) for _, costs in uses.values()]
+                base = int(loads.base[term]) * WEIGHT - sum(int(loads.base[t]) * int(weights[t]) for t in terms)
+                rows.append(([x for x, _ in uses.values()], [math.floor(cost * scale) for cost in costs], math.floor(base * scale)))
+            shift = max(0, max(abs(base) + sum(map(abs, costs)) for _, costs, base in rows).bit_length() - SAFE_ROW.bit_length() + 1)
+            most = max((base >> shift) + sum(max(0, cost >> shift) for cost in costs) for _, costs, base in rows)
+            time = self.model.new_int_var(0, max(0, most), "")
+            for xs, costs, base in rows:
+                self.model.add(cp_model.LinearExpr.weighted_sum(xs, [cost >> shift for cost in costs]) + (base >> shift) <= time)
+            total.append((1 << shift) * time)
+        return cp_model.LinearExpr.sum(total)
 
     def add_row(self, t: int) -> None:
         where, usage, least = row_of(self.problem, t)
@@ -427,6 +530,13 @@ class _CpSat:
         return math.floor(total) if self.problem.weight % MIB else math.ceil(total)
 
 
+def _at(edge: Edge, priced: Edge, table: Floats) -> Floats:
+    """A table of the cells of one edge's core, at the cells of another's, whose lines it does not tell apart."""
+    first = np.zeros(edge.core.shape[0], dtype=np.int64), np.zeros(edge.core.shape[1], dtype=np.int64)
+    first[0][edge.rows], first[1][edge.cols] = priced.rows, priced.cols
+    return np.asarray(table[first[0][:, None], first[1]])
+
+
 class _Highs:
     """The local polytope with raw costs, built as flat arrays."""
 
@@ -439,19 +549,33 @@ class _Highs:
         triples.append((owner, np.arange(count), np.ones(count)))
         rights = [np.ones(problem.size)]
         rows, columns = problem.size, count
-        for edge in problem.edges:
+        own, edges = _joint(problem)
+        loads = [(term, problem.offsets[v] + np.arange(len(mine[term])), mine[term]) for v, mine in own.items() for term in mine]
+        for edge, loaded in edges:
+            where = np.nonzero(edge.core < FORBIDDEN)
+            loads += [(term, columns + np.arange(len(where[0])), costs[where]) for term, costs in loaded.items()]
             for start, classes, v in ((rows, edge.rows, edge.a), (rows + edge.core.shape[0], edge.cols, edge.b)):
                 triples.append((start + classes, problem.offsets[v] + np.arange(len(classes)), -np.ones(len(classes))))
             rows, columns = self._edge(edge, rows, columns, triples, costs)
             rights.append(np.zeros(sum(edge.core.shape)))
         self.peak = None
         self.unit = 2.0 ** max(0, int(np.ceil(np.log2(max(abs(dual.best) / dual.scale, 1.0) / 1e6))))
+        below = np.zeros(0)
+        windows = 0 if problem.loads is None else problem.loads.count
+        if problem.loads is not None:  # each term's load is at most its window's time
+            terms = np.arange(len(problem.loads.windows))
+            triples += [(np.full(len(x), rows + term), x, load / self.unit) for term, x, load in loads]
+            triples.append((rows + terms, columns + problem.loads.windows, -np.ones(len(terms))))
+            costs.append(np.full(windows, self.unit))
+            below = -problem.loads.base / self.unit
+            rows, columns = rows + len(terms), columns + windows
         self.row_unit = 1e4 / max(dual.high, 1)
         model = model_pb2.ModelProto()
         variables = model.variables
         total = columns + (1 if problem.weight else 0)
         objective = np.concatenate(costs) / self.unit
         lower, upper = np.zeros(total), np.ones(total)
+        upper[columns - windows : columns] = np.inf
         if problem.weight:
             self.peak = columns
             objective = np.append(objective, problem.weight / MIB / self.row_unit / self.unit)
@@ -465,8 +589,8 @@ class _Highs:
         model.objective.linear_coefficients.values.extend(objective[where].tolist())
         right = np.concatenate(rights)
         model.linear_constraints.ids.extend(range(rows))
-        model.linear_constraints.lower_bounds.extend(right.tolist())
-        model.linear_constraints.upper_bounds.extend(right.tolist())
+        model.linear_constraints.lower_bounds.extend([*right.tolist(), *[-np.inf] * len(below)])
+        model.linear_constraints.upper_bounds.extend([*right.tolist(), *below.tolist()])
         i, j, c = (np.concatenate(part) for part in zip(*triples, strict=True))
         order = np.lexsort((j, i))
         model.linear_constraint_matrix.row_ids.extend(i[order].tolist())
@@ -598,6 +722,7 @@ def prove(
     patience: float,
     parameters: SolveParameters,
     clock: Clock,
+    weights: Ints | None = None,
 ) -> Proof:
     """Solve the kernel of about so many pairs (before presolve): a better assignment, or a better bound.
 
@@ -614,6 +739,7 @@ def prove(
         patience: times the work units that such a size usually takes are spent at most.
         parameters: of the solve; the program stops at a quarter of its gap.
         clock: limits.
+        weights: of the terms of its windows.
     """
     room = margins.room(value) if value is not None else np.inf
     delta = min(_delta(problem, margins.extra, cells), room)
@@ -626,10 +752,11 @@ def prove(
         kernel, postsolve = presolve(problem, keep)
     except NoAssignment:
         return Proof(bound=outside, whole=whole, work=clock.work - spent, cells=cells)
-    size = cells_of(kernel)
+    linear = kernel if weights is None else kernel.priced(weights)
+    size = cells_of(linear)
     if size > tuned.KERNEL_CELLS:
         return Proof(whole=whole, large=True, work=clock.work - spent, cells=cells)
-    inner = LagrangianDual(kernel, least_peak=least_peak)
+    inner = LagrangianDual(linear, least_peak=least_peak)
     start = np.array([multipliers.get(t, 0.0) for t in kernel.times.tolist()]) * inner.scale
     for _ in range(4):
         inner.evaluate(start, 5)
@@ -637,7 +764,14 @@ def prove(
     clock.spend(inner.work)
     before = clock.work
     result = solve_kernel(
-        kernel, inner, clock, cutoff=value, gap=parameters.gap / 4, seed=parameters.seed, effort=patience * usual_effort(size)
+        kernel,
+        inner,
+        clock,
+        cutoff=value,
+        gap=parameters.gap / 4,
+        seed=parameters.seed,
+        effort=patience * usual_effort(size),
+        weights=weights,
     )
     inside = max(inner.bound, result.bound if result.bound is not None else inner.bound)
     bound = outside if result.empty else inside if outside is None else min(inside, outside)

@@ -367,6 +367,18 @@ KERNEL_GROWTH, KERNEL_QUICK = 3, 0.5
 KERNEL_AT_ONCE = 12.0
 """Work after which no larger kernel follows at once."""
 
+WEIGHTS_STEPS, WEIGHTS_WORK = 60, 60.0
+"""Steps towards the best weights of windows' terms, and work units that all of them may take. A tied Llama-3-8B settles in 15 to 20."""
+
+WEIGHTS_REACH, WEIGHTS_PRICE_REACH = 0.02, 3.0
+"""The least box around the best weights, and the factor of multipliers, above one, in a box of one."""
+
+WEIGHTS_SMALL = 0.02
+"""Part of the gap that a step must promise."""
+
+WEIGHTS_GAP, WEIGHTS_GAP_SHARE = 1e-3, 0.1
+"""Gap to which a priced problem is solved, and the part of the whole gap that this is: planes need not be sharper than what is known."""
+
 KERNEL_CELLS = 60_000
 """Pairs after presolve beyond which an integer program is not tried."""
 

@@ -12,6 +12,9 @@ array: half-open intervals over the positions of the kept times, so that 65,000 
 may overlap and then add up. What depends on a weight per column (bytes, multipliers) is one pass over the spans: a difference array and its
 cumulative sum.
 
+**Windows** (``choice_graph.Loads``) stay as they are, with the problem's nodes in place of the graph's; ``Problem.priced`` is a problem
+without them that never costs more.
+
 >>> spans = np.array([[0, 0, 3], [0, 2, 4], [1, 1, 2]])
 >>> counts(spans, times=4, columns=2).T
 array([[1, 1, 2, 1],
@@ -21,7 +24,7 @@ array([[1, 1, 2, 1],
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
-from solver_shard.graph.choice_graph import MIB, Bools, ChoiceGraph, Ints, exact_sum
+from solver_shard.graph.choice_graph import MIB, Bools, ChoiceGraph, Ints, Loads, exact_sum
 from solver_shard.solve import parameters as tuned
 
 Floats = NDArray[np.float64]
@@ -71,7 +74,7 @@ class Carrier:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Minimise ``cost + weight * peak // 2**20``; cost = constant + unary + edges; peak = largest profile, at most ``limit``.
+    """Minimise ``cost + weight * peak // 2**20``; cost = constant + unary + edges + windows; peak = largest profile, at most ``limit``.
 
     Attributes:
         unary: int64 per strategy and node.
@@ -83,6 +86,7 @@ class Problem:
         constant: added to every cost. A cost of ``constant`` + FORBIDDEN or more counts as forbidden.
         limit: bytes, or None.
         weight: of the peak in the objective, per 2**20 bytes; 2**20 without costs is the objective "memory".
+        loads: of windows; None where all costs add up. A forbidden pair is so in ``edges``.
         sizes: strategies per node.
         offsets: int64[nodes + 1], where the strategies of each node begin among all.
         columns: int64[carriers], the column of each carrier.
@@ -97,6 +101,7 @@ class Problem:
     constant: int = 0
     limit: int | None = None
     weight: int = 0
+    loads: Loads | None = None
     sizes: Ints = field(init=False)
     offsets: Ints = field(init=False)
     columns: Ints = field(init=False)
@@ -114,6 +119,11 @@ class Problem:
 
     def cost(self, assignment: Ints) -> int:
         """Exact cost without the peak; at least FORBIDDEN when a forbidden pair is chosen."""
+        plain = self.plain(assignment)
+        return plain if self.loads is None else plain + exact_sum(self.loads.times(assignment))
+
+    def plain(self, assignment: Ints) -> int:
+        """The cost without the windows."""
         own = exact_sum(self._unary[self.offsets[:-1] + assignment])
         if not self.edges:
             return self.constant + own
@@ -167,15 +177,14 @@ class Problem:
 
     def allowed(self, assignment: Ints) -> bool:
         """Whether no forbidden strategy or pair is chosen."""
-        return self.cost(assignment) - self.constant < FORBIDDEN
+        return self.plain(assignment) - self.constant < FORBIDDEN
 
     def value(self, assignment: Ints) -> int | None:
         """Exact objective, or None where the assignment is forbidden or above the limit."""
         peak = int(self.profile(assignment).max(initial=0))
-        cost = self.cost(assignment)
-        if cost - self.constant >= FORBIDDEN or (self.limit is not None and peak > self.limit):
+        if not self.allowed(assignment) or (self.limit is not None and peak > self.limit):
             return None
-        return cost + self.weight * peak // MIB
+        return self.cost(assignment) + self.weight * peak // MIB
 
     def whole(self, bound: float) -> int:
         """The objective that a bound on cost + weight * peak / 2**20 proves; the objective rounds that sum down."""
@@ -192,7 +201,34 @@ class Problem:
         """No allowed assignment within the limit has a larger objective."""
         total = self.constant + sum(int(np.where(row < FORBIDDEN, row, 0).max()) for row in self.unary)
         total += sum(int(np.where(e.core < FORBIDDEN, e.core, 0).max()) for e in self.edges)
+        total += 0 if self.loads is None else self.loads.most()
         return total + self.weight * self.ceiling() // MIB
+
+    def priced(self, weights: Ints) -> Problem:
+        """Without windows, never costing more: each term of a window counts with its weight (int64[terms]), see ``ChoiceGraph.priced``."""
+        if self.loads is None:
+            return self
+        own, joint = self.loads.together(weights)
+        unary = [row if v not in own else _plus(row, own[v]) for v, row in enumerate(self.unary)]
+        known: dict[tuple[int, ...], tuple[Ints, Ints, Ints]] = {}
+        edges = []
+        for edge in self.edges:
+            more = joint.pop((edge.a, edge.b), None)
+            if more is None:
+                edges.append(edge)
+                continue
+            key = id(edge.core), id(edge.rows), id(edge.cols), id(more)
+            if key not in known:
+                known[key] = compact_table(_plus(edge.table(), more))
+            core, rows, cols = known[key]
+            edges.append(Edge(a=edge.a, b=edge.b, core=core, rows=rows, cols=cols))
+        for (a, b), more in joint.items():
+            if (id(more),) not in known:
+                known[id(more),] = compact_table(more)
+            core, rows, cols = known[id(more),]
+            edges.append(Edge(a=a, b=b, core=core, rows=rows, cols=cols))
+        constant = self.constant + self.loads.constant(weights)
+        return replace(self, unary=tuple(unary), edges=tuple(edges), constant=constant, loads=None)
 
     def least(self) -> int:
         """A simple lower bound on the peak: every node at its smallest usage."""
@@ -220,6 +256,11 @@ class Problem:
         total = np.zeros(self.width, dtype=np.int64)
         np.add.at(total, self.columns, used)
         return self.base + over_time(self.spans, total, len(self.base))
+
+
+def _plus(costs: Ints, more: Ints) -> Ints:
+    """Costs and what is paid besides; what is forbidden stays so, and nothing else becomes so."""
+    return np.where(costs >= FORBIDDEN, FORBIDDEN, np.minimum(costs + more, FORBIDDEN - 1))
 
 
 def starts_of(lengths: Ints) -> Ints:
@@ -280,6 +321,7 @@ def from_graph(
         times=times,
         limit=limit,
         weight=weight,
+        loads=graph.loads.substituted(rank.tolist(), [None] * graph.size) if graph.loads is not None and costs_count else None,
     )
     return problem, order
 
@@ -339,9 +381,9 @@ def _in_a_row(arrays: list[Ints]) -> tuple[Ints, Ints]:
 def compact_table(table: Ints) -> tuple[Ints, Ints, Ints]:
     """(core, rows, cols) with table == core[rows][:, cols] and no two equal rows or columns in the core."""
     table = np.minimum(table, FORBIDDEN)
-    first, rows = _distinct(table)
+    first, rows = distinct(table)
     core = table[first]
-    first, cols = _distinct(core.T)
+    first, cols = distinct(core.T)
     return np.ascontiguousarray(core[:, first]), rows, cols
 
 
@@ -353,7 +395,7 @@ def compact_edge(edge: Edge) -> Edge:
     return Edge(a=edge.a, b=edge.b, core=core, rows=rows[edge.rows], cols=cols[edge.cols])
 
 
-def _distinct(table: Ints) -> tuple[Ints, Ints]:
+def distinct(table: Ints) -> tuple[Ints, Ints]:
     """First positions of the distinct rows (in order of first appearance) and the distinct row of each row."""
     known: dict[bytes, int] = {}
     first: list[int] = []

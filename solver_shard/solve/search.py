@@ -4,6 +4,8 @@
     search.run()
     search.best.assignment, search.best.value, search.best.bound
 
+0. *weigh* (bounds/windows.py), where a problem has windows: the best weights of their terms make it one that has none, whose bounds are
+   bounds of it. What is found is judged with the windows, and programs have these.
 1. *bound* (bounds/): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer. If that removes a good part of the strategies, the problem is presolved again and
    bounding starts over on the smaller one. Without memory that waits for the bound to settle.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,7 @@ from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.bounds.elimination import EXACT, CuttingPlanes, TooWide, between, eliminate
 from solver_shard.solve.bounds.trws import Parts, scale_of
+from solver_shard.solve.bounds.windows import WindowDual
 from solver_shard.solve.integer_program import MinMarginals, Proof, prove, prove_quickly
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.parameters import SolveParameters
@@ -112,6 +115,7 @@ class Search:
             that there is none.
         relax: called once with the search, where it has an incumbent and gets on no more: looks for a better bound in other ways.
         multipliers: cost per byte by time label, for the next problem.
+        weights: of the terms of windows, for the next problem.
         lns: large neighbourhood search on the search's problem, where it is large.
         annealing: of the search's problem, where its programs are not tiny or its gap is wide; ``annealed``: its work.
         fine: whether a little more work goes into a smaller gap than the one asked for.
@@ -138,6 +142,7 @@ class Search:
         self.wide = np.inf
         self.level = -np.inf
         self.rng = np.random.default_rng(parameters.seed)
+        self.weights: Ints | None = None
 
     def closed(self) -> bool:
         return self._enough() or self.infeasible or (self.best.value is not None and self.best.gap() <= self.parameters.gap)
@@ -217,7 +222,7 @@ class Search:
             if assignment is not None:
                 self.offer(restore(assignment), source)
 
-        bounding = self._bounding(current, found)
+        bounding = self._bounding(current if current.loads is None else self._weighed(current, restore), found)
         fixed_at = np.inf
         for _ in bounding.steps():
             if self.stopped():
@@ -239,6 +244,42 @@ class Search:
         if self.stopped():
             return None
         return self._close(current, restore, bounding)
+
+    def _weighed(self, current: Problem, restore: Restore) -> Problem:
+        """The problem priced by the best weights of its windows' terms that are found; what that proves and finds on the way is taken."""
+        dual = WindowDual(current, self.weights, self.multipliers)
+        started = self.clock.work
+        while not (dual.finished or self.stopped()) and self.clock.work - started < tuned.WEIGHTS_WORK:
+            bound, found = self._optimum(dual.relaxed())
+            for assignment in found:
+                self.offer(restore(assignment), "weights")
+            self.raise_bound(bound, "weights")
+            dual.take(bound, found, self.best.value)
+        self.weights, self.multipliers = dual.weights, dual.prices
+        return current.priced(dual.weights)
+
+    def _optimum(self, relaxed: Problem) -> tuple[int, list[Ints]]:
+        """A bound of a problem without windows, mostly its optimum, and assignments that were found, the best one last."""
+        self.clock.spend(1e-3 * relaxed.size)
+        try:
+            small, postsolve = presolve(relaxed, stop=self.clock.over)
+        except NoAssignment:
+            self.infeasible = self.best.value is None
+            return (self.best.bound if self.best.value is None else self.best.value), []
+        found: list[Ints] = []
+        bound = -(2**62)
+
+        def report(assignment: Ints | None, proven: int | None, source: str) -> None:
+            nonlocal bound
+            if assignment is not None:
+                found.append(postsolve.restore(assignment))
+            bound = bound if proven is None else proven
+
+        gap = max(self.parameters.gap / 4, min(tuned.WEIGHTS_GAP, tuned.WEIGHTS_GAP_SHARE * self.best.gap()))
+        inner = Search(small, self.clock, replace(self.parameters, gap=gap), report=report)
+        inner.stop = lambda: self.stop is not None and self.stop()
+        inner.run()
+        return bound, found
 
     def _bounding(self, current: Problem, found: Callable[[int, Ints | None, str], None]) -> Bounding:
         def value() -> int | None:
@@ -283,7 +324,7 @@ class Search:
         if self.lns is not None:
             self.clock.spend(self.lns.reprice(self.multipliers))
         ladder, tried = _Ladder(), None
-        sharpening, sharpened, settled = self._sharpening(current, bounding, margins), np.inf, False
+        sharpening, sharpened, settled = self._sharpening(bounding, margins), np.inf, False
         while not self.stopped():
             if self.relax is not None and self.best.value is not None and (settled or self.clock.used() > tuned.RELAX_AFTER):
                 relax, self.relax = self.relax, None
@@ -328,7 +369,7 @@ class Search:
 
     def _anneal(self, current: Problem) -> None:
         """Improve the incumbent by annealing: where no integer program solves the problem at once, or far from its bound."""
-        if self.best.assignment is None:
+        if self.best.assignment is None or self.problem.loads is not None:
             return
         if self.annealing is None:
             if int(current.offsets[-1]) <= tuned.TINY_VALUES and current.pairs <= tuned.TINY_CELLS:
@@ -372,6 +413,7 @@ class Search:
                     patience=ladder.patience,
                     parameters=self.parameters,
                     clock=clock,
+                    weights=self.weights,
                 )
 
             return prove_quickly(one, ladder.cells) if quickly else one(ladder.cells)
@@ -410,8 +452,9 @@ class Search:
         room = margins.room(self.best.value)
         return [row < room for row in margins.extra]
 
-    def _sharpening(self, current: Problem, bounding: Bounding, margins: MinMarginals) -> Sharpening | None:
+    def _sharpening(self, bounding: Bounding, margins: MinMarginals) -> Sharpening | None:
         """Exact margins of a problem that is worth shrinking and not known to be too wide for them."""
+        current = bounding.problem
         count = int(current.offsets[-1])
         return (
             Sharpening(current, bounding, margins, self.clock) if tuned.WORTH_FIXING < count < tuned.SHARPEN_NARROWER * self.wide else None

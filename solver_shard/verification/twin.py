@@ -30,7 +30,7 @@ from solver_shard.graph.narrowing import Narrowing
 from solver_shard.graph.pins import parse_pin, resolve_pins
 from solver_shard.mesh import Axis, Mesh
 from solver_shard.options import Options
-from solver_shard.plan.decisions import Decisions
+from solver_shard.plan.decode import Decisions
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, constrain
 from solver_shard.runtime.apply import difference, in_the_other_mode

@@ -28,10 +28,11 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_solved_plan(planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plan = tmp_path / "trace.json", load_plan(planned)
     assert main(["trace", str(planned), "-o", str(output)]) == 0
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"wrote .*trace\.json \(\S+ KiB\): one step of MLP on dp=2,tp=2, \S+ us; open it in ui\.perfetto\.dev", first)
     assert re.fullmatch(r"  compute \S+ \S+, update \S+ \S+, exposed collectives \S+ us \(.*dp.*\); peak memory \S+ KiB", second)
     assert re.fullmatch(r"  \S+ us of collectives are hidden behind compute by the overlap asked for(, \S+ us of them without .*)?", third)
+    assert re.fullmatch(r"  side by side: \S+ us by windows, \S+ us with a queue for each lane; drawn in rows of its own", fourth)
     assert json.loads(output.read_text())["otherData"]["step_ns"] == plan.costs.total_ns
     assert main(["trace", str(planned), "-o", str(tmp_path / "trace.json.gz"), "-q"]) == 0
     assert capsys.readouterr().out == ""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from lowered import agrees, lowered, random_assignment
 from programs import trained_mlp
 
-from solver_shard.costs.buckets import Paid, bucket_sizes, unit_of, unshared_ns
 from solver_shard.costs.cluster import PRESETS, load_cluster
 from solver_shard.costs.collectives import KINDS, Collectives
 from solver_shard.costs.model import CostModel
+from solver_shard.costs.schedule import Paid, bucket_sizes, unit_of, unshared_ns
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.mesh import Mesh
 from solver_shard.program import Op, Phase, Program, Ref, Role, Tensor

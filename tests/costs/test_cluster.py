@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from solver_shard.costs.cluster import MAX_FILE_BYTES, PRESETS, Kernel, load_cluster, parse_cluster
+from solver_shard.costs.cluster import ASSUMED_KAPPA, MAX_FILE_BYTES, PRESETS, Kernel, load_cluster, parse_cluster
 from solver_shard.errors import InputError
 
 KERNELS: tuple[Kernel, ...] = ("matmul", "attention", "streaming", "reduction")
@@ -61,6 +61,8 @@ def test_a_users_own_cluster(tmp_path: Path) -> None:
         (None, 3.125e9, 15000.0, "torus"),
     ]
     assert load_cluster(str(path)) == cluster
+    assert cluster.kappa == ASSUMED_KAPPA
+    assert parse_cluster("kappa = 0\n" + GOOD, name="mine", source="mine.toml").kappa == 0.0
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -107,7 +109,11 @@ def test_every_preset_file_is_a_preset() -> None:
         ('topology = "torus"', 'topology = "mesh"', r"links\[1\].topology = 'mesh' is not legal; legal: 'switch' or 'torus'"),
         ("bf16 = 160.0", "bfloat16 = 160.0", "key 'device.matmul_tflops.bfloat16' is not a dtype; legal: f64, f32"),
         ("bf16 = 160.0", "bf16 = 0", "device.matmul_tflops.bf16 = 0 is not legal"),
-        ("launch_ns = 6600", "launch_ns = 6600\nlatency = 3", "unknown key 'latency'; legal here: device, launch_ns, links"),
+        ("launch_ns = 6600", "launch_ns = 6600\nlatency = 3", "unknown key 'latency'; legal here: device, kappa, launch_ns, links"),
+        ("launch_ns = 6600", "launch_ns = 6600\nkappa = 1.1", "kappa = 1.1 is not legal; legal: a number from 0 to 1"),
+        ("launch_ns = 6600", "launch_ns = 6600\nkappa = -0.1", "kappa = -0.1 is not legal; legal: a number from 0 to 1"),
+        ("launch_ns = 6600", 'launch_ns = 6600\nkappa = "10%"', "kappa = '10%' is not legal; legal: a number from 0 to 1"),
+        ("launch_ns = 6600", "launch_ns = 6600\nkapa = 0.1", "unknown key 'kapa'; legal here: device, kappa, launch_ns, links"),
         ("launch_ns = 6600", "launch_ns = [1]", r"launch_ns = \[1\] is not legal"),
         ('title = "Two boxes"', "title = 3", "title = 3 is not legal; legal: a text"),
         ('title = "Two boxes"', f'title = "{"x" * 300}"', r"title = 'x+\.\.\. is not legal"),

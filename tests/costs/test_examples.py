@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from solver_shard.costs import buckets, cluster, collectives, layouts, memory, model, transitions
+from solver_shard.costs import cluster, collectives, layouts, memory, model, schedule, transitions
 from solver_shard.rules import rule
 
 
-@pytest.mark.parametrize("module", [buckets, cluster, collectives, layouts, memory, model, rule, transitions])
+@pytest.mark.parametrize("module", [cluster, collectives, layouts, memory, model, rule, schedule, transitions])
 def test_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.failed == 0

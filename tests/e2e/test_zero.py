@@ -18,8 +18,8 @@ from programs import trained_mlp
 from solver_shard.graph.transient_memory import Transients
 from solver_shard.layout import Layout
 from solver_shard.ops.run import run
+from solver_shard.plan.index import purpose_of
 from solver_shard.plan.plan import Plan
-from solver_shard.plan.summary import purpose_of
 from solver_shard.program import Program
 from solver_shard.solve.engine import solve_in_rounds
 from solver_shard.verification.simulate import simulate

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from plan_examples import example, stepped
 
+from solver_shard.costs.cluster import ASSUMED_KAPPA
 from solver_shard.errors import InputError
 from solver_shard.layout import Layout
 from solver_shard.plan.io import MAX_PLAN_BYTES, load_plan, plan_from_json, plan_schema, plan_to_json, save_plan
@@ -127,6 +128,14 @@ DATA = json.loads(plan_to_json(stepped(example())))
         (_drop("ops"), "ops is missing"),
         (_drop("tensors.0.dtype"), r"tensors\[0\].dtype is missing"),
         (_set("extra", 1), "extra is not known"),
+        (_set("cluster.kappa", 2), "cluster: kappa = 2 is not legal; legal: a number from 0 to 1"),
+        (_set("cluster.levels.0.bandwidth", 0), r"cluster: levels\[0\].bandwidth = 0 is not legal; legal: a number from 10 to 1e\+18"),
+        (_set("cluster.levels.0.topology", "ring"), r"cluster: levels\[0\].topology = 'ring' is not legal; legal: 'switch' or 'torus'"),
+        (_set("cluster.levels.1.size", 4), r"cluster: levels of sizes \[8, 4\] are not legal; legal: 1 to 8, each a multiple"),
+        (
+            _set("ops.0.collectives", [{"kind": "all_gather", "axes": ["pp"], "nbytes": 1, "nanoseconds": 1}]),
+            "collective on pp, mesh has dp, tp",
+        ),
         (_set("tensors.1.layout", "S(0)X"), r"tensors\[1\].layout: unknown placement in layout 'S\(0\)X'"),
         (_set("tensors.1.layout", "S(0)P(mean)"), "unknown placement"),
         (_set("tensors.1.layout", "S(99999999999999999999)"), "unknown placement"),
@@ -212,3 +221,9 @@ def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
         file.truncate(MAX_PLAN_BYTES + 1)
     with pytest.raises(InputError, match="is this the right file"):
         load_plan(tmp_path / "huge")
+
+
+def test_a_plan_of_an_earlier_release_has_the_kappa_that_cluster_files_without_one_have() -> None:
+    data = json.loads(plan_to_json(example()))
+    del data["cluster"]["kappa"]
+    assert plan_from_json(json.dumps(data)).cluster.kappa == ASSUMED_KAPPA

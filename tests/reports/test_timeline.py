@@ -17,7 +17,20 @@ from solver_shard.errors import InputError
 from solver_shard.graph.nodes import OpNode
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
-from solver_shard.reports.timeline import COLLECTIVES, MODULES, OPS, PHASES, Gaps, Slice, Timeline, merged, timeline
+from solver_shard.reports.timeline import (
+    COLLECTIVES,
+    MODULES,
+    MOST_REPLAYED,
+    OPS,
+    PHASES,
+    STREAM,
+    WINDOWS,
+    Gaps,
+    Slice,
+    Timeline,
+    merged,
+    timeline,
+)
 
 
 def spans(slices: Iterable[Slice]) -> list[tuple[int, int]]:
@@ -52,7 +65,24 @@ def holds_together(plan: Plan) -> Timeline:
         else:
             assert all(before.stop <= after.start for before, after in itertools.pairwise(pieces)), row
     follows_the_ops(plan, line)
+    is_drawn_side_by_side(plan, line)
     return line
+
+
+def is_drawn_side_by_side(plan: Plan, line: Timeline) -> None:
+    """Windows and the compute stream follow each other to the end, lanes serve one thing at a time, and all that computes is there."""
+    rows: dict[tuple[str, str], list[Slice]] = {}
+    for piece in line.side_by_side:
+        rows.setdefault(piece.row, []).append(piece)
+    assert bool(rows) == (plan.options.microbatches <= MOST_REPLAYED)
+    for row, pieces in rows.items():
+        ends = spans(pieces)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends)), row
+        if row in (WINDOWS, STREAM):
+            assert (ends[0][0], ends[-1][1], length(pieces)) == (0, line.runtime_ns, line.runtime_ns), row
+    if rows:
+        computing = [piece for piece in rows[STREAM] if piece.name == "compute"]
+        assert length(computing) == plan.costs.compute_ns + plan.costs.update_ns
 
 
 def nested(pieces: list[Slice]) -> bool:

@@ -15,7 +15,8 @@ from plan_examples import example
 from programs import trained_mlp
 
 from solver_shard.plan.plan import Plan
-from solver_shard.reports.timeline import chrome_trace, timeline, write_trace
+from solver_shard.plan.windows import by_windows
+from solver_shard.reports.timeline import PROCESSES, SIDE_BY_SIDE, chrome_trace, replay, timeline, write_trace
 
 
 def legal(trace: Any) -> list[dict[str, Any]]:
@@ -68,7 +69,8 @@ def test_a_written_trace_is_legal_and_adds_up_when_it_is_read(options: dict[str,
     plan = planned(**options)
     trace = json.loads(chrome_trace(timeline(plan), plan))
     events = legal(trace)
-    slices = [event for event in events if event["ph"] == "X"]
+    beside = [event for event in events if event["ph"] == "X" and event["pid"] == PROCESSES.index(SIDE_BY_SIDE) + 1]
+    slices = [event for event in events if event["ph"] == "X" and event not in beside]
     spent = {cat: sum(ns(e["dur"]) for e in slices if e["cat"] == cat) for cat in ("compute", "exposed", "hidden")}
     assert spent["compute"] == plan.costs.compute_ns + plan.costs.update_ns
     assert spent["exposed"] == plan.costs.communication_ns == trace["otherData"]["exposed_ns"]
@@ -77,6 +79,9 @@ def test_a_written_trace_is_legal_and_adds_up_when_it_is_read(options: dict[str,
     for tid in {e["tid"] for e in slices if e["cat"] in ("compute", "exposed", "hidden")}:
         row = [(ns(e["ts"]), ns(e["ts"]) + ns(e["dur"])) for e in slices if e["tid"] == tid]
         assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(row))
+    assert {event["cat"] for event in beside} <= {"window", "computing", "waiting", "beside"}
+    assert max(ns(e["ts"]) + ns(e["dur"]) for e in beside) == trace["otherData"]["side_by_side_ns"] == replay(plan)
+    assert trace["otherData"]["by_windows_ns"] == by_windows(plan).total_ns
     exact = [(Fraction(e["ts"]), Fraction(e["dur"]), e) for e in slices]
     assert all(e["ts"] + e["dur"] == ts + dur and e["ts"] - slices[-1]["ts"] == ts - exact[-1][0] for ts, dur, e in exact), (
         "viewers add and subtract floats, and compare what they get with where others begin"
@@ -93,8 +98,8 @@ def test_rows_are_called_as_people_call_them() -> None:
     events = legal(json.loads(chrome_trace(timeline(plan), plan)))
     named = [(event["pid"], event["args"]["name"]) for event in events if event["name"] in ("process_name", "thread_name")]
     assert named == [
-        (1, "step"), (2, "compute"), (3, "collectives"), (4, "memory"),
-        (1, "phases"), (2, "modules"), (2, "ops"), (3, "dp"), (3, "tp"),
+        (1, "step"), (2, "compute"), (3, "collectives"), (4, "memory"), (5, "side by side"),
+        (1, "phases"), (2, "modules"), (2, "ops"), (3, "dp"), (3, "tp"), (5, "windows"), (5, "compute stream"), (5, "lane NVLink 4"),
     ]  # fmt: skip
     assert {"ph": "X", "name": "einsum: layers.0.up", "cat": "compute", "pid": 2, "tid": 3, "ts": 3.5, "dur": 5.0}.items() <= next(
         event for event in events if event["name"].startswith("einsum")

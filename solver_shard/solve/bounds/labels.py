@@ -12,24 +12,31 @@ nodes share. A label goes where
 - another label with the same strategies costs no more and has no more bytes at any time (Desrochers and Soumis 1988 label resource
   constrained paths so). Bytes that cannot matter any more, because the rest cannot fill a time even at its largest, do not count.
 
+Of a problem with windows a label also has what the terms of open windows carry; when the last node that loads a window is decided, it
+closes, and its fullest term is paid. The split is of the problem priced by weights of the terms: what a window takes beyond these is added
+to its parts, at least as much as some term surely reaches. What a term lacks to matter at all is no difference between labels.
+
 So an answer rests on sums of int64 alone, in which nothing is rounded: costs above the target are cut to it, sums of bytes are below 2**63
 in every graph. The split is in floats that are exact (trws.py) and only ever drops what a valid bound excludes; no solver is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import MAX_BYTES, MIB, Bools, Ints
+from solver_shard.graph.choice_graph import MAX_BYTES, MIB, WEIGHT, Bools, Ints, Loads
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.elimination import EXACT
 from solver_shard.solve.bounds.lagrangian import LagrangianDual
 from solver_shard.solve.bounds.trws import Parts
-from solver_shard.solve.problem import Floats, Problem
+from solver_shard.solve.problem import Edge, Floats, Problem
+
+MOST_LOADS = 2**40
+"""Nanoseconds of all windows up to which sums of products with WEIGHT are below 2**63."""
 
 MOST_WEIGHT = 2**42
 """Weight of the peak whose product with a MiB is below 2**63."""
@@ -45,11 +52,20 @@ class TooMany(Exception):  # noqa: N818 - not an error: it ends one way of provi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Parts that are never negative: every assignment within the limit has constant + their sum <= scale x its objective."""
+    """Parts that are never negative: every assignment within the limit has constant + their sum <= scale x its objective.
+
+    ``edges``: of the tables, one for every edge of the problem, in its order.
+    """
 
     parts: Parts
     constant: float
     scale: float
+    edges: Sequence[Edge]
+
+    def table(self, e: int) -> Floats:
+        """The parts of an edge, strategy by strategy."""
+        edge = self.edges[e]
+        return self.parts.tables[e][edge.rows[:, None], edge.cols]
 
     def room(self, target: int) -> float:
         """What the parts of an assignment below the target stay below."""
@@ -73,7 +89,7 @@ def split_of(dual: LagrangianDual) -> Split | None:
     constant = parts.constant + dual.offset(dual.multipliers)
     if not most + abs(constant) < EXACT / 2:
         return None
-    return Split(parts, constant, dual.scale)
+    return Split(parts, constant, dual.scale, dual.problem.edges)
 
 
 def best_below(
@@ -81,6 +97,7 @@ def best_below(
     target: int | None,
     split: Split | None = None,
     *,
+    weights: Ints | None = None,
     least_peak: int = 0,
     most_work: float = np.inf,
     over: Callable[[], bool] = lambda: False,
@@ -88,9 +105,10 @@ def best_below(
     """See the module.
 
     Args:
-        problem: with edges between different nodes, no two between the same ones.
+        problem: with edges between different nodes, no two between the same ones; one between all that load a window together.
         target: only what has an objective below this counts; None: any assignment within the limit.
-        split: of the problem.
+        split: of the problem, of ``problem.priced(weights)`` where it has windows.
+        weights: of the terms of its windows.
         least_peak: a bound on the peak of every assignment.
         most_work: that may be spent.
         over: asked at every step whether to stop.
@@ -98,7 +116,7 @@ def best_below(
     Raises:
         TooMany: it would take more work than that, or more memory than a step may have.
     """
-    labels = _Labels(problem, target, split, least_peak, most_work, over)
+    labels = _Labels(problem, target, split, weights, least_peak, most_work, over)
     return labels.run()
 
 
@@ -108,7 +126,14 @@ _Later = tuple[int, Ints, Floats | None]
 
 class _Labels:
     def __init__(
-        self, problem: Problem, target: int | None, split: Split | None, least_peak: int, most_work: float, over: Callable[[], bool]
+        self,
+        problem: Problem,
+        target: int | None,
+        split: Split | None,
+        weights: Ints | None,
+        least_peak: int,
+        most_work: float,
+        over: Callable[[], bool],
     ) -> None:
         self.problem, self.most_work, self.over = problem, most_work, over
         self.split = None if target is None else split
@@ -126,6 +151,8 @@ class _Labels:
         counted = (self.limit is not None or bool(problem.weight)) and len(problem.base) > 0
         self.times = len(problem.base) if counted else 0
         self.base = problem.base if counted else problem.base[:0]
+        self.weights = weights
+        self.windows: _Windows | None = None
 
     def run(self) -> Enumeration:
         problem = self.problem
@@ -133,10 +160,14 @@ class _Labels:
             return Enumeration(None, self.work)
         if self.times * max(int(problem.offsets[-1]), problem.width) > tuned.LABEL_USES or problem.weight > MOST_WEIGHT:
             raise TooMany(self.work)
+        if problem.loads is not None and problem.loads.most() > MOST_LOADS:
+            raise TooMany(self.work)
         order, widest = _order(problem)
         self.work += 1e-4 * problem.size
         if widest > tuned.LABEL_WIDEST:
             raise TooMany(self.work)
+        if problem.loads is not None:
+            self.windows = _Windows(problem, problem.loads, order, self.weights, None if self.split is None else self.split.scale)
         return self._along(order)
 
     def _along(self, order: list[int]) -> Enumeration:
@@ -146,7 +177,7 @@ class _Labels:
         later: list[list[_Later]] = [[] for _ in order]
         for e, edge in enumerate(problem.edges):
             raw = np.minimum(edge.table(), self.room)
-            priced = None if self.split is None else self.split.parts.tables[e][edge.rows[:, None], edge.cols]
+            priced = None if self.split is None else self.split.table(e)
             if place[edge.a] < place[edge.b]:
                 later[edge.a].append((edge.b, raw, priced))
             else:
@@ -158,15 +189,20 @@ class _Labels:
         left = np.zeros(self.times, dtype=np.int64)  # undecided nodes that may use something at a time
         for use in uses:
             left += use.any(axis=0)
+        loads, taken, above = np.zeros((1, 0), dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(1)
+        if self.windows is not None:
+            loads = self.windows.loads.base[None, :].copy()
+            taken, above = self.windows.close(loads, self.windows.never)
         state = _State(
             front=[],
             states=np.zeros((1, 0), dtype=np.int64),
-            cost=np.zeros(1, dtype=np.int64),
-            value=np.zeros(1),
+            cost=np.minimum(taken, self.room),
+            value=above,
             times=np.zeros(0, dtype=np.int64),
             bytes=np.zeros((1, 0), dtype=np.int64),
             top=np.full(1, self.low, dtype=np.int64),
             near={},
+            loads=loads,
         )
         opened = left == 0  # what is in use then does not depend on the choice: `low` has that
         trail: list[tuple[Ints, Ints]] = []
@@ -215,7 +251,15 @@ class _Labels:
         problem, room = self.problem, self.room
         near = dict(state.near)
         count, k = len(state.cost), int(problem.sizes[v])
-        width = len(state.times) + len(new) + sum(raw.shape[1] for raw, _ in near.values()) + k + len(state.front) + 4
+        width = (
+            4 * state.loads.shape[1]
+            + len(state.times)
+            + len(new)
+            + sum(raw.shape[1] for raw, _ in near.values())
+            + k
+            + len(state.front)
+            + 4
+        )
         self._count(count * k * 2)
         raw, priced = near.pop(v, self._alone(v, count))
         cost = np.minimum(state.cost[:, None] + raw, room)
@@ -230,15 +274,21 @@ class _Labels:
         bytes_ = np.concatenate([state.bytes[rows], started], axis=1) + use[chosen][:, times]
         cost, top = cost[rows, chosen], state.top[rows]
         value = state.value[rows] if value is None else value[rows, chosen]
+        loads, beyond, paid = state.loads[rows], np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
+        if self.windows is not None:
+            loads = self.windows.loaded(loads, v, chosen, state.states[rows], state.front)
+            closed, above = self.windows.close(loads, self.windows.ends[v])
+            cost, value = np.minimum(cost + closed, room), value + above
+            paid, beyond = self.windows.at_least(loads, v)
         surely = bytes_ + rest[0][times]
         keep = np.ones(len(rows), dtype=bool) if self.limit is None else (surely <= self.limit).all(axis=1)
         if problem.weight:
-            keep &= self._objective(cost, np.maximum(top, surely.max(axis=1, initial=0))) < room
+            keep &= self._objective(np.minimum(cost + paid, room), np.maximum(top, surely.max(axis=1, initial=0))) < room
         near = {w: (own[rows], None if parts is None else parts[rows]) for w, (own, parts) in near.items()}
         for w, table, parts in edges:
             own, theirs = near.get(w) or self._alone(w, len(rows))
             near[w] = np.minimum(own + table[chosen], room), None if theirs is None or parts is None else theirs + parts[chosen]
-        keep &= self._ahead(cost, value, near)
+        keep &= self._ahead(np.minimum(cost + paid, room), value + beyond, near)
         states = np.concatenate([state.states[rows], chosen[:, None]], axis=1)[:, [[*state.front, v].index(f) for f in front]]
         ended = left[times] == 0
         if problem.weight:
@@ -248,7 +298,8 @@ class _Labels:
         if floor is not None:  # below that, the rest cannot fill a time
             bytes_ = np.maximum(bytes_, floor - rest[1][times])
         kept = np.flatnonzero(keep)
-        kept = kept[self._efficient(front, states[kept], cost[kept], bytes_[kept], top[kept])]
+        mattering = bytes_ if self.windows is None else np.concatenate([bytes_, self.windows.open(loads, v)], axis=1)
+        kept = kept[self._efficient(front, states[kept], cost[kept], mattering[kept], top[kept])]
         return (
             _State(
                 front=front,
@@ -259,6 +310,7 @@ class _Labels:
                 bytes=bytes_[kept],
                 top=top[kept],
                 near={w: (own[kept], None if parts is None else parts[kept]) for w, (own, parts) in near.items()},
+                loads=loads[kept],
             ),
             rows[kept],
             chosen[kept],
@@ -339,10 +391,11 @@ class _State:
     Attributes:
         front: decided nodes with undecided neighbours.
         states: their strategies, int64[labels, front].
-        cost: without the problem's constant.
+        cost: without the problem's constant; with the time of windows that are closed.
         value: sum of the parts of the split.
         times: that decided and undecided nodes use together, positions.
         bytes: in use then, int64[labels, times].
+        loads: nanoseconds on each term of open windows, int64[labels, terms]; zero of those that are closed, whose time is in the cost.
         top: the peak at times that nothing undecided uses, and at least what is known of any peak.
         near: per undecided neighbour, what each of its strategies adds: costs, and parts of the split.
     """
@@ -355,6 +408,99 @@ class _State:
     bytes: Ints
     top: Ints
     near: dict[int, tuple[Ints, Floats | None]]
+    loads: Ints
+
+
+class _Windows:
+    """What nodes load of windows as they are decided in an order.
+
+    Attributes:
+        loads: of the problem.
+        own, joint: per node, what it loads by term, and with each node that is decided before it.
+        rest: after each step, least and most that undecided nodes and pairs still load of each term, int64[2, terms].
+        ends: per node, windows that close with it; of those that none loads, before the first node: ``never``.
+        opens: after each step, the terms of windows that are open and may be loaded already.
+    """
+
+    def __init__(self, problem: Problem, loads: Loads, order: list[int], weights: Ints | None, scale: float | None) -> None:
+        self.loads, self.scale = loads, scale
+        self.weights = loads.weights(np.ones(len(loads.windows))) if weights is None else weights
+        count, terms = problem.size, len(loads.windows)
+        place = np.empty(count, dtype=np.int64)
+        place[order] = np.arange(count)
+        self.place = place
+        self.own: list[dict[int, Ints]] = [{} for _ in range(count)]
+        self.joint: list[dict[int, dict[int, Ints]]] = [{} for _ in range(count)]
+        for v, number, term, times in loads.nodes.tolist():
+            self.own[v][term] = self.own[v].get(term, 0) + loads.vectors[number] * times
+        for u, v, number, term, times in loads.edges.tolist():
+            early, late = (u, v) if place[u] < place[v] else (v, u)
+            table = loads.tables[number] if early == u else loads.tables[number].T
+            mine = self.joint[late].setdefault(early, {})
+            mine[term] = mine.get(term, 0) + table * times
+        steps = np.zeros((count + 1, 2, terms), dtype=np.int64)
+        beyond = np.zeros((count + 1, terms), dtype=np.int64)  # least change of a term's distance to the weighted load, x WEIGHT
+        first, last = np.full(loads.count, count), np.full(loads.count, -1)
+        for v in order:
+            for part in (self.own[v], *self.joint[v].values()):
+                means: dict[int, Ints] = {}
+                for term, costs in part.items():
+                    window, i = int(loads.windows[term]), int(place[v])
+                    steps[i, :, term] += costs.min(), costs.max()
+                    first[window], last[window] = min(first[window], i), max(last[window], i)
+                    means[window] = means.get(window, 0) + costs * int(self.weights[term])
+                for window, mean in means.items():
+                    for term in np.flatnonzero(loads.windows == window).tolist():
+                        beyond[place[v], term] += int((part.get(term, 0) * WEIGHT - mean).min())
+        self.rest = steps.sum(axis=0) - np.cumsum(steps, axis=0)
+        self.beyond = beyond.sum(axis=0) - np.cumsum(beyond, axis=0)
+        self.ends = [np.flatnonzero(last == place[v]) for v in range(count)]
+        self.never = np.flatnonzero(last < 0)
+        self.opens = [np.flatnonzero((first[loads.windows] <= i) & (i < last[loads.windows])) for i in range(count)]
+
+    def loaded(self, loads: Ints, v: int, chosen: Ints, states: Ints, front: list[int]) -> Ints:
+        """Loads with one more node, of these strategies."""
+        loads = loads.copy()
+        for term, costs in self.own[v].items():
+            loads[:, term] += costs[chosen]
+        for u, tables in self.joint[v].items():
+            theirs = states[:, front.index(u)]
+            for term, costs in tables.items():
+                loads[:, term] += costs[theirs, chosen]
+        return loads
+
+    def close(self, loads: Ints, windows: Ints) -> tuple[Ints, Floats]:
+        """What these windows take, and how much of it is beyond the weights, scaled and rounded down; their loads become zero."""
+        terms = np.isin(self.loads.windows, windows)
+        own = np.where(terms, loads, 0)
+        loads[:, terms] = 0
+        taken = np.maximum.reduceat(own, self.loads.starts, axis=1)
+        return taken.sum(axis=1), self._scaled(
+            (taken * WEIGHT - np.add.reduceat(own * self.weights, self.loads.starts, axis=1)).sum(axis=1)
+        )
+
+    def at_least(self, loads: Ints, v: int) -> tuple[Ints, Floats]:
+        """After a node: what the open windows take at least, and how much of it is beyond the weights, scaled and rounded down."""
+        surely = np.maximum.reduceat(loads + self.rest[self.place[v], 0], self.loads.starts, axis=1)
+        mean = np.add.reduceat(loads * self.weights, self.loads.starts, axis=1)
+        above = self._mattering(loads, v) * WEIGHT - mean[:, self.loads.windows] + self.beyond[self.place[v]]
+        above = np.maximum(np.maximum.reduceat(above, self.loads.starts, axis=1), 0)
+        return surely.sum(axis=1), self._scaled(above.sum(axis=1))
+
+    def open(self, loads: Ints, v: int) -> Ints:
+        """What of the loads tells labels apart after a node: of windows that are open and loaded, as far as it may matter."""
+        return self._mattering(loads, v)[:, self.opens[self.place[v]]]
+
+    def _mattering(self, loads: Ints, v: int) -> Ints:
+        """Loads, where none lacks so much to the window's least time that the rest cannot make up for it."""
+        least, most = self.rest[self.place[v]]
+        surely = np.maximum.reduceat(loads + least, self.loads.starts, axis=1)
+        return np.maximum(loads, surely[:, self.loads.windows] - most)
+
+    def _scaled(self, weighted: Ints) -> Floats:
+        if self.scale is None:
+            return np.zeros(len(weighted))
+        return np.asarray(np.floor(weighted / WEIGHT * self.scale * (1 - 1e-12)))
 
 
 def _order(problem: Problem) -> tuple[list[int], float]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import MIB, Bools, Ints
-from solver_shard.solve.arc_consistency import Arc, Arcs
+from solver_shard.graph.narrowing import Arc, Arcs
 from solver_shard.solve.problem import Edge, Floats, Problem, starts_of, within
 
 HEADROOM = 2.0**49

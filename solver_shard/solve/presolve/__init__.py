@@ -19,6 +19,8 @@ other layers, reducer.py); the names are those of the log (postsolve.py):
   than the difference: exchanging j for i never hurts. Of equal strategies the first stays.
 - *loose times*: a time that cannot exceed the limit even if every node takes its largest bytes is dropped; a carrier that only lives
   at such times goes too, which frees more nodes. Not done when the peak is part of the objective.
+- *windows*: a node that loads any is not eliminated, and no strategy of it is dominated: costs alone do not tell. All else holds as it is;
+  loads follow their nodes (``Postsolve.followed``).
 - *compact*: equal rows and columns of tables, equal tables and equal columns of memory are stored once; times that another one
   covers go.
 """
@@ -27,11 +29,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
-from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.graph.choice_graph import Bools, Ints, Loads
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.presolve.aliases import merge_aliases
 from solver_shard.solve.presolve.postsolve import Ledger, Merge, Postsolve, Steps
@@ -53,9 +56,10 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
         NoAssignment: forbidden entries leave no assignment at all.
     """
     ledger = Ledger()
-    problem, stages = _merged(problem, keep, ledger)
+    loads = problem.loads
+    problem, stages = _merged(problem if loads is None else replace(problem, loads=None), keep, ledger)
     ledger.begin("parallel")
-    reducer = Reducer(problem, ledger)
+    reducer = Reducer(problem, ledger, () if loads is None else _loaded(loads, stages, problem.size))
     reducer.changed.update(reducer.alive())
     reducer.touched.update(reducer.alive())
     before = -1
@@ -66,12 +70,32 @@ def presolve(problem: Problem, keep: Sequence[Bools] | None = None, stop: Callab
         ledger.begin("dominated")
         for v in sorted(reducer.changed):
             reducer.changed.discard(v)
-            if reducer.unary[v] is not None:
+            if reducer.unary[v] is not None and v not in reducer.loaded:
                 _dominated(reducer, v)
     _forbidden(reducer, reducer.alive())
     ledger.begin("compact")
     small, steps = _reduced(reducer)
-    return small, Postsolve(stages=(*stages, steps), size=small.size, log=ledger.steps())
+    postsolve = Postsolve(stages=(*stages, steps), size=small.size, log=ledger.steps())
+    return small if loads is None else _with(small, loads.substituted(*postsolve.followed())), postsolve
+
+
+def _with(problem: Problem, loads: Loads) -> Problem:
+    """A problem with windows, in which every pair that loads any has an edge."""
+    known = {(edge.a, edge.b) for edge in problem.edges}
+    pairs = dict.fromkeys((min(u, v), max(u, v)) for u, v in loads.edges[:, :2].tolist())
+    nothing, sizes = np.zeros((1, 1), dtype=np.int64), problem.sizes
+    edges = [
+        Edge(a=a, b=b, core=nothing, rows=np.zeros(sizes[a], dtype=np.int64), cols=np.zeros(sizes[b], dtype=np.int64))
+        for a, b in pairs
+        if (a, b) not in known
+    ]
+    return replace(problem, edges=(*problem.edges, *edges), loads=loads)
+
+
+def _loaded(loads: Loads, stages: Sequence[Merge | Steps], count: int) -> set[int]:
+    """The nodes that loaded ones follow after these stages, of so many."""
+    owner, _ = Postsolve(stages=stages, size=count).followed()
+    return {int(owner[v]) for v in loads.loaded()}
 
 
 def _merged(problem: Problem, keep: Sequence[Bools] | None, ledger: Ledger) -> tuple[Problem, list[Merge | Steps]]:
@@ -128,7 +152,7 @@ def _simplify(reducer: Reducer, v: int) -> None:
                 reducer.touched.add(leader)
                 return
     reducer.ledger.begin("free")
-    if not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
+    if v not in reducer.loaded and not reducer.carriers[v] and _cheap_to_eliminate(reducer, v):
         reducer.eliminate(v)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import Bools, Ints
+from solver_shard.graph.narrowing import Arc, Arcs
 from solver_shard.solve import parameters as tuned
-from solver_shard.solve.arc_consistency import Arc, Arcs
 from solver_shard.solve.presolve.postsolve import Ledger, Merge
 from solver_shard.solve.presolve.reducer import NoAssignment, add_edges
 from solver_shard.solve.problem import Edge, Need, Problem, at_times, compact_table, regrouped, uncovered

@@ -17,6 +17,14 @@ import numpy as np
 
 from solver_shard.graph.choice_graph import Bools, Ints
 
+UNKNOWN = -2
+"""In place of the node that one follows."""
+
+
+def _after(second: Ints, first: Ints | None) -> Ints:
+    """One map of strategies after another."""
+    return second if first is None else second[first]
+
 
 @dataclass(frozen=True, slots=True)
 class Restrict:
@@ -62,6 +70,12 @@ class Merge:
         result: Ints = self.strategies[self.offsets[:-1] + chosen]
         return result
 
+    def followed(self, owner: Ints, maps: Sequence[Ints | None]) -> tuple[Ints, list[Ints | None]]:
+        """See ``Postsolve.followed``: from what is so of the smaller problem to what is so of the larger one."""
+        own = [self.strategies[start:stop] for start, stop in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)]
+        groups = self.group.tolist()
+        return np.append(owner, -1)[self.group], [row if g < 0 else _after(row, maps[g]) for g, row in zip(groups, own, strict=True)]
+
     def reduce(self, allowed: Mapping[int, Bools]) -> dict[int, Bools]:
         """Restrictions on nodes as restrictions on their groups; what cannot be said or met is dropped."""
         masks: dict[int, Bools] = {}
@@ -100,6 +114,23 @@ class Steps:
             else:
                 full[step.node] = step.best[tuple(m[full[w]] for m, w in zip(step.maps, step.neighbours, strict=True))]
         return full
+
+    def followed(self, owner: Ints, maps: Sequence[Ints | None]) -> tuple[Ints, list[Ints | None]]:
+        """See ``Postsolve.followed``: from what is so of the smaller problem to what is so of the larger one."""
+        owners = np.full(self.count, UNKNOWN, dtype=np.int64)
+        owners[self.nodes] = owner
+        functions: list[Ints | None] = [None] * self.count
+        for v, own in zip(self.nodes.tolist(), maps, strict=True):
+            functions[v] = own
+        for step in reversed(self.steps):
+            v = step.node
+            if isinstance(step, Restrict):
+                functions[v] = _after(step.kept, functions[v])
+            elif isinstance(step, Follow):
+                owners[v], functions[v] = owners[step.leader], _after(step.strategy_of, functions[step.leader])
+            elif not step.neighbours:
+                owners[v], functions[v] = -1, step.best.reshape(1)
+        return owners, functions
 
     def reduce(self, allowed: Mapping[int, Bools]) -> dict[int, Bools]:
         """Restrictions on the larger problem's nodes; what cannot be said or met is dropped."""
@@ -142,6 +173,18 @@ class Postsolve:
         for stage in reversed(self.stages):
             assignment = stage.restore(assignment)
         return assignment
+
+    def followed(self) -> tuple[Ints, list[Ints | None]]:
+        """Which node of the reduced form each of the original's follows, and with which strategy for each of that one's.
+
+        That node is -1 where the strategy is decided: it is the only one then. It is UNKNOWN where a node was eliminated, and its strategy
+        depends on several. No strategies (None) are the same ones.
+        """
+        owner: Ints = np.arange(self.size)
+        maps: list[Ints | None] = [None] * self.size
+        for stage in reversed(self.stages):
+            owner, maps = stage.followed(owner, maps)
+        return owner, maps
 
     def reduce(self, allowed: Mapping[int, Bools]) -> list[Bools | None]:
         """Restrictions on the original's nodes as restrictions on the reduced form's; what cannot be said or met is dropped."""

@@ -6,7 +6,7 @@ Every step is exact: the best objective of what is left (plus ``constant``) is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import cached_property
 from typing import TypeVar
 
@@ -37,11 +37,12 @@ class Reducer:
         touched: nodes whose surroundings changed since they were last simplified.
         changed: nodes whose surroundings changed since dominance was last looked for.
         ledger: counts what goes.
+        loaded: nodes on whose strategies the load of some window depends.
         cores: what is known of the cores of edges.
     """
 
-    def __init__(self, problem: Problem, ledger: Ledger | None = None) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, ledger: Ledger | None = None, loaded: Collection[int] = ()) -> None:
+        self.problem, self.loaded = problem, set(loaded)
         self.ledger = ledger = ledger or Ledger()
         ledger.edges += len(problem.edges)
         ledger.cells += sum(edge.core.size for edge in problem.edges)
@@ -145,6 +146,8 @@ class Reducer:
         core, rows, cols, _ = self.adjacent[leader][v].seen_from(leader)
         own = self.costs(v)[strategy_of] + core[rows, cols[strategy_of]]
         self.steps.append(Follow(v, leader, strategy_of))
+        if v in self.loaded:
+            self.loaded.add(leader)
         self.drop_edge(leader, v)
         self.unary[leader] = np.minimum(self.costs(leader) + own, FORBIDDEN)
         for usage, column in self.carriers[v]:
