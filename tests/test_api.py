@@ -185,7 +185,7 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
     [
         ({"mesh": "dp=0"}, "size 0"),
         ({"cluster": "h1000"}, "unknown cluster 'h1000'"),
-        ({"optimizer": "lion"}, "optimizer 'lion' is not known; legal: adamw, adamw-fused"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
         ({"memory": "much"}, "cannot read memory size 'much'"),
         (
             {"memory": "5GiB"},
@@ -213,7 +213,7 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"split": {"tp": 2}}, "split={'tp': 2} is not legal"),
         ({"pins": [3]}, r"pins=\[3\] is not legal"),
         ({"cluster": None}, "cluster=None is not legal; give a text, a path or a Cluster"),
-        ({"optimizer": None}, "optimizer None is not known; legal: adamw, adamw-fused, adamw-forloop, sgd, none"),
+        ({"optimizer": None}, "optimizer=None is not legal; give a text"),
         ({"loss_fn": "mse"}, "loss_fn='mse' is not legal; give a function or None"),
         ({"seed": -1}, "seed -1 is not legal; give a whole number, 0 to"),
         ({"seed": 2**31}, "seed 2147483648 is not legal"),
