@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from solver_shard.arguments import checked
 from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
 from solver_shard.ops.run import DTYPES
@@ -82,7 +83,7 @@ class MeasuredPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBytes:
-    """MeasuredBytes of one category on the fullest device, each at its own largest; ``peak`` is of all together."""
+    """Bytes of one category on the fullest device, each at its own largest; ``peak`` is of all together."""
 
     category: str
     planned: int
@@ -148,6 +149,7 @@ def _ratio(planned: int, measured: int) -> str:
     return f"{measured / planned:.2f}" if planned else "-"
 
 
+@checked
 def measure(
     plan: Plan | str | os.PathLike[str],
     model: str | os.PathLike[str] | nn.Module,
@@ -166,7 +168,7 @@ def measure(
     >>> print(measure("plan.json", "gpt2", steps=50))  # doctest: +SKIP
 
     Args:
-        plan: a plan, or the file of one.
+        plan: what ``optimize`` returned, or its file.
         model: what the plan is for, as ``optimize`` takes it; of presets and configs the plan says batch, sequence length and dtype, and
             weights are drawn shard by shard.
         inputs: of a module: example tensors as they were given to ``optimize``.
@@ -186,16 +188,16 @@ def measure(
     from solver_shard.plan.io import load_plan
 
     for name, number, low in (("steps", steps, 1), ("warmup", warmup, 0)):
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= MAX_STEPS:
+        if not low <= number <= MAX_STEPS:
             raise InputError(f"{name} {number!r} was asked; give a whole number from {low} to {MAX_STEPS:,}")
-    given = plan if isinstance(plan, Plan) else load_plan(plan)
+    given = load_plan(plan)
     say = progress or (lambda line: None)
     with _process_group(given) as device_mesh:
         say("building the model")
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         module, inputs, loss_fn, limits = _model(given, source, inputs, loss_fn, seed)
         say("applying the plan")
-        return _SteppedPlan(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
+        return _MeasuredSteps(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
 
 
 @contextlib.contextmanager
@@ -311,7 +313,7 @@ class _TimedProcesses(Processes):
         return self.clock.timed(("collective", "exchange", *names), super().free(axes, reduction))
 
 
-class _SteppedPlan:
+class _MeasuredSteps:
     """An applied model, and what it takes to step it."""
 
     def __init__(
