@@ -30,7 +30,7 @@ min-marginals on spanning forests         ``min_marginals`` of bounds/trws.py   
 reduced-cost fixing                       ``search.Search._fixing``             removes strategies above the incumbent
 bucket (variable) elimination             bounds/elimination.py                 the exact priced minimum, and exact min-marginals
   (Dechter 1999)
-Lagrangian dual of windows: weights of    bounds/windows.py                     a lower bound for any weights; with windows kept whole, by
+Lagrangian dual of windows: weights of    bounds/lagrangian.py                  a lower bound for any weights; with windows kept whole, by
   their terms (Kelley 1960)                                                     labels
 labels: dynamic programming with          bounds/labels.py                      by enumeration in exact integers: the best below a
   dominance (Desrochers and Soumis 1988)                                        target, or that there is none

@@ -4,7 +4,7 @@
     search.run()
     search.best.assignment, search.best.value, search.best.bound
 
-0. *weigh* (bounds/windows.py), where a problem has windows: the best weights of their terms make it one that has none, whose bounds are
+0. *weigh* (bounds/lagrangian.py), where a problem has windows: the best weights of their terms make it one that has none, whose bounds are
    bounds of it. What is found is judged with the windows, and programs have these.
 1. *bound* (bounds/): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer. If that removes a good part of the strategies, the problem is presolved again and
@@ -29,8 +29,8 @@ from solver_shard.graph.choice_graph import Bools, Ints
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.bounds.elimination import EXACT, CuttingPlanes, TooWide, between, eliminate
+from solver_shard.solve.bounds.lagrangian import WindowDual
 from solver_shard.solve.bounds.trws import Parts, scale_of
-from solver_shard.solve.bounds.windows import WindowDual
 from solver_shard.solve.integer_program import MinMarginals, Proof, enumerate_whole, prove, prove_quickly
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.parameters import SolveParameters
