@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
 
 import solver_shard
 from solver_shard import SolverShardError
@@ -314,6 +315,80 @@ def zeros(small: bool) -> Made:
     batch, length, width, heads = (4, 6, 16, 4) if small else (8, 4096, 2048, 32)
     dtype = torch.float32 if small else torch.bfloat16
     return Crossed(width, heads).to(dtype), {name: torch.randn(batch, length, width, dtype=dtype) for name in ("x", "made")}
+
+
+# Attention that the CPU has no kernel of.
+
+
+class Heads(nn.Module):
+    """Projections around one call of attention: ``attend(model, query, key, value, words)``, heads by sequence."""
+
+    def __init__(
+        self, attend: Callable[..., torch.Tensor], hidden: int, length: int, *, heads: int, kv: int, keys: int, values: int
+    ) -> None:
+        super().__init__()
+        self.attend, self.heads, self.kv = attend, heads, kv
+        self.q, self.k, self.v = (nn.Linear(hidden, size, bias=False) for size in (heads * keys, kv * keys, kv * values))
+        self.o = nn.Linear(heads * values, hidden, bias=False)
+        self.bias = nn.Parameter(torch.randn(1, heads, length, length)) if attend is learned_bias else None
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        parts = ((self.q, self.heads), (self.k, self.kv), (self.v, self.kv))
+        q, k, v = (layer(x).unflatten(-1, (count, -1)).transpose(1, 2) for layer, count in parts)
+        return (x + self.o(self.attend(self, q, k, v, words).transpose(1, 2).flatten(2))).float().square().mean()
+
+
+def latent(_: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _words: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def learned_bias(model: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _words: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=model.bias)
+
+
+def packed(_: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    number, length = (words == 0).cumsum(1), q.shape[2]
+    mask = and_masks(lambda b, h, q, kv: q >= kv, lambda b, h, q, kv: number[b, q] == number[b, kv])
+    blocks = create_block_mask(mask, len(q), None, length, length, device=q.device)
+    made: torch.Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    return made
+
+
+def windowed(_: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _words: torch.Tensor) -> torch.Tensor:
+    length = q.shape[2]
+    blocks = create_block_mask(lambda b, h, q, kv: (q >= kv) & (q - kv < length // 8), None, None, length, length, device=q.device)
+    cap = 50.0
+    made: torch.Tensor = flex_attention(q, k, v, score_mod=lambda s, *_: cap * torch.tanh(s / cap), block_mask=blocks, enable_gqa=True)
+    return made
+
+
+def attention(attend: Callable[..., torch.Tensor], small: bool, hidden: int, **sizes: int) -> Made:
+    batch, length, hidden = (4, 8, 16) if small else (16, 4096, hidden)
+    sizes = {"heads": 4, "kv": 4 * sizes["kv"] // sizes["heads"], "keys": 6, "values": 4} if small else sizes
+    model = Heads(attend, hidden, length, **sizes)
+    x = torch.randn(batch, length, hidden)
+    words = torch.randint(4, (batch, length))
+    return (model, {"x": x, "words": words}) if small else (model.bfloat16(), {"x": x.bfloat16(), "words": words})
+
+
+@case("latent attention, 128 heads of 192 and 128")
+def latent_attention(small: bool) -> Made:
+    return attention(latent, small, 7168, heads=128, kv=128, keys=192, values=128)
+
+
+@case("attention with a learned mask of every head, 32 heads of 128")
+def masked_attention(small: bool) -> Made:
+    return attention(learned_bias, small, 4096, heads=32, kv=32, keys=128, values=128)
+
+
+@case("flex_attention over packed documents, 32 heads, 8 of keys")
+def packed_documents(small: bool) -> Made:
+    return attention(packed, small, 4096, heads=32, kv=8, keys=128, values=128)
+
+
+@case("flex_attention with a soft cap in a window of 512 of 4,096 words")
+def capped_window(small: bool) -> Made:
+    return attention(windowed, small, 4096, heads=32, kv=8, keys=128, values=128)
 
 
 def full(case: Case) -> dict[str, Any]:
