@@ -61,7 +61,7 @@ _SCALE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MeasuredPart:
     """A part of the step, planned and measured.
 
     Attributes:
@@ -81,8 +81,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
-    """Bytes of one category on the fullest device, each at its own largest; ``peak`` is of all together."""
+class MeasuredBytes:
+    """MeasuredBytes of one category on the fullest device, each at its own largest; ``peak`` is of all together."""
 
     category: str
     planned: int
@@ -109,8 +109,8 @@ class Measurement:
     run: str
     planned_ns: int
     step_ns: tuple[int, ...]
-    parts: tuple[Part, ...]
-    memory: tuple[Bytes, ...]
+    parts: tuple[MeasuredPart, ...]
+    memory: tuple[MeasuredBytes, ...]
     loss: float | None = None
 
     @property
@@ -195,7 +195,7 @@ def measure(
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         module, inputs, loss_fn, limits = _model(given, source, inputs, loss_fn, seed)
         say("applying the plan")
-        return _Steps(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
+        return _SteppedPlan(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
 
 
 @contextlib.contextmanager
@@ -311,7 +311,7 @@ class _TimedProcesses(Processes):
         return self.clock.timed(("collective", "exchange", *names), super().free(axes, reduction))
 
 
-class _Steps:
+class _SteppedPlan:
     """An applied model, and what it takes to step it."""
 
     def __init__(
@@ -394,11 +394,11 @@ class _Steps:
             planned_ns=self.plan.costs.total_ns,
             step_ns=slowest,
             parts=_first(parts),
-            memory=tuple(Bytes(category=name, planned=_planned_bytes(self.plan, name), measured=n) for name, n in fullest.items()),
+            memory=tuple(MeasuredBytes(category=name, planned=_planned_bytes(self.plan, name), measured=n) for name, n in fullest.items()),
             loss=None if loss is None else _first(float(loss)),
         )
 
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self) -> tuple[MeasuredPart, ...]:
         """Planned and measured time by what it is spent on."""
         clock, spent = self.clock, defaultdict[tuple[str, ...], list[int]](list)
         counts: Counter[tuple[str, ...]] = Counter()
@@ -416,7 +416,7 @@ class _Steps:
         order = {"compute": 0, "collective": 1, "local": 2, "update": 3}
         keys = sorted(set(planned) | set(spent), key=lambda what: (order[what[0]], *what[1:]))
         return tuple(
-            Part(
+            MeasuredPart(
                 kind=what[0],
                 name=what[1] if len(what) > 1 else "",
                 axes=what[2:],

@@ -2,9 +2,10 @@
 
     dual = WindowDual(problem, weights, prices)
     while not dual.finished:
-        relaxed = dual.relaxed()                    # an ordinary problem without memory; its optimum is a bound of ``problem``
+        relaxed, _ = dual.relaxed()                 # an ordinary problem without memory; its optimum is a bound of the problem
         dual.take(bound, assignments, incumbent)    # of the relaxed problem: what is proven, what was found
     dual.weights, dual.prices                       # the best ones
+    dual.keep_whole()                               # the relaxed problem has one more window itself: further steps
 
 A window w takes as long as its fullest term: the maximum over r of load[w, r](x). It is at least the mean of the loads with any weights
 y[w, r] >= 0 that sum to one, so for weights y and multipliers l >= 0 of the times
@@ -16,7 +17,10 @@ not. So both are found by the same cutting planes (Kelley 1960), within a box ar
 help. The relaxed problem has no windows and no memory, and message passing nearly always solves such a one to the end: its planes touch.
 
 **What weights leave open.** At the best weights the terms that share a window's weight are nearly equal, in a mixture of assignments; no
-single one need be so well balanced. That gap is of whole assignments: fixing and integer programs with a variable per window close it.
+single one need be so well balanced. Most of that gap is of a few windows. So the relaxed problem may keep some *whole*: it has their
+maxima, and only the others are weighted. With few windows, few labels (labels.py) tell its assignments apart, and it is enumerated in exact
+integers. The window that its best assignment makes the longest beyond its weights is the next to be whole. With all of them the relaxed
+problem is the problem.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class WindowDual:
         bound: the best bound so far.
         finished: no further step is worth its work.
         asked: weights and multipliers that are tried now.
+        whole: windows that are not weighted.
     """
 
     def __init__(self, problem: Problem, weights: Ints | None, prices: Mapping[int, float]) -> None:
@@ -56,6 +61,7 @@ class WindowDual:
         self.finished = False
         self.steps = 0
         self.reach = 1.0
+        self.whole: tuple[int, ...] = ()
         self.times: list[int] = []
         """Positions of the times that have a multiplier, or may get one."""
         self._planes: list[tuple[int, Ints, Ints]] = []
@@ -66,11 +72,25 @@ class WindowDual:
         """Whether the limit is priced, too; where the peak is part of the objective it stays in the problem."""
         return self.problem.limit is not None and not self.problem.weight
 
-    def relaxed(self) -> Problem:
-        """The problem at the weights and multipliers that are asked: its least objective is a bound."""
+    def relaxed(self) -> tuple[Problem, Ints]:
+        """The problem at what is asked, whose least objective is a bound, and the weights of the terms that it still has."""
         weights, prices = self.asked
-        linear = self.problem.priced(weights)
-        return unlimited(linear, prices) if self._memory else linear
+        partly, own = self.problem.partly(weights, self.whole)
+        return unlimited(partly, prices) if self._memory else partly, own
+
+    def keep_whole(self) -> bool:
+        """Weigh one window less: the one that the last assignment makes the longest beyond its weights; false where none is."""
+        if not self._planes:
+            return False
+        terms = self._planes[-1][1]
+        beyond = self.loads.longest(terms) * WEIGHT - np.add.reduceat(terms * self.weights, self.loads.starts)
+        beyond[list(self.whole)] = 0
+        if beyond.max(initial=0) <= 0:
+            return False
+        self.whole = tuple(sorted((*self.whole, int(beyond.argmax()))))
+        self.asked, self.reach, self.finished = (self.weights, self.prices), tuned.WHOLE_REACH, False
+        self.steps = max(0, self.steps - tuned.WHOLE_STEPS)
+        return True
 
     def take(self, bound: int, assignments: Sequence[Ints], value: int | None) -> None:
         """What is proven of the relaxed problem, and assignments that were found; ``value``: of the incumbent."""
@@ -126,12 +146,13 @@ class WindowDual:
         first = self.reach * level / unit / max(self.problem.ceiling() / MIB, 1.0)
         multipliers = [solver.NumVar(k / factor, k * factor if k > 0 else first, "") for k in known]
         bound = solver.NumVar(-infinity, infinity if value is None else value / unit, "")
-        limit = self.problem.limit or 0
+        limit, whole = self.problem.limit or 0, list(self.whole)
+        free = ~np.isin(self.loads.windows, whole)
         for plain, terms, profile in self._planes:
-            row = solver.Constraint(-infinity, plain / unit)
+            row = solver.Constraint(-infinity, (plain + int(self.loads.longest(terms)[whole].sum())) / unit)
             row.SetCoefficient(bound, 1.0)
-            for share, load in zip(shares, terms.tolist(), strict=True):
-                if load:
+            for share, load, weighted in zip(shares, terms.tolist(), free.tolist(), strict=True):
+                if load and weighted:
                     row.SetCoefficient(share, -load / unit)
             for multiplier, t in zip(multipliers, self.times, strict=True):
                 row.SetCoefficient(multiplier, -(int(profile[t]) - limit) / MIB)
@@ -151,7 +172,7 @@ def unlimited(problem: Problem, prices: Mapping[int, float]) -> Problem:
     """The problem without memory, where bytes above the limit are paid and those below it earned: never more than the problem, within it.
 
     Args:
-        problem: without windows, and without the peak in its objective.
+        problem: without the peak in its objective.
         prices: cost per byte by time label; times that are gone do not count.
     """
     multipliers = np.array([prices.get(t, 0.0) for t in problem.times.tolist()])
@@ -160,7 +181,7 @@ def unlimited(problem: Problem, prices: Mapping[int, float]) -> Problem:
     where = np.flatnonzero(multipliers)
     if len(where):
         assert problem.limit is not None
-        rate: Floats = (multipliers[where] @ problem.rows(where))[problem.columns]
+        rate: Floats = np.asarray(multipliers[where] @ problem.rows(where), dtype=np.float64)[problem.columns]
         for carrier, price in zip(problem.carriers, rate.tolist(), strict=True):
             if price:
                 own, paid = unary[carrier.node], np.floor(price * carrier.usage * (1 - MARGIN))
