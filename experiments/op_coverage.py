@@ -3,7 +3,8 @@
     python experiments/op_coverage.py [FAMILY ...] [--markdown experiments/op_coverage.md]
 
 Every family of tests/model_zoo.py, in several forms: training with dropout and fused attention, training with attention written
-out, in half precision, and forward only; and forty more at the sizes of their default configs, with two layers. An op counts as
+out, in half precision, and forward only; forty more at the sizes of their default configs, with two layers; and the small models of
+recommenders, vision, preferences and graphs of experiments/practitioners.py ("practitioners"). An op counts as
 "replicated only" where its calls without any strategy but replication make up over 1% of the step's operations or of the bytes that
 ops read and write.
 """
@@ -25,6 +26,7 @@ from solver_shard.rules.rulebook import usage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the models are those of the tests
 import model_zoo
+import practitioners
 
 FORMS: dict[str, dict[str, Any]] = {
     "training": {},
@@ -35,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 USUAL = "training, default config"
+SMALL = "practitioners"
 
 
 def study(family: str, form: str) -> dict[str, Any]:
@@ -43,7 +46,13 @@ def study(family: str, form: str) -> dict[str, Any]:
     row: dict[str, Any] = {"family": family, "form": form}
     start = time.perf_counter()
     try:
-        model, inputs = model_zoo.usual(family) if form == USUAL else model_zoo.make(family, **settings)
+        if form == SMALL:
+            case = next(case for case in practitioners.CASES if case.name == family)
+            with torch.device("meta"):
+                model, inputs = case.make(False)
+            settings = {"training": not case.options.get("forward_only", False)}
+        else:
+            model, inputs = model_zoo.usual(family) if form == USUAL else model_zoo.make(family, **settings)
         program = trace(model, inputs, name=family, forward_only=not settings.get("training", True))
         rows = usage(program, Rulebook())
     except (SolverShardError, ValueError) as error:
@@ -92,13 +101,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = []
     for family in options.family or model_zoo.FAMILIES:
-        for form in FORMS:
+        for form in FORMS if family != SMALL else ():
             if form == "training, eager attention" and family in ("resnet-50", "mamba", "mamba2", "convnext", "swin"):
                 continue  # no attention of their own choice
             rows.append(study(family, form))
             print(json.dumps(rows[-1]), flush=True)
     for kind in model_zoo.USUAL if not options.family else ():
         rows.append(study(kind, USUAL))
+        print(json.dumps(rows[-1]), flush=True)
+    for case in practitioners.CASES if not options.family or SMALL in options.family else ():
+        rows.append(study(case.name, SMALL))
         print(json.dumps(rows[-1]), flush=True)
     if options.markdown:
         options.markdown.write_text(markdown(rows), encoding="utf-8")

@@ -295,6 +295,28 @@ def frames(small: bool) -> Made:
     return Frames(size, width), {"x": torch.randn(batch, length)}
 
 
+class Crossed(nn.Module):
+    """Attention with a mask of zeros, as T5's over what its encoder made."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.q, self.kv, self.o = heads, nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        k, v = self.kv(made).chunk(2, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (self.q(x), k, v))
+        bias = torch.zeros(1, self.heads, x.shape[1], made.shape[1], dtype=x.dtype, device=x.device)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.o(found.transpose(1, 2).flatten(2)).square().mean()
+
+
+@case("attention over an encoder with a mask of zeros (T5), 4096 tokens, 32 heads")
+def zeros(small: bool) -> Made:
+    batch, length, width, heads = (4, 6, 16, 4) if small else (8, 4096, 2048, 32)
+    dtype = torch.float32 if small else torch.bfloat16
+    return Crossed(width, heads).to(dtype), {name: torch.randn(batch, length, width, dtype=dtype) for name in ("x", "made")}
+
+
 # Attention that the CPU has no kernel of.
 
 

@@ -99,7 +99,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "- no barriers: ops wait for what they read, and not for all that runs beside their block;",
         "- queues: a lane serves in order of issue, so that a long gather delays a collective that stops the compute;",
         "- chains: levels of one collective, steps of one transition and launches follow each other, and a lane that waits for one of them",
-        "  serves nothing else.",
+        "  serves nothing else: the strictest kind of queue. Where it takes long (large gathers over both levels beside tensor or expert",
+        "  parallelism), a runtime with several streams on a level is between the two.",
         "",
         "| model | mesh | microbatches | plan | one after the other | by windows | exposed | hidden | lanes that bind | peak, by windows | "
         "as priced | " + " | ".join(list(EFFECTS)[1:]) + " | runtime |",

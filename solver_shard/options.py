@@ -210,7 +210,6 @@ class Options:
         str,
         help="Whose state and step to count: adamw (torch's default, all parameters at once), adamw-fused, adamw-forloop, sgd or none.",
         about="whose state and step to count: adamw as torch steps it on accelerators by default, adamw-fused, adamw-forloop, sgd or none.",
-        check=_one_of("adamw", "adamw-fused", "adamw-forloop", "sgd", "none"),
         shows=EVERYWHERE,
         panel=OPTIMIZER,
         metavar="NAME",

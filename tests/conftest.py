@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+settings.register_profile("without a clock", deadline=None)
+settings.load_profile("without a clock")
 
 
 def pytest_collection_finish() -> None:

@@ -91,6 +91,38 @@ def windowed(rng: np.random.Generator, graph: ChoiceGraph) -> ChoiceGraph:
     return loaded
 
 
+def repeated_layers(rng: np.random.Generator, one: ChoiceGraph, copies: int = 3) -> tuple[ChoiceGraph, np.ndarray]:
+    """Copies of a graph with windows, and the classes that tie them; some share windows, and now and then a node is not tied."""
+    own, count, every = one.loads, one.size, range(copies)
+    assert own is not None
+    classes = np.tile(rng.permutation(count), copies)
+    classes[rng.random(len(classes)) < 0.15] += count
+    shift = [int(rng.integers(copies)) * len(own.windows) for _ in every]  # whose windows each copy loads
+    graph = ChoiceGraph(
+        names=one.names * copies,
+        offsets=np.concatenate([one.offsets[:1], *[one.offsets[1:] + k * one.offsets[-1] for k in every]]),
+        costs=np.tile(one.costs, copies),
+        usages=np.tile(one.usages, copies),
+        interval_offsets=np.concatenate([[0], *[one.interval_offsets[1:] + k * len(one.intervals) for k in every]]).astype(np.int64),
+        intervals=np.tile(one.intervals, (copies, 1)),
+        edges=np.concatenate([one.edges + k * count for k in every]),
+        edge_tables=np.tile(one.edge_tables, copies),
+        tables=one.tables,
+        loads=Loads.of(
+            np.concatenate([own.windows + k * own.count for k in every]),
+            base=np.tile(own.base, copies),
+            nodes=[(v + k * count, own.vectors[n], [(term + shift[k], times)]) for k in every for v, n, term, times in own.nodes.tolist()],
+            edges=[
+                (u + k * count, v + k * count, own.tables[n], [(term + shift[k], times)])
+                for k in every
+                for u, v, n, term, times in own.edges.tolist()
+            ],
+        ),
+    )
+    graph.validate()
+    return graph, classes
+
+
 def hard_graph(rng: np.random.Generator, nodes: int, *, strategies: int = 6, degree: int = 8, room: float | None = None) -> ChoiceGraph:
     """Nothing is forbidden and nothing can be reduced: any assignment will do, and the best of 60 nodes takes minutes to prove.
 

@@ -142,11 +142,13 @@ def test_an_infeasible_limit_names_the_pins_that_take_part() -> None:
     assert "drop or loosen a pin" not in str(caught.value), "64 KiB are too small without pins too"
 
 
-@pytest.mark.parametrize("pins", [(), ("0.weight=S(0),S(0)",)])
+@pytest.mark.parametrize("pins", [(), ("2.weight=*,*",)])
 def test_a_template_that_does_not_carry_through_the_model_is_named_instead_of_the_memory(pins: tuple[str, ...]) -> None:
-    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* do not carry through .*; use another template or none$") as caught:
-        plan_of(template="megatron", pins=pins)
-    assert any("0,2}: aten.einsum.default (forward); 1: aten.relu.default (forward)" in line for line in caught.value.details)
+    with pytest.raises(
+        InfeasibleError, match=r"template 'context-parallel', .* do not carry through .*; use another template or none$"
+    ) as caught:
+        plan_of(template="context-parallel", pins=pins)
+    assert any("cannot run: 0: aten.einsum.default (backward)" in line for line in caught.value.details)
 
 
 def test_conflicts_that_are_not_found_in_time_are_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +157,8 @@ def test_conflicts_that_are_not_found_in_time_are_said_to_be_open(monkeypatch: p
         plan_of(memory="64KiB", reserve=0, pins=["*=R,R"])
     assert caught.value.conflict is None
     assert caught.value.details[-1] == "which times and pins conflict was not found in the time for it; give more --time-limit"
-    with pytest.raises(InfeasibleError, match=r"template 'megatron', .* may not carry through .* or give more --memory"):
-        plan_of(template="megatron")
+    with pytest.raises(InfeasibleError, match=r"template 'context-parallel', .* may not carry through .* or give more --memory"):
+        plan_of(template="context-parallel")
 
 
 def test_a_template_and_a_pin_that_leave_a_tensor_no_layout_are_both_named() -> None:
@@ -183,7 +185,7 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
     [
         ({"mesh": "dp=0"}, "size 0"),
         ({"cluster": "h1000"}, "unknown cluster 'h1000'"),
-        ({"optimizer": "lion"}, "optimizer 'lion' is not known; legal: adamw, adamw-fused"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'"),
         ({"memory": "much"}, "cannot read memory size 'much'"),
         (
             {"memory": "5GiB"},
@@ -211,7 +213,7 @@ def test_a_limit_too_small_is_infeasible_and_says_which_limit_would_do() -> None
         ({"split": {"tp": 2}}, "split={'tp': 2} is not legal"),
         ({"pins": [3]}, r"pins=\[3\] is not legal"),
         ({"cluster": None}, "cluster=None is not legal; give a text, a path or a Cluster"),
-        ({"optimizer": None}, "optimizer None is not known; legal: adamw, adamw-fused, adamw-forloop, sgd, none"),
+        ({"optimizer": None}, "optimizer=None is not legal; give a text"),
         ({"loss_fn": "mse"}, "loss_fn='mse' is not legal; give a function or None"),
         ({"seed": -1}, "seed -1 is not legal; give a whole number, 0 to"),
         ({"seed": 2**31}, "seed 2147483648 is not legal"),

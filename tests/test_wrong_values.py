@@ -83,6 +83,7 @@ def calls(folder: Path) -> dict[str, dict[str, Any]]:
         "load_cluster": {"name_or_path": "h100"},
         "load_plan": {"path": file},
         "load_sweep": {"path": folder},
+        "measure": {"plan": file, "model": "no such preset"},
         "optimize": {"model": "no such preset", "mesh": "2", "batch": 2},
         "propagate": {"model": "no such preset", "mesh": "2", "batch": 2},
         "propagate_module": {"path": folder / "no.mlir"},

@@ -21,7 +21,7 @@ import numpy as np
 
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints
 from solver_shard.graph.liveness import ACCUMULATE, UPDATE
-from solver_shard.graph.narrowing import Shrunk, shrink
+from solver_shard.graph.narrowing import Shrunk, eased, shrink
 from solver_shard.graph.nodes import PRODUCED, AccumulatorNode, HoldNode, Lowering, SourceNode, StateNode, TensorNode, group_of
 from solver_shard.graph.templates import TemplateRestriction
 from solver_shard.graph.transient_memory import Transients
@@ -70,6 +70,7 @@ def candidates(
     seed: int,
     worth: Callable[[str, int], bool] = lambda name, objective: True,
     order: Callable[[str], tuple[int, ...]] = lambda name: (),
+    ease: bool = False,
 ) -> Iterator[tuple[str, Candidate | None]]:
     """Every template by name, and its plan; None where it has none within the memory limit. One after the other, as they are asked for.
 
@@ -78,10 +79,14 @@ def candidates(
         made: the templates (``templates.restrictions``).
         worth: whether a plan of this template with this objective is of use; those that have none are left out.
         order: which templates come first; all replicated does by default.
+        ease: whether a template that is none of this graph is had but for the transitions around its dead ends.
     """
     graph = problem.graph
     for name in sorted(made, key=order):
-        small = shrink(graph, *narrowing(problem, made[name]))
+        masks, pairs = narrowing(problem, made[name])
+        small = shrink(graph, masks, pairs)
+        if small is None and ease and (rest := eased(graph, masks, pairs)) is not None:
+            small = shrink(graph, masks, rest)
         if small is None or (graph.limit is not None and _least(small.graph) > graph.limit):
             yield name, None
         elif worth(name, _floor(small.graph, objective)):

@@ -187,6 +187,14 @@ def fall_back_to_baseline(
 def with_templates(found: Solution, plain: Transients, mesh: Mesh, options: Options) -> tuple[Solution, str | None]:
     """The solution, or the cheapest template where that is better; and the name of the baseline whose plan it is, if it is one's."""
     started = time.monotonic()
+    best, name = _cheapest(found, plain, mesh, options, ease=False)
+    if not best.feasible:
+        best, name = _cheapest(found, plain, mesh, options, ease=True)
+    return _staged(best, found, name, started), name
+
+
+def _cheapest(found: Solution, plain: Transients, mesh: Mesh, options: Options, *, ease: bool) -> tuple[Solution, str | None]:
+    """``with_templates`` with those that are of the graph as it stands, or (``ease``) with those that are but for their dead ends, too."""
     best, name = found, origin(found)
     plans = candidates(
         plain,
@@ -196,11 +204,12 @@ def with_templates(found: Solution, plain: Transients, mesh: Mesh, options: Opti
         gap=options.gap,
         seed=options.seed,
         worth=lambda _, objective: not best.feasible or objective < _value(best),
+        ease=ease,
     )
     for template, plan in plans:
         if plan is not None and (not best.feasible or plan.objective < _value(best)):
-            best, name = _replaced(found, plan), template
-    return _staged(best, found, name, started), name
+            best, name = _replaced(found, plan), f"{template}, eased" if ease else template
+    return best, name
 
 
 def _staged(best: Solution, found: Solution, name: str | None, started: float) -> Solution:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from solver_shard import __version__
-from solver_shard.cli import compare, expand, explain, export, propagate, solve, sweep
+from solver_shard.cli import compare, explain, export, propagate, solve, sweep
 from solver_shard.cli.rules import rules
 from solver_shard.errors import printable
 
@@ -68,7 +68,7 @@ app.command("solve-graph")(solve.solve_graph)
 app.command("sweep")(sweep.sweep)
 app.command("show")(explain.show)
 app.command("compare")(compare.compare)
-app.command("expand")(expand.expand)
+app.command("expand")(propagate.expand)
 app.command("explain")(explain.explain)
 app.command("export")(export.export)
 app.command("propagate")(propagate.propagate)

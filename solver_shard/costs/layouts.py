@@ -184,7 +184,9 @@ def codes_of(layouts: Sequence[Layout]) -> Ints:
     """Layouts as an int64[n, axes] array of placement codes."""
     if not layouts:
         return np.empty((0, 0), dtype=np.int64)
-    return np.array([tuple(map(int, layout)) for layout in layouts], dtype=np.int64).reshape(len(layouts), -1)
+    axes = len(layouts[0])
+    flat = itertools.chain.from_iterable(layouts)
+    return np.fromiter(flat, dtype=np.int64, count=len(layouts) * axes).reshape(len(layouts), axes)
 
 
 def local_sizes(shape: Sequence[int], mesh_shape: Sequence[int], codes: Ints) -> Ints:

@@ -43,6 +43,7 @@ of collectives whose pieces are no rows (:mod:`solver_shard.costs.transitions`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -188,6 +189,9 @@ def beyond(turns: Sequence[tuple[int, int, int, int]], results: int) -> list[int
 MAX_LAYOUTS = 3000
 """Tables grow with the square and their time with the cube: 1,000 layouts take some seconds."""
 
+WAYS = 512
+"""Sets of layouts whose steps are remembered: a mesh has one for every number of dims, and more where dims are too short to be cut."""
+
 _SUM = int(P("sum"))
 """Codes from here down are partial."""
 _STEP = 64
@@ -239,8 +243,7 @@ class TransitionTable:
         self.index = {layout: i for i, layout in enumerate(layouts)}
         self.nbytes = nbytes
         self._steps = steps
-        partials = (codes_of(layouts) <= _SUM).sum(axis=1)
-        self._ranked = _shortest(partials, steps)
+        self._ranked = _shortest(steps)
         self._intermediates: tuple[Ints, Ints] | None = None
         self.costs = np.where(self._ranked >= _FAR, FORBIDDEN, self._ranked // _STEP)
 
@@ -280,17 +283,17 @@ class TransitionTable:
         at, goal = self.positions((src, dst))
         if self._ranked[at, goal] >= _FAR:
             raise InternalError(f"there is no transition from {src} to {dst}")
-        path = []
+        ways, path = self._steps.ways, []
         while at != goal:
-            first, last = self._steps.rows[at], self._steps.rows[at + 1]
-            onward = self._steps.weights[first:last] + self._ranked[self._steps.after[first:last], goal]
+            first, last = ways.rows[at], ways.rows[at + 1]
+            onward = self._steps.weights[first:last] + self._ranked[ways.after[first:last], goal]
             # the steps of a row are sorted by destination: the first hit is the earliest layout
             step = first + int(np.flatnonzero(onward == self._ranked[at, goal])[0])
-            to = int(self._steps.after[step])
+            to = int(ways.after[step])
             path.append(
                 TransitionStep(
-                    kind=KINDS[self._steps.kinds[step]],
-                    axes=self._steps.axis_sets[self._steps.sets[step]],
+                    kind=KINDS[ways.kinds[step]],
+                    axes=ways.axis_sets[ways.sets[step]],
                     nbytes=int(self._steps.nbytes[step]),
                     nanoseconds=int(self._steps.weights[step] // _STEP),
                     before=self.layouts[at],
@@ -325,9 +328,8 @@ def build_table(
             "cut over all of them costs the same, only cuts over a part of them are no longer tried, and the plan runs on a device mesh "
             "of all axes"
         )
-    codes = codes_of(layouts)
-    sizes = local_sizes(shape, mesh_shape, codes)
-    steps = _find_steps(codes, sizes, itemsize, collectives, bucket)
+    sizes = local_sizes(shape, mesh_shape, codes_of(layouts))
+    steps = _priced(_ways(layouts, mesh_shape, len(shape)), sizes, itemsize, collectives, bucket)
     return TransitionTable(layouts, sizes.prod(axis=1) * itemsize, steps, collectives, bucket)
 
 
@@ -350,11 +352,12 @@ def _joined(shape: Sequence[int], reductions: Sequence[str], collectives: Collec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StepTables:
-    """E steps sorted by (before, after), at most one for each pair.
+class _Ways:
+    """What of the steps between layouts is the same for tensors of all sizes: E steps sorted by (before, after).
 
-    rows: int64[n + 1], the steps of layout i are rows[i]:rows[i + 1]; before, after, kinds, sets, nbytes, weights, packed,
-    received: int64[E].
+    before, after, kinds, sets, group, cut, joined: int64[E]; group is the number of devices, cut and joined the dims that a step cuts and
+    joins. ``calls`` has the positions of every collective's steps, by kind and axes. ``order`` and ``place`` sort the layouts, those with
+    most pending reductions first, and undo that; ``firsts`` and ``ends``: in that order, the layouts with as many.
     """
 
     axis_sets: tuple[tuple[int, ...], ...]
@@ -363,16 +366,31 @@ class _StepTables:
     after: Ints
     kinds: Ints
     sets: Ints
+    group: Ints
+    cut: Ints
+    joined: Ints
+    calls: tuple[tuple[str, tuple[int, ...], Ints], ...]
+    order: Ints
+    place: Ints
+    firsts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepTables:
+    """E steps sorted by (before, after), at most one for each pair: their ways, and nbytes, weights, packed, received: int64[E]."""
+
+    ways: _Ways
     nbytes: Ints
     weights: Ints
     packed: Ints
     received: Ints
 
 
-def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _StepTables:
-    """All one-collective steps between the layouts, with bytes and weights (cost times _STEP plus one)."""
-    mesh_shape = collectives.mesh.shape
-    count, dims = sizes.shape
+@functools.lru_cache(maxsize=WAYS)
+def _ways(layouts: tuple[Layout, ...], mesh_shape: tuple[int, ...], dims: int) -> _Ways:
+    """All one-collective steps between the layouts of tensors with so many dims."""
+    codes, count = codes_of(layouts), len(layouts)
     live = [axis for axis, size in enumerate(mesh_shape) if size > 1]
     axis_sets = tuple(itertools.chain.from_iterable(itertools.combinations(live, k) for k in range(1, len(live) + 1)))
     # Layouts as one number each; shifting a placement on some axes is then an addition.
@@ -382,10 +400,9 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
     base = (2 if strided else 1) * dims - low + 1
     radix = np.array([base ** (len(mesh_shape) - 1 - a) for a in range(len(mesh_shape))], dtype=np.int64)
     keys = (dense - low) @ radix
-    order = np.argsort(keys)
-    ordered = keys[order]
-    found: list[tuple[Ints, ...]] = []
-    numel = sizes.prod(axis=1)
+    sort = np.argsort(keys)
+    ordered = keys[sort]
+    found: list[tuple[Ints, ...]] = [(np.empty(0, dtype=np.int64),) * 7]
     for number, axes in enumerate(axis_sets):
         columns = dense[:, axes]
         uniform = np.flatnonzero((columns == columns[:, :1]).all(axis=1))
@@ -406,41 +423,58 @@ def _find_steps(codes: Ints, sizes: Ints, itemsize: int, collectives: Collective
             wanted = keys[before] + (target - was) * shift
             where = np.minimum(np.searchsorted(ordered, wanted), count - 1)
             legal = ordered[where] == wanted
-            before, was, after = before[legal], was[legal], order[where[legal]]
-            if target == R:
-                kinds = np.where(was >= 0, 1, 3)
-                elements = np.where(was >= 0, group * numel[before], numel[before])
-            else:
-                kinds = np.where(was >= 0, 4, np.where(was == R, 0, 2))
-                # the piece that one device sends: cut along the old and the new dim
-                piece = numel[before] // np.maximum(sizes[before, target % dims], 1) * sizes[after, target % dims]
-                elements = np.where(was == R, 0, group * piece)
-            count_of, dim = np.full_like(before, group), max(dims, 1)  # a strided cut is one of the same dim
-            cut, nbytes = np.full_like(before, target % dim), elements * itemsize
-            staged = buffers(kinds, sizes[before], sizes[after], cut, was % dim, count_of, nbytes)
-            found.append((before, after, kinds, np.full_like(before, number), nbytes, *staged))
-    if not found:
-        found = [(np.empty(0, dtype=np.int64),) * 7]
-    before, after, kinds, sets, nbytes, packed, received = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
-    weights = np.ones(len(before), dtype=np.int64)
-    for number, axes in enumerate(axis_sets):
-        for kind in range(1, len(KINDS)):
-            mine = np.flatnonzero((sets == number) & (kinds == kind))
-            weights[mine] += collectives.times(KINDS[kind], axes, nbytes[mine], bucket) * _STEP
-    arrange = np.lexsort((after, before))
-    before, after, kinds, sets = (x[arrange] for x in (before, after, kinds, sets))
-    return _StepTables(
+            before, was, after = before[legal], was[legal], sort[where[legal]]
+            joins, cuts = np.where(was >= 0, 1, 3), np.where(was >= 0, 4, np.where(was == R, 0, 2))
+            kinds = joins if target == R else cuts
+            dim = max(dims, 1)  # a strided cut is one of the same dim
+            rest = (np.full_like(before, x) for x in (number, group, target % dim))
+            found.append((before, after, kinds, *rest, was % dim))
+    columns_of = [np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)]
+    arrange = np.lexsort((columns_of[1], columns_of[0]))
+    before, after, kinds, sets, groups, cut, joined = (column[arrange] for column in columns_of)
+    calls = [
+        (KINDS[kind], axes, np.flatnonzero((sets == number) & (kinds == kind)))
+        for number, axes in enumerate(axis_sets)
+        for kind in range(1, len(KINDS))
+    ]
+    partials = (codes <= _SUM).sum(axis=1)
+    order = np.argsort(-partials, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(count)
+    fewer = -partials[order]
+    return _Ways(
         axis_sets=axis_sets,
         rows=np.searchsorted(before, np.arange(count + 1)),
         before=before,
         after=after,
         kinds=kinds,
         sets=sets,
-        nbytes=nbytes[arrange],
-        weights=weights[arrange],
-        packed=packed[arrange],
-        received=received[arrange],
+        group=groups,
+        cut=cut,
+        joined=joined,
+        calls=tuple(call for call in calls if len(call[2])),
+        order=order,
+        place=place,
+        firsts=tuple(np.searchsorted(fewer, fewer, side="left").tolist()),
+        ends=tuple(np.searchsorted(fewer, fewer, side="right").tolist()),
     )
+
+
+def _priced(ways: _Ways, sizes: Ints, itemsize: int, collectives: Collectives, bucket: int) -> _StepTables:
+    """The steps with bytes and weights (cost times _STEP plus one) for local tensors of these sizes, int64[n, dims]."""
+    numel, before, after, kinds = sizes.prod(axis=1), ways.before, ways.after, ways.kinds
+    elements = np.where(kinds == KINDS.index("all_reduce"), numel[before], ways.group * numel[before])
+    if sizes.shape[1]:
+        # the piece that one device sends: cut along the old and the new dim
+        piece = numel[before] // np.maximum(sizes[before, ways.cut], 1) * sizes[after, ways.cut]
+        pieces = (kinds == KINDS.index("reduce_scatter")) | (kinds == KINDS.index("all_to_all"))
+        elements = np.where(pieces, ways.group * piece, elements)
+    nbytes = np.where(kinds == KINDS.index("slice"), 0, elements) * itemsize
+    packed, received = buffers(kinds, sizes[before], sizes[after], ways.cut, ways.joined, ways.group, nbytes)
+    weights = np.ones(len(before), dtype=np.int64)
+    for kind, axes, mine in ways.calls:
+        weights[mine] += collectives.times(kind, axes, nbytes[mine], bucket) * _STEP
+    return _StepTables(ways=ways, nbytes=nbytes, weights=weights, packed=packed, received=received)
 
 
 def _cut_after(dense: Ints, axes: Sequence[int], dims: int) -> NDArray[np.bool_]:
@@ -462,9 +496,9 @@ def _first_steps(ranked: Ints, steps: _StepTables) -> tuple[Ints, Ints]:
     count = len(ranked)
     onward = np.zeros((count, count), dtype=np.int64)
     for at in range(count):
-        first, last = steps.rows[at], steps.rows[at + 1]
+        first, last = steps.ways.rows[at], steps.ways.rows[at + 1]
         if first < last:
-            ways = steps.weights[first:last, None] + ranked[steps.after[first:last]]
+            ways = steps.weights[first:last, None] + ranked[steps.ways.after[first:last]]
             onward[at] = first + np.argmax(ways == ranked[at], axis=0)
     return onward, np.where(ranked < _FAR, ranked % _STEP, 0)
 
@@ -476,20 +510,17 @@ def _along(ranked: Ints, steps: _StepTables, values: Ints) -> Ints:
     for length in range(1, int(lengths.max(initial=0)) + 1):
         rows, goals = np.nonzero(lengths == length)
         step = onward[rows, goals]
-        found[:, rows, goals] = values[:, step] + found[:, steps.after[step], goals]
+        found[:, rows, goals] = values[:, step] + found[:, steps.ways.after[step], goals]
     return found
 
 
 def _step_loads(steps: _StepTables, collectives: Collectives, bucket: int) -> Ints:
     """What each step takes from compute beside it, and of each lane: int64[1 + lanes, E]."""
-    found = np.zeros((1 + len(collectives.lanes), len(steps.before)), dtype=np.int64)
-    for number, axes in enumerate(steps.axis_sets):
-        for kind in range(1, len(KINDS)):
-            mine = np.flatnonzero((steps.sets == number) & (steps.kinds == kind))
-            if len(mine):
-                nanoseconds = steps.weights[mine] // _STEP
-                found[0, mine] = contention_ns(nanoseconds, collectives.launch_ns(bucket), collectives.cluster.kappa)
-                found[1:, mine] = collectives.lane_times(KINDS[kind], axes, steps.nbytes[mine], bucket)
+    found = np.zeros((1 + len(collectives.lanes), len(steps.ways.before)), dtype=np.int64)
+    for kind, axes, mine in steps.ways.calls:
+        nanoseconds = steps.weights[mine] // _STEP
+        found[0, mine] = contention_ns(nanoseconds, collectives.launch_ns(bucket), collectives.cluster.kappa)
+        found[1:, mine] = collectives.lane_times(kind, axes, steps.nbytes[mine], bucket)
     return found
 
 
@@ -497,38 +528,34 @@ def _intermediates(ranked: Ints, steps: _StepTables, nbytes: Ints) -> tuple[Ints
     """Bytes of the intermediates of every path, see ``staging``; and with its first layout as one of them."""
     count = len(ranked)
     onward, lengths = _first_steps(ranked, steps)
-    made = nbytes[steps.after]
+    made = nbytes[steps.ways.after]
     of_source = fullest(np.zeros_like(made), steps.packed, steps.received, made)
-    of_station = fullest(nbytes[steps.before], steps.packed, steps.received, made)
+    of_station = fullest(nbytes[steps.ways.before], steps.packed, steps.received, made)
     # the fullest moment from a layout on, where the tensor there is the source, and where it is an intermediate
     found = np.zeros((count, count), dtype=np.int64)
     held = np.zeros((count, count), dtype=np.int64)
     for length in range(1, int(lengths.max(initial=0)) + 1):
         rows, goals = np.nonzero(lengths == length)
         step = onward[rows, goals]
-        rest = held[steps.after[step], goals]
+        rest = held[steps.ways.after[step], goals]
         found[rows, goals] = np.maximum(of_source[step], rest)
         held[rows, goals] = np.maximum(of_station[step], rest)
     moves = lengths > 0
     return np.where(moves, found - nbytes, 0), np.where(moves, held - nbytes, 0)
 
 
-def _shortest(partials: Ints, steps: _StepTables) -> Ints:
+def _shortest(steps: _StepTables) -> Ints:
     """All-pairs shortest paths by Floyd and Warshall, one vectorised pass per intermediate layout.
 
     No step adds a pending reduction, so a layout is a station only on ways from layouts that have at least as many, to layouts that
-    have at most as many (``partials``: how many each has). Sorted by that number, both are slices.
+    have at most as many. Sorted by that number, both are slices.
     """
-    count = len(partials)
-    order = np.argsort(-partials, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(count)
+    ways = steps.ways
+    count, place = len(ways.order), ways.place
     ranked = np.full((count, count), _FAR, dtype=np.int64)
-    ranked[place[steps.before], place[steps.after]] = steps.weights
+    ranked[place[ways.before], place[ways.after]] = steps.weights
     np.fill_diagonal(ranked, 0)
-    fewer = -partials[order]
-    firsts, ends = np.searchsorted(fewer, fewer, side="left").tolist(), np.searchsorted(fewer, fewer, side="right").tolist()
-    for middle, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+    for middle, (first, end) in enumerate(zip(ways.firsts, ways.ends, strict=True)):
         block = ranked[:end, first:]
         np.minimum(block, ranked[:end, middle, None] + ranked[None, middle, first:], out=block)
     np.minimum(ranked, _FAR, out=ranked)

@@ -149,5 +149,5 @@ Lowered with ``schedule="windows"``, c and C say what is possible and l and L al
 lanes and what runs beside which window are those of :mod:`solver_shard.costs.schedule`. Bytes follow: a copy of a parameter is there from
 the start of the window before its first reader (AheadNode), what a reduction starts from and makes until the end of the window after it
 (BehindNode, AheadNode); ``plan.windows`` works out the same figures from a plan. The solver finds weights and closes what they leave open
-(``solve/windows.py``).
+(``solve/bounds/lagrangian.py``).
 """

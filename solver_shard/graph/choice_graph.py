@@ -245,6 +245,21 @@ class Loads:
                 joint.append((b, a, table.T, ((term, times),)))
         return Loads.of(self.windows, own, joint, base)
 
+    def only(self, windows: Sequence[int]) -> tuple[Loads, Ints]:
+        """The loads of some windows, in their order, and the positions of their terms."""
+        terms = np.flatnonzero(np.isin(self.windows, windows))
+        place = np.full(len(self.windows), -1, dtype=np.int64)
+        place[terms] = np.arange(len(terms))
+        own, joint = self.nodes[place[self.nodes[:, 2]] >= 0], self.edges[place[self.edges[:, 3]] >= 0]
+        loads = replace(
+            self,
+            windows=np.unique(self.windows[terms], return_inverse=True)[1].astype(np.int64),
+            base=self.base[terms],
+            nodes=np.concatenate([own[:, :2], place[own[:, 2], None], own[:, 3:]], axis=1),
+            edges=np.concatenate([joint[:, :3], place[joint[:, 3], None], joint[:, 4:]], axis=1),
+        )
+        return loads, terms
+
     def loaded(self) -> set[int]:
         """Nodes that anything loaded depends on."""
         return {*self.nodes[:, 0].tolist(), *self.edges[:, :2].ravel().tolist()}

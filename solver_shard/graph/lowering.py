@@ -244,6 +244,9 @@ class _Lowerer:
         self.tables: list[Ints] = []
         self.numbers: dict[Hashable, int] = {}
         self.cache: dict[Hashable, Any] = {}
+        self.columns: list[OpStrategies] = []
+        self.known: dict[Layouts, int] = {}
+        self.positions: dict[int, tuple[int, Layouts]] = {}
 
     def lowering(self, limit: int | None, relays: Collection[int]) -> Lowering:
         # What is stored comes first: the layouts of sources and states are asked for by all that follows.
@@ -256,7 +259,9 @@ class _Lowerer:
                 self._clipping()
         # Then ops in their order, each behind the reshards from which it reads. Which strategies an op has depends on what may be pending
         # in its operands, so they are all known before the first reshard asks what its readers need.
-        strategies = tuple(self._strategies(i) for i in range(len(self.program.ops)))
+        for i in range(len(self.program.ops)):
+            self.columns.append(self._strategies(i))
+        strategies = tuple(self.columns)
         for i in range(len(self.program.ops)):
             for j, t in self._read(i):
                 self._reshard(t, self._group_of(t, i, j))
@@ -344,6 +349,10 @@ class _Lowerer:
         v = self.index[kind, t, group]
         return v, self.nodes[v]  # type: ignore[return-value]  # a key's class is its node's
 
+    def _copies(self, reshard: ReshardNode) -> Layouts:
+        """What a group may copy."""
+        return self._once(("copies", self._number(reshard.layouts), reshard.aliases), lambda: reshard.layouts[reshard.aliases :])
+
     def _layouts(self, v: int) -> Layouts:
         layouts: Layouts = self.nodes[v].layouts  # type: ignore[attr-defined]  # only asked of nodes of tensors
         return layouts
@@ -351,8 +360,16 @@ class _Lowerer:
     def _bytes(self, t: int, layouts: Layouts, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Ints:
         """Of the fullest shard of a tensor, or of one of another dtype or shape."""
         tensor = self.program.tensors[t]
-        key = (shape or tensor.shape, dtype or tensor.dtype, layouts)
-        return self._once(("bytes", key), lambda: self.costs.local_bytes(*key))
+        args = (shape or tensor.shape, dtype or tensor.dtype)
+        return self._once(("bytes", args, self._number(layouts)), lambda: self.costs.local_bytes(*args, layouts))
+
+    def _number(self, layouts: Layouts) -> int:
+        """One of these layouts, in this order: stands for them in keys, as a tuple of tuples is hashed anew each time it is asked for."""
+        number, _ = self.positions.get(id(layouts), (-1, layouts))
+        if number < 0:
+            number = self.known.setdefault(layouts, len(self.known))
+            self.positions[id(layouts)] = number, layouts  # which keeps it alive, and so its id its own
+        return number
 
     # Which layouts a tensor may have.
 
@@ -398,12 +415,14 @@ class _Lowerer:
             return shared
         if group.purpose == OUTPUT:
             return self._legal(t)
-        columns = tuple(self._strategies(i).operands[j].layouts for i, j in group.readers)
-        return self._once(("need", columns), lambda: tuple(sorted({layout for column in columns for layout in column}, reverse=True)))
+        columns = [self.columns[i].operands[j].layouts for i, j in group.readers]
+        key = ("need", *sorted({self._number(column) for column in columns}))
+        return self._once(key, lambda: tuple(sorted({layout for column in columns for layout in column}, reverse=True)))
 
     def _common(self, need: Layouts, held: Layouts) -> Layouts:
         """Those of the one that are among the other."""
-        return self._once(("common", need, held), lambda: tuple(filter(set(held).__contains__, need)))
+        key = ("common", self._number(need), self._number(held))
+        return self._once(key, lambda: tuple(filter(set(held).__contains__, need)))
 
     # What is stored: sources, and the optimizer's states.
 
@@ -434,7 +453,8 @@ class _Lowerer:
             m = self._add(MasterNode(tensor=p, layouts=layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
             self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
             self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
-        key = ("state", tensor.shape, tensor.dtype, layouts, source.layouts, self._scope(p, UPDATE), self._bucket(p, UPDATE))
+        scope = (self._scope(p, UPDATE), self._bucket(p, UPDATE))
+        key = ("state", tensor.shape, tensor.dtype, self._number(layouts), self._number(source.layouts), scope)
         readers = [i for group in self.lives.groups.get(p, ()) for i, _ in group.readers]
         self._moved(v, parameter, key, _Move(p, UPDATE, min(readers, default=None), layouts, source.layouts))
 
@@ -470,7 +490,7 @@ class _Lowerer:
             layouts = result.layouts if final else self._pinned(t, result.layouts)
             usages = self._bytes(t, layouts) if i not in self.lives.views else np.zeros(len(layouts), dtype=np.int64)
             r = self._add(ResultNode(tensor=t, layouts=layouts), usages, self.lives.base[t])
-            self._edge(v, r, ("result", id(column), j, layouts), result_table, result, layouts)
+            self._edge(v, r, ("result", id(column), j, self._number(layouts)), result_table, result, layouts)
 
     def _read(self, i: int) -> list[tuple[int, int]]:
         """Index and tensor of the operands whose bytes an op reads."""
@@ -484,7 +504,7 @@ class _Lowerer:
             for j, t in self._read(i):
                 v, reshard = self._node(ReshardNode, t, self._group_of(t, i, j))
                 column, exact = strategies[i].operands[j], i in self.places
-                key = ("read", reshard.layouts, id(column), exact)
+                key = ("read", self._number(reshard.layouts), id(column), exact)
                 self._edge(v, self.index[OpNode, i, 0], key, read_table, reshard.layouts, column, exact)
 
     # Reshards: how a tensor gets from where it is made or held to a group of its readers.
@@ -501,10 +521,12 @@ class _Lowerer:
         alias = self._common(need, held)
         tensor = self.program.tensors[t]
         scope = (self._scope(t, group.purpose), self._bucket(t, group.purpose), t in self.fused, t in self.either)
-        key = ("transition", (tensor.shape, tensor.dtype, held, need, self._discounted(t, group.purpose), bool(group.readers), scope))
-        usages = self._bytes(t, alias + need).copy()
+        pair = (self._number(held), self._number(need))
+        key = ("transition", (tensor.shape, tensor.dtype, *pair, self._discounted(t, group.purpose), bool(group.readers), scope))
+        both = self._once(("both", *pair), lambda: alias + need)
+        usages = self._bytes(t, both).copy()
         usages[: 0 if group.final and not group.kept else len(alias)] = 0
-        node = ReshardNode(tensor=t, group=k, layouts=alias + need, aliases=len(alias))
+        node = ReshardNode(tensor=t, group=k, layouts=both, aliases=len(alias))
         v = self._add(node, usages, (group.start, group.stop))
         move = _Move(t, group.purpose, min((i for i, _ in group.readers), default=self.makers.get(t)), held, need)
         self._moved(producer, v, key, move, lambda moves: reshard_table(held, alias, need, moves), self._spilled(move))
@@ -585,15 +607,21 @@ class _Lowerer:
         copies: dict[int, Layouts] = {}
         for k in early:
             _, reshard = self._node(ReshardNode, t, k)
-            copies[k] = reshard.layouts[reshard.aliases :] if copying else ()
-        layouts, origins = held, (PRODUCED,) * len(held)
-        for k in early:
-            layouts, origins = layouts + copies[k], origins + (k,) * len(copies[k])
+            copies[k] = self._copies(reshard) if copying else ()
+        parts = tuple((k, self._number(copies[k])) for k in early)
+        options = ("held", self._number(held), parts)
+        layouts, origins = self._once(
+            options,
+            lambda: (
+                tuple(itertools.chain(held, *copies.values())),
+                (PRODUCED,) * len(held) + tuple(k for k in early for _ in copies[k]),
+            ),
+        )
         v = self._add(HoldNode(tensor=t, layouts=layouts, origins=origins), np.zeros(len(layouts), dtype=np.int64), (0, 0))
-        self._edge(producer, v, ("hold", held, layouts, origins), hold_table, held, 0, PRODUCED, layouts, origins)
+        self._edge(producer, v, ("hold", options), hold_table, held, 0, PRODUCED, layouts, origins)
         for k in early:
             w, reshard = self._node(ReshardNode, t, k)
-            key = ("hold", reshard.layouts, reshard.aliases, k, layouts, origins)
+            key = ("hold", self._number(reshard.layouts), reshard.aliases, k, options)
             self._edge(w, v, key, hold_table, reshard.layouts, reshard.aliases, k, layouts, origins)
         # Who owns the bytes in the meantime: the copy that was held, or the producer's; a storage's members have theirs from ``_storage``.
         owners = [(k, copies[k], self.lives.groups[t][k].stop) for k in early]
@@ -604,7 +632,7 @@ class _Lowerer:
             if kept and start < ends:
                 usages = np.concatenate([[0], self._bytes(t, kept)])
                 w = self._add(KeepNode(tensor=t, origin=k, layouts=(Layout(), *kept)), usages, (start, until))
-                self._edge(v, w, ("keep", kept, k, layouts, origins), keep_table, layouts, origins, k, kept)
+                self._edge(v, w, ("keep", self._number(kept), k, options), keep_table, layouts, origins, k, kept)
         return v
 
     # Gradients that are accumulated, converted or clipped on their way to the update. Those that go there as they are made, one

@@ -35,6 +35,12 @@ from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
 from solver_shard.graph.choice_graph import Bools, ChoiceGraph, Ints, Masks
 
+EASED = 24
+"""Dead ends that are opened one after the other, at most: a few ops lack a cut, or the pattern is not for this model."""
+
+EASED_FAR = 4
+"""Edges from a dead end to what is dropped, at most: from a transition over what it makes to an op and what that makes."""
+
 Removed = Callable[[int, Bools, Bools, int], None]
 """Called after a node lost strategies: the node, its domain before, what went, and the number of the arc over which."""
 
@@ -164,6 +170,37 @@ class Narrowing:
     def only(self, v: int, strategy: int) -> bool:
         """Decide a node."""
         return self.keep({v: np.arange(len(self.left[v])) == strategy})
+
+
+def eased(graph: ChoiceGraph, masks: Masks, pairs: Mapping[tuple[int, int], Bools]) -> dict[tuple[int, int], Bools] | None:
+    """As many of the pairs as leave every node a strategy; None where the masks alone do not.
+
+    Where a node has nothing left, what was said of the edges around it is dropped, those next to it first: an op that only runs whole
+    gets whole tensors, and all else stays as it was said.
+
+    Args:
+        masks, pairs: as of ``shrink``.
+    """
+    kept, free, arcs = dict(pairs), _arcs(graph), list(_arcs(graph, pairs).arcs)
+    allowed = [(graph.node_costs(v) < FORBIDDEN) & masks.get(v, True) for v in range(graph.size)]
+    for _ in range(EASED if all(mask.any() for mask in allowed) else 0):
+        empty = Arcs(graph.size, arcs).propagate(list(allowed), range(graph.size))
+        if empty is None:
+            return kept
+        near, numbers, opened = {empty}, set[int](), list[int]()
+        for _ in range(EASED_FAR):
+            numbers |= {number for v in near for number in free.around[v]}
+            near |= {v for number in numbers for v in (arcs[number].a, arcs[number].b)}
+            opened = [number for number in numbers if (arcs[number].a, arcs[number].b) in kept]
+            if opened:
+                break
+        if not opened:
+            return None
+        for number in opened:
+            arcs[number] = free.arcs[number]
+        for number in opened:
+            kept.pop((arcs[number].a, arcs[number].b), None)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

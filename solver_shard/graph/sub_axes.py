@@ -56,9 +56,12 @@ def _part(program: Program, rulebook: Rulebook, size: int, *, alone: bool) -> in
     """By how many devices of an axis the most work can be cut, where not by all of them: a divisor of the size."""
     flops: dict[int, int] = {}
     shared = shared_heads(program)
+    factors: dict[int, tuple[list[int], list[int]]] = {}  # by rule, which many ops share
     for i in (i for i, op in enumerate(program.ops) if op.phase is Phase.FORWARD):
         rule = rulebook.rule(program, i)
-        counts, plain = _counts(rule), _plain(rule)
+        if id(rule) not in factors:
+            factors[id(rule)] = _counts(rule), _plain(rule)
+        counts, plain = factors[id(rule)]
         for f in counts:
             if alone and any(rule.factors[other].legal(size) for other in plain if other not in counts):
                 continue

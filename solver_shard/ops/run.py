@@ -274,7 +274,8 @@ def _attention(name: str) -> Callable[[dict[str, Any], Shapes], Any]:
             )
         if "keep" in a or not a["query"].is_cpu or not name.startswith("aten."):
             return kernels.run(a, a.get("keep"))
-        return overload_of(name)(**{k: _rows(v) for k, v in a.items() if k != "shapes"})
+        target = overload_of(name)
+        return target(**{arg.name: _rows(a[arg.name]) for arg in target._schema.arguments if arg.name in a})
 
     return run_attention
 

@@ -1,7 +1,11 @@
-"""What other commands found, as the page shows it: a comparison of plans, and a sweep's plot of step time against peak memory.
+"""What other commands found, as the page shows it: a comparison of plans, a sweep's plot of step time against peak memory, and what other
+layouts of a tensor would cost.
 
 >>> comparison_table(read_comparison("comparison.json"))["rows"][0]["name"]
 'ours'
+>>> asked = read_prices("explained.json")
+>>> asked.about, [price.label for price in asked.prices]
+(('model.layers.{0..31}.self_attn.k_proj.weight',), ['S(0)R', 'RS(0)'])
 """
 
 from __future__ import annotations
@@ -265,12 +269,6 @@ def _without(row: Row) -> dict[str, Any]:
         why += f": {row.message[:200]}"
     return {"name": row.name, "why": why}
 
-
-# What other layouts of a tensor would cost, as ``explain --json`` found it, for the page.
-#
-# >>> asked = read_prices("explained.json")
-# >>> asked.about, [price.label for price in asked.prices]
-# (('model.layers.{0..31}.self_attn.k_proj.weight',), ['S(0)R', 'RS(0)'])
 
 MAX_PRICES_BYTES = 64 * 2**20
 

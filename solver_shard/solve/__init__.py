@@ -9,7 +9,8 @@ minimise the costs of one strategy per node and of the pairs across edges, the b
 Then it solves with the limit; where nothing is found within it, it minimises the peak alone, which tells an infeasible limit from a hard
 one. Each of these is presolved and then a ``search.Search``: bound; fix strategies and presolve again while that removes a good part;
 integer programs on ever larger kernels; elimination on what is narrow; large neighbourhood search and annealing beside all of this. Bounds
-compose: a removed strategy occurs only in solutions that cost at least the incumbent it was removed with.
+compose: a removed strategy occurs only in solutions that cost at least the incumbent it was removed with. A graph with windows is
+bounded as the graph that weights of their terms make of it; what is found is judged with its windows.
 
 ========================================  ====================================  ==========================================================
 part, by its textbook name                file                                  what it proves
@@ -29,6 +30,8 @@ min-marginals on spanning forests         ``min_marginals`` of bounds/trws.py   
 reduced-cost fixing                       ``search.Search._fixing``             removes strategies above the incumbent
 bucket (variable) elimination             bounds/elimination.py                 the exact priced minimum, and exact min-marginals
   (Dechter 1999)
+Lagrangian dual of windows: weights of    bounds/lagrangian.py                  a lower bound for any weights; with windows kept whole, by
+  their terms (Kelley 1960)                                                     labels
 labels: dynamic programming with          bounds/labels.py                      by enumeration in exact integers: the best below a
   dominance (Desrochers and Soumis 1988)                                        target, or that there is none
 integer programs on a kernel (HiGHS,      integer_program.py                    a bound that both solvers claim, or that is enumerated;

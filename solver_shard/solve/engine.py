@@ -107,6 +107,7 @@ class _Run:
         self.peak_bound = graph.peak(self.lightest)
         self.searched_peak = self.hopeless = False
         self.left: _Left | None = None
+        self.weights: Ints | None = None
         self._fit: tuple[Ints, bool] | None = None
         self.history: list[Event] = []
         self.stages: list[Stage] = []
@@ -154,10 +155,12 @@ class _Run:
         if search.infeasible:
             raise NoAssignment
         fits = self._fits(search, postsolve, order)
+        self.weights = search.weights
         self._stage("without the limit", started, f"{small.size} nodes, {len(small.edges)} edges, fits: {fits}")
         if limited and not search.closed():
             self.left = _Left(problem=small, postsolve=postsolve, order=order, value=search.best.value)
-        return fits and (search.closed() or self.clock.over())
+        # Where the limit does not bind, what windows leave open is the same with it, in a problem that is larger.
+        return fits and (search.closed() or self.clock.over() or self.graph.loads is not None)
 
     def _relaxed(self, search: Search) -> None:
         """Go on with the problem without its limit, below the incumbent: its bound may be better than that of the limited problem.
@@ -319,7 +322,7 @@ class _Run:
                 self._raise(bound, found_by)
 
         search = Search(small, clock, self.parameters, report=report)
-        search.fine = True
+        search.fine, search.weights = True, self.weights
         return search
 
     def _offer(self, assignment: Ints, source: str) -> None:

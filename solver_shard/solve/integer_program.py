@@ -452,9 +452,10 @@ class _CpSat:
             self.constant -= top * Fraction(self.unit)
         model.minimize(objective)
 
-    def _beyond(self, loads: Loads, used: Sequence[tuple[int, cp_model.IntVar, int]], weights: Ints) -> cp_model.LinearExprT:
+    def _beyond(self, loads: Loads, used: Sequence[tuple[int, cp_model.IntVar, int]], weights: Ints) -> cp_model.LinearExpr:
         """What windows take beyond their weighted terms, in units of the objective: at least as much for every term, rounded down."""
-        total: list[cp_model.LinearExprT] = []
+        total: list[cp_model.IntVar] = []
+        steps: list[int] = []
         scale = Fraction(self.scale) / WEIGHT / Fraction(self.unit)
         by_window: list[dict[int, tuple[cp_model.IntVar, dict[int, int]]]] = [{} for _ in range(loads.count)]
         for term, x, cost in used:
@@ -474,8 +475,9 @@ class _CpSat:
             time = self.model.new_int_var(0, max(0, most), "")
             for xs, costs, base in rows:
                 self.model.add(cp_model.LinearExpr.weighted_sum(xs, [cost >> shift for cost in costs]) + (base >> shift) <= time)
-            total.append((1 << shift) * time)
-        return cp_model.LinearExpr.sum(total)
+            total.append(time)
+            steps.append(1 << shift)
+        return cp_model.LinearExpr.weighted_sum(total, steps)
 
     def add_row(self, t: int) -> None:
         where, usage, least = row_of(self.problem, t)
@@ -552,8 +554,8 @@ class _Highs:
         own, edges = _joint(problem)
         loads = [(term, problem.offsets[v] + np.arange(len(mine[term])), mine[term]) for v, mine in own.items() for term in mine]
         for edge, loaded in edges:
-            where = np.nonzero(edge.core < FORBIDDEN)
-            loads += [(term, columns + np.arange(len(where[0])), costs[where]) for term, costs in loaded.items()]
+            pairs = np.nonzero(edge.core < FORBIDDEN)
+            loads += [(term, columns + np.arange(len(pairs[0])), load[pairs]) for term, load in loaded.items()]
             for start, classes, v in ((rows, edge.rows, edge.a), (rows + edge.core.shape[0], edge.cols, edge.b)):
                 triples.append((start + classes, problem.offsets[v] + np.arange(len(classes)), -np.ones(len(classes))))
             rows, columns = self._edge(edge, rows, columns, triples, costs)
@@ -785,6 +787,37 @@ def prove(
         cells=cells,
         effort=clock.work - before,
     )
+
+
+def enumerate_whole(
+    problem: Problem, margins: MinMarginals, *, value: int, weights: Ints, work: float, clock: Clock
+) -> tuple[int, Ints | None] | None:
+    """A bound of all that costs less than a value, by labels, and the best there is below it; None where that takes more work.
+
+    Args:
+        problem: without memory, with windows.
+        margins: of its strategies.
+        value: the bound where nothing costs less.
+        weights: of the terms of its windows.
+    """
+    room = margins.room(value)
+    clock.spend(1e-3 * problem.size)
+    try:
+        kernel, postsolve = presolve(problem, [row < room for row in margins.extra])
+    except NoAssignment:
+        return value, None
+    if kernel.size == 0:
+        nothing = np.zeros(0, dtype=np.int64)
+        cost = kernel.cost(nothing)
+        return (cost, postsolve.restore(nothing)) if cost < value else (value, None)
+    dual = LagrangianDual(kernel.priced(weights))
+    for _ in range(12):
+        dual.evaluate(np.zeros(0), 20, clock.over)
+    clock.spend(dual.work)
+    result = _enumerated(kernel, dual, clock, value, work, weights)
+    if result is None:
+        return None
+    return (value, None) if result.assignment is None or result.bound is None else (result.bound, postsolve.restore(result.assignment))
 
 
 def usual_effort(cells: int) -> float:

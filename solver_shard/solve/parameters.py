@@ -276,6 +276,9 @@ LABEL_USES = 2**24
 LABEL_WIDEST = 26.0
 """Logarithm to base 2 of the states of an order's widest step beyond which a problem is not tried."""
 
+LABEL_WIDEST_WINDOWS = 40.0
+"""The same of a problem with windows, which a split cuts to few of its states."""
+
 LABEL_STARTS = 6
 """Nodes that an order is tried from."""
 
@@ -375,6 +378,12 @@ WEIGHTS_REACH, WEIGHTS_PRICE_REACH = 0.02, 3.0
 
 WEIGHTS_SMALL = 0.02
 """Part of the gap that a step must promise."""
+
+WHOLE_REACH, WHOLE_STEPS = 0.1, 10
+"""The box around the best weights when one more window is kept whole, and the further steps that this is worth."""
+
+WHOLE_WORK = 6.0
+"""Work that an enumeration with some windows kept whole may take: beyond it, labels have become too many for any more windows."""
 
 WEIGHTS_GAP, WEIGHTS_GAP_SHARE = 1e-3, 0.1
 """Gap to which a priced problem is solved, and the part of the whole gap that this is: planes need not be sharper than what is known."""

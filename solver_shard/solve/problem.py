@@ -23,7 +23,7 @@ array([[1, 1, 2, 1],
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -229,6 +229,14 @@ class Problem:
             edges.append(Edge(a=a, b=b, core=core, rows=rows, cols=cols))
         constant = self.constant + self.loads.constant(weights)
         return replace(self, unary=tuple(unary), edges=tuple(edges), constant=constant, loads=None)
+
+    def partly(self, weights: Ints, whole: Sequence[int]) -> tuple[Problem, Ints]:
+        """With these windows only, the others priced by the weights of their terms; and the weights of the terms that are left."""
+        assert self.loads is not None
+        loads, terms = self.loads.only(whole)
+        others = weights.copy()
+        others[terms] = 0
+        return replace(self.priced(others), loads=loads if len(whole) else None), weights[terms]
 
     def least(self) -> int:
         """A simple lower bound on the peak: every node at its smallest usage."""

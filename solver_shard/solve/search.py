@@ -4,7 +4,7 @@
     search.run()
     search.best.assignment, search.best.value, search.best.bound
 
-0. *weigh* (bounds/windows.py), where a problem has windows: the best weights of their terms make it one that has none, whose bounds are
+0. *weigh* (bounds/lagrangian.py), where a problem has windows: the best weights of their terms make it one that has none, whose bounds are
    bounds of it. What is found is judged with the windows, and programs have these.
 1. *bound* (bounds/): every decoded assignment within the limit is an incumbent.
 2. *fix*, whenever incumbent and bound have come closer. If that removes a good part of the strategies, the problem is presolved again and
@@ -29,9 +29,9 @@ from solver_shard.graph.choice_graph import Bools, Ints
 from solver_shard.solve import parameters as tuned
 from solver_shard.solve.bounds.bounding import Bounding, SmallBounding, is_large
 from solver_shard.solve.bounds.elimination import EXACT, CuttingPlanes, TooWide, between, eliminate
+from solver_shard.solve.bounds.lagrangian import WindowDual
 from solver_shard.solve.bounds.trws import Parts, scale_of
-from solver_shard.solve.bounds.windows import WindowDual
-from solver_shard.solve.integer_program import MinMarginals, Proof, prove, prove_quickly
+from solver_shard.solve.integer_program import MinMarginals, Proof, enumerate_whole, prove, prove_quickly
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.parameters import SolveParameters
 from solver_shard.solve.presolve import presolve
@@ -115,7 +115,7 @@ class Search:
             that there is none.
         relax: called once with the search, where it has an incumbent and gets on no more: looks for a better bound in other ways.
         multipliers: cost per byte by time label, for the next problem.
-        weights: of the terms of windows, for the next problem.
+        weights: of the terms of windows, for the next problem; ``dual``: where they are from.
         lns: large neighbourhood search on the search's problem, where it is large.
         annealing: of the search's problem, where its programs are not tiny or its gap is wide; ``annealed``: its work.
         fine: whether a little more work goes into a smaller gap than the one asked for.
@@ -143,6 +143,7 @@ class Search:
         self.level = -np.inf
         self.rng = np.random.default_rng(parameters.seed)
         self.weights: Ints | None = None
+        self.dual: WindowDual | None = None
 
     def closed(self) -> bool:
         return self._enough() or self.infeasible or (self.best.value is not None and self.best.gap() <= self.parameters.gap)
@@ -250,13 +251,29 @@ class Search:
         dual = WindowDual(current, self.weights, self.multipliers)
         started = self.clock.work
         while not (dual.finished or self.stopped()) and self.clock.work - started < tuned.WEIGHTS_WORK:
-            bound, found = self._optimum(dual.relaxed())
+            bound, found = self._optimum(dual.relaxed()[0])
             for assignment in found:
                 self.offer(restore(assignment), "weights")
             self.raise_bound(bound, "weights")
             dual.take(bound, found, self.best.value)
-        self.weights, self.multipliers = dual.weights, dual.prices
+        self.weights, self.multipliers, self.dual = dual.weights, dual.prices, dual
         return current.priced(dual.weights)
+
+    def _whole(self, dual: WindowDual, margins: MinMarginals, restore: Restore) -> None:
+        """Keep ever more windows whole, as long as labels can enumerate what is left below the incumbent."""
+        while self.best.value is not None and not self.stopped() and dual.keep_whole():
+            while not (dual.finished or self.stopped()):
+                value = self.best.value
+                relaxed, weights = dual.relaxed()
+                answer = enumerate_whole(relaxed, margins, value=value, weights=weights, work=tuned.WHOLE_WORK, clock=self.clock)
+                if answer is None:
+                    return
+                bound, assignment = answer
+                self.raise_bound(bound, "whole windows")
+                if assignment is None:
+                    return
+                self.offer(restore(assignment), "whole windows")
+                dual.take(bound, [assignment], self.best.value)
 
     def _optimum(self, relaxed: Problem) -> tuple[int, list[Ints]]:
         """A bound of a problem without windows, mostly its optimum, and assignments that were found, the best one last."""
@@ -323,6 +340,8 @@ class Search:
         self.multipliers, self.level = bounding.prices(), bounding.level()
         if self.lns is not None:
             self.clock.spend(self.lns.reprice(self.multipliers))
+        if self.dual is not None and not current.weight:
+            self._whole(self.dual, margins, restore)
         ladder, tried = _Ladder(), None
         sharpening, sharpened, settled = self._sharpening(bounding, margins), np.inf, False
         while not self.stopped():

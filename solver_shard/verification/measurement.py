@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from solver_shard.arguments import checked
 from solver_shard.costs.memory import WAYS
 from solver_shard.errors import InputError
 from solver_shard.ops.run import DTYPES
@@ -61,7 +62,7 @@ _SCALE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MeasuredPart:
     """A part of the step, planned and measured.
 
     Attributes:
@@ -81,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
+class MeasuredBytes:
     """Bytes of one category on the fullest device, each at its own largest; ``peak`` is of all together."""
 
     category: str
@@ -109,8 +110,8 @@ class Measurement:
     run: str
     planned_ns: int
     step_ns: tuple[int, ...]
-    parts: tuple[Part, ...]
-    memory: tuple[Bytes, ...]
+    parts: tuple[MeasuredPart, ...]
+    memory: tuple[MeasuredBytes, ...]
     loss: float | None = None
 
     @property
@@ -148,6 +149,7 @@ def _ratio(planned: int, measured: int) -> str:
     return f"{measured / planned:.2f}" if planned else "-"
 
 
+@checked
 def measure(
     plan: Plan | str | os.PathLike[str],
     model: str | os.PathLike[str] | nn.Module,
@@ -166,7 +168,7 @@ def measure(
     >>> print(measure("plan.json", "gpt2", steps=50))  # doctest: +SKIP
 
     Args:
-        plan: a plan, or the file of one.
+        plan: what ``optimize`` returned, or its file.
         model: what the plan is for, as ``optimize`` takes it; of presets and configs the plan says batch, sequence length and dtype, and
             weights are drawn shard by shard.
         inputs: of a module: example tensors as they were given to ``optimize``.
@@ -186,16 +188,16 @@ def measure(
     from solver_shard.plan.io import load_plan
 
     for name, number, low in (("steps", steps, 1), ("warmup", warmup, 0)):
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= MAX_STEPS:
+        if not low <= number <= MAX_STEPS:
             raise InputError(f"{name} {number!r} was asked; give a whole number from {low} to {MAX_STEPS:,}")
-    given = plan if isinstance(plan, Plan) else load_plan(plan)
+    given = load_plan(plan)
     say = progress or (lambda line: None)
     with _process_group(given) as device_mesh:
         say("building the model")
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         module, inputs, loss_fn, limits = _model(given, source, inputs, loss_fn, seed)
         say("applying the plan")
-        return _Steps(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
+        return _MeasuredSteps(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
 
 
 @contextlib.contextmanager
@@ -311,7 +313,7 @@ class _TimedProcesses(Processes):
         return self.clock.timed(("collective", "exchange", *names), super().free(axes, reduction))
 
 
-class _Steps:
+class _MeasuredSteps:
     """An applied model, and what it takes to step it."""
 
     def __init__(
@@ -394,11 +396,11 @@ class _Steps:
             planned_ns=self.plan.costs.total_ns,
             step_ns=slowest,
             parts=_first(parts),
-            memory=tuple(Bytes(category=name, planned=_planned_bytes(self.plan, name), measured=n) for name, n in fullest.items()),
+            memory=tuple(MeasuredBytes(category=name, planned=_planned_bytes(self.plan, name), measured=n) for name, n in fullest.items()),
             loss=None if loss is None else _first(float(loss)),
         )
 
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self) -> tuple[MeasuredPart, ...]:
         """Planned and measured time by what it is spent on."""
         clock, spent = self.clock, defaultdict[tuple[str, ...], list[int]](list)
         counts: Counter[tuple[str, ...]] = Counter()
@@ -416,7 +418,7 @@ class _Steps:
         order = {"compute": 0, "collective": 1, "local": 2, "update": 3}
         keys = sorted(set(planned) | set(spent), key=lambda what: (order[what[0]], *what[1:]))
         return tuple(
-            Part(
+            MeasuredPart(
                 kind=what[0],
                 name=what[1] if len(what) > 1 else "",
                 axes=what[2:],

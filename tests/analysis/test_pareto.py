@@ -6,7 +6,7 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solver_shard.analysis.sweep.results import Row, Sweep, front, not_proven_slower, per_second, ranked, table_text, time_of
@@ -48,7 +48,6 @@ rows_of = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.sampled_fr
 
 
 @given(rows_of)
-@settings(deadline=None)  # a busy machine is slow
 def test_the_front_is_what_no_other_point_beats(rows: list[Row]) -> None:
     def beaten(one: Row) -> bool:
         mine = Fraction(one.step_ns or 0, one.batch or 1), one.peak or 0
@@ -59,7 +58,6 @@ def test_the_front_is_what_no_other_point_beats(rows: list[Row]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(2, 30), st.integers(0, 30)), min_size=2, max_size=8))
-@settings(deadline=None)
 def test_a_mark_says_that_some_row_above_may_be_passed(found: list[tuple[int, int]]) -> None:
     rows = ranked([row(f"p{i}", step, bound=min(step, low)) for i, (step, low) in enumerate(found)])
     for k in range(1, len(rows)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solver_shard.analysis.sweep.points import Point, factorings, grid, meshes
@@ -23,7 +23,6 @@ def points_of(**options: Any) -> tuple[Point, ...]:
 
 
 @given(st.integers(2, 24), st.sets(st.integers(1, 3), min_size=1, max_size=2))
-@settings(deadline=None)
 def test_factorings_are_all_ordered_products_of_factors_larger_than_one(devices: int, axes: set[int]) -> None:
     found = [sizes for k in sorted(axes) for sizes in itertools.product(range(2, devices + 1), repeat=k) if math.prod(sizes) == devices]
     if found:

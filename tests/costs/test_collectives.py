@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solver_shard.costs.cluster import PRESETS, Cluster, Device, Level, load_cluster
@@ -152,7 +152,6 @@ def mesh_and_axes(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...]]:
 
 
 @given(where=mesh_and_axes(), there=clusters(), kind=kinds, nbytes=st.lists(sizes, min_size=2, max_size=8))
-@settings(deadline=None)
 def test_more_bytes_never_take_less_time(where: tuple[Mesh, tuple[int, ...]], there: Cluster, kind: str, nbytes: list[int]) -> None:
     times = Collectives(where[0], there).times(kind, where[1], np.array(sorted(nbytes), dtype=np.int64))
     assert (np.diff(times) >= 0).all()
@@ -168,7 +167,6 @@ def test_more_bytes_never_take_less_time(where: tuple[Mesh, tuple[int, ...]], th
     slower=st.floats(1, 1e3),
     later=st.floats(0, 1e5),
 )
-@settings(deadline=None)
 def test_a_slower_link_never_takes_less_time(
     where: tuple[Mesh, tuple[int, ...]], there: Cluster, kind: str, nbytes: int, level: int, slower: float, later: float
 ) -> None:
@@ -182,7 +180,6 @@ def test_a_slower_link_never_takes_less_time(
 
 
 @given(where=mesh_and_axes(), there=clusters(), kind=kinds, nbytes=sizes)
-@settings(deadline=None)
 def test_only_groups_of_one_device_are_free(where: tuple[Mesh, tuple[int, ...]], there: Cluster, kind: str, nbytes: int) -> None:
     mesh, axes = where
     time = Collectives(mesh, dataclasses.replace(there, launch_ns=1.0)).nanoseconds(kind, axes, nbytes)
@@ -190,7 +187,6 @@ def test_only_groups_of_one_device_are_free(where: tuple[Mesh, tuple[int, ...]],
 
 
 @given(where=mesh_and_axes(), there=clusters(), kind=kinds, nbytes=sizes, at=st.integers(0, 3))
-@settings(deadline=None)
 def test_an_axis_of_size_one_changes_no_time(where: tuple[Mesh, tuple[int, ...]], there: Cluster, kind: str, nbytes: int, at: int) -> None:
     mesh, axes = where
     at = min(at, len(mesh.axes))
@@ -213,7 +209,6 @@ def split_meshes(draw: st.DrawFn) -> tuple[Mesh, Mesh]:
 
 
 @given(meshes=split_meshes(), there=clusters(), kind=kinds, nbytes=sizes, data=st.data())
-@settings(deadline=None)
 def test_all_parts_of_an_axis_together_take_the_time_of_the_axis(
     meshes: tuple[Mesh, Mesh], there: Cluster, kind: str, nbytes: int, data: st.DataObject
 ) -> None:

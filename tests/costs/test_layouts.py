@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_simulator import WrongStepError, local_move, rebuild, scatter
 
@@ -88,7 +88,6 @@ meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 
 
 @given(shape=shapes, mesh=meshes)
-@settings(deadline=None)
 def test_is_legal_says_the_same_as_legal_layouts(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     placements = [R, *(S(d) for d in range(3)), P("sum"), P("max"), *(strided(d) for d in range(2))]
     everything = [Layout(x) for x in itertools.product(placements, repeat=len(mesh))]
@@ -103,7 +102,6 @@ def test_is_legal_says_the_same_as_legal_layouts(shape: tuple[int, ...], mesh: t
 
 
 @given(shape=shapes, mesh=meshes)
-@settings(deadline=None)
 def test_local_numels_are_those_of_device_zero(shape: tuple[int, ...], mesh: tuple[int, ...]) -> None:
     layouts = legal_layouts(shape, mesh)
     layouts += legal_layouts(shape, mesh, (), tuple(map(str, range(len(mesh)))))
@@ -112,7 +110,6 @@ def test_local_numels_are_those_of_device_zero(shape: tuple[int, ...], mesh: tup
 
 
 @given(shape=shapes, mesh=meshes, at=st.integers(0, 2))
-@settings(deadline=None)
 def test_an_axis_of_size_one_adds_no_layouts(shape: tuple[int, ...], mesh: tuple[int, ...], at: int) -> None:
     at = min(at, len(mesh))
     wider = (*mesh[:at], 1, *mesh[at:])
@@ -182,7 +179,6 @@ def test_free_moves_are_exactly_those_that_every_device_can_make_alone(shape: tu
 
 
 @given(mesh=meshes, data=st.data())
-@settings(deadline=None)
 def test_free_moves_as_a_matrix_and_one_by_one(mesh: tuple[int, ...], data: st.DataObject) -> None:
     layouts = legal_layouts((64, 64), mesh, ("sum", "avg", "max"), tuple(map(str, range(len(mesh)))))
     some = st.lists(st.sampled_from(layouts), min_size=1, max_size=8)

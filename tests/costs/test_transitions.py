@@ -272,7 +272,7 @@ parts_of_mesh = st.sampled_from(["a=4,b=2x3", "a=2x2,b=3", "a=2x4,b=2", "a=3,b=8
     reductions=st.sampled_from([(), ("sum",), ("max", "sum")]),
     orders=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_costs_are_a_metric(shape: tuple[int, ...], mesh: str, cluster: str, reductions: tuple[str, ...], orders: bool) -> None:
     costs = table_for(shape, mesh, reductions, cluster, orders=orders).costs
     assert (np.diag(costs) == 0).all()
@@ -282,7 +282,7 @@ def test_costs_are_a_metric(shape: tuple[int, ...], mesh: str, cluster: str, red
 
 
 @given(shape=st.lists(st.integers(1, 4096), max_size=3).map(tuple), mesh=sizes_of_mesh, at=st.integers(0, 3))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_an_axis_of_size_one_changes_no_cost(shape: tuple[int, ...], mesh: str, at: int) -> None:
     parts = mesh.split(",")
     wider = ",".join([*parts[:at], "1", *parts[at:]])
@@ -290,14 +290,14 @@ def test_an_axis_of_size_one_changes_no_cost(shape: tuple[int, ...], mesh: str, 
 
 
 @given(shape=st.lists(st.integers(1, 4096), max_size=3).map(tuple), mesh=sizes_of_mesh, cluster=st.sampled_from(PRESETS))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_wider_elements_never_cost_less(shape: tuple[int, ...], mesh: str, cluster: str) -> None:
     model = CostModel(Mesh.parse(mesh), load_cluster(cluster))
     assert (model.transitions(shape, "f32").costs >= model.transitions(shape, "bf16").costs).all()
 
 
 @given(shape=st.lists(st.integers(1, 4096), max_size=2).map(tuple), mesh=st.one_of(sizes_of_mesh, parts_of_mesh))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_other_orders_as_stations_never_make_a_transition_dearer(shape: tuple[int, ...], mesh: str) -> None:
     plain, ordered = table_for(shape, mesh), table_for(shape, mesh, orders=True)
     assert (ordered.costs_between(plain.layouts, plain.layouts) <= plain.costs).all()

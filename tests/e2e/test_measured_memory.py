@@ -51,7 +51,7 @@ def case_of(name: str) -> Case:
 
 
 def planned(case: Case, mesh: str, **options: Any) -> tuple[Plan, Evaluation]:
-    asked = Options(memory_limit=1 << 40, gap=0.05, time_limit=300, work_limit=15, **options)
+    asked = Options(memory_limit=1 << 40, gap=0.05, time_limit=300, work_limit=2, **options)
     plan = plan_program(case.program, mesh=Mesh.parse(mesh), cluster=near(), options=asked)
     return plan, evaluate(plan, with_relays(case.program, plan), Rulebook(), CostModel(plan.mesh, plan.cluster))
 

@@ -43,7 +43,7 @@ def laid_out(draw: st.DrawFn) -> tuple[Mesh, Layout, int]:
 
 
 @given(laid_out())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_stored_layout_is_a_partition_spec_and_back(case: tuple[Mesh, Layout, int]) -> None:
     mesh, layout, dims = case
     spec = jax.spec_of(layout, dims, mesh)
@@ -52,7 +52,7 @@ def test_every_stored_layout_is_a_partition_spec_and_back(case: tuple[Mesh, Layo
 
 
 @given(laid_out())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_stored_layout_is_a_sharding_and_back(case: tuple[Mesh, Layout, int]) -> None:
     mesh, layout, dims = case
     meshes = {shardy.MESH: shardy.mesh_spec(mesh)}

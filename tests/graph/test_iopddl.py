@@ -257,7 +257,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     return {"problem": {"nodes": nodes, "edges": {"nodes": members, "costs": tables}, "usage_limit": draw(st.integers(0, 20))}}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problem=problems())
 def test_any_solution_of_a_file_has_the_value_of_the_definition(tmp_path_factory: pytest.TempPathFactory, problem: dict[str, Any]) -> None:
     path = stored(tmp_path_factory.mktemp("file"), problem)

@@ -8,6 +8,8 @@ from programs import Builder
 from rules.cases import Case, case, t
 from rules.execute import execute
 
+import solver_shard
+import solver_shard.pipeline
 from solver_shard.graph.strategies import op_strategies
 from solver_shard.graph.sub_axes import Heads, split_where_needed
 from solver_shard.mesh import Mesh
@@ -55,6 +57,17 @@ def test_only_the_axes_asked_about_are_split() -> None:
     assert split_where_needed(program, Rulebook(TABLE), mesh, ()) == mesh
     assert str(split_where_needed(program, Rulebook(TABLE), mesh, (0,))) == "tp=8x2,dp=16"
     assert str(split_where_needed(program, Rulebook(TABLE), Mesh.parse("a=2,b=2,tp=16"), (2,))) == "a=2,b=2,tp=8x2"
+
+
+def test_a_split_that_nobody_asked_for_is_undone_where_the_limits_are_too_small_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, lines = attention(32, 64, 8), list[str]()
+    asked = {"mesh": "dp=2,tp=16", "memory": "1GiB", "reserve": 0}
+    assert str(solver_shard.optimize(program, **asked).mesh) == "dp=2,tp=8x2"
+    monkeypatch.setattr(solver_shard.pipeline, "SPLIT_PAIRS", 0)
+    plan = solver_shard.optimize(program, **asked, progress=lines.append)
+    assert str(plan.mesh) == "dp=2,tp=16"
+    assert any("stays whole" in line and "--split" in line for line in lines)
+    assert str(solver_shard.optimize(program, **(asked | {"mesh": "dp=2,tp=8x2"})).mesh) == "dp=2,tp=8x2", "the user asked for this one"
 
 
 def grouped(heads: int, kv: int, *, backward: bool = False) -> Case:

@@ -19,7 +19,7 @@ def graphs(draw_: st.DrawFn) -> tuple[list[DrawnBox], list[tuple[int, int]]]:
     return boxes, draw_(st.lists(st.sampled_from(pairs), max_size=20)) if pairs else []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graphs())
 def test_edges_go_down_and_boxes_stay_apart(graph: tuple[list[DrawnBox], list[tuple[int, int]]]) -> None:
     boxes, edges = graph
@@ -35,7 +35,7 @@ def test_edges_go_down_and_boxes_stay_apart(graph: tuple[list[DrawnBox], list[tu
         assert -0.1 <= y - box.height / 2 <= y + box.height / 2 <= drawn.height + 0.1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graphs())
 def test_the_same_graph_is_drawn_the_same(graph: tuple[list[DrawnBox], list[tuple[int, int]]]) -> None:
     assert draw(*graph) == draw(*graph)
@@ -54,7 +54,7 @@ def test_a_cycle_has_no_layers() -> None:
         draw([DrawnBox(1, 1)] * 2, [(0, 1), (1, 0)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-4, 4), st.integers(1, 3)), min_size=1, max_size=3))
 def test_isotonic_is_nearest_among_ordered_sequences(values: list[tuple[int, int]]) -> None:
     def loss(found: tuple[float, ...]) -> float:

@@ -27,7 +27,7 @@ from solver_shard.ops.random import Unsharded
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program
 from solver_shard.runtime import apply as loading
-from solver_shard.runtime.apply import apply, check_cuts, recorded_collectives, reseed
+from solver_shard.runtime.apply import apply, check_cuts, check_mesh, recorded_collectives, reseed
 from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
 from solver_shard.tracing.torch import trace
 
@@ -67,6 +67,8 @@ def mlp_plan(dtype: torch.dtype = torch.float32, **options: Any) -> Plan:
 
 def test_a_process_group_is_needed() -> None:
     with pytest.raises(InputError, match="this process has no process group; start 1 processes"):
+        check_mesh(mlp_plan(), None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="device_mesh=None is not legal; give a DeviceMesh"):
         apply(mlp()[0], mlp_plan(), None, loss_fn=squares)  # type: ignore[arg-type]
 
 
@@ -319,7 +321,7 @@ def test_another_mesh_is_refused(mesh: DeviceMesh) -> None:
         apply(model, mlp_plan(), init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)), loss_fn=squares)
     with pytest.raises(InputError, match="has no names for its axes"):
         apply(model, mlp_plan(), init_device_mesh("cpu", (1,)), loss_fn=squares)
-    with pytest.raises(InputError, match="a device mesh of type str was given"):
+    with pytest.raises(InputError, match="device_mesh='cpu' is not legal; give a DeviceMesh"):
         apply(model, mlp_plan(), "cpu", loss_fn=squares)  # type: ignore[arg-type]
 
 
@@ -345,9 +347,9 @@ def test_uneven_cuts_by_several_axes_are_refused_on_a_mesh_with_a_flattened_axis
 
 
 def test_wrong_things_are_refused(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="a plan of type str was given; give a Plan"):
-        apply(mlp()[0], "plan.json", mesh)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="a model of type str was given"):
+    with pytest.raises(InputError, match=r"cannot read plan 'no\.json'"):
+        apply(mlp()[0], "no.json", mesh)
+    with pytest.raises(InputError, match="model='gpt2' is not legal; give a Module"):
         apply("gpt2", mlp_plan(), mesh)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"give what solver_shard.apply returned"):
         recorded_collectives(Odd())

@@ -133,7 +133,7 @@ def test_a_mesh_written_in_place_needs_no_symbol() -> None:
     assert mesh_of(TensorSharding(mesh=mesh, dims=()), {}) == mesh
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is slow
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from(["a", "b", "c"]), unique=True), st.booleans(), st.none() | st.integers(0, 9)), max_size=4)
 )

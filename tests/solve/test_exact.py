@@ -154,7 +154,7 @@ def test_a_thousand_small_graphs_by_enumeration(block: int) -> None:
     assert binding == PER_BLOCK // 2
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.0, 1.0), engine_seed=st.integers(0, 2**31 - 1))
 def test_bounds_and_incumbents_enclose_the_optimum_whatever_the_limit(seed: int, share: float, engine_seed: int) -> None:
     graph = small_graph(np.random.default_rng(seed))

@@ -73,7 +73,7 @@ def some_graph(rng: np.random.Generator) -> ChoiceGraph:
     return aliased_graph(rng, nodes, high=int(rng.choice([4, 20, 10**6, FORBIDDEN // (3 * nodes)])))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 10**9), st.integers(0, 2), st.booleans(), st.sampled_from([None, 0, 1, 3]))
 def test_what_is_left_restores_to_the_same_cost_and_memory(seed: int, weight: int, shrink: bool, stop_after: int | None) -> None:
     rng = np.random.default_rng(seed)
@@ -186,7 +186,7 @@ def test_slices_and_sums_of_shared_tables_are_those_of_each_edge(seed: int) -> N
         assert reducer.adjacent[first.a][first.b].table().tolist() == expected.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**9))
 def test_restrictions_carried_over_only_allow_what_they_say(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from enumeration import enumerate_allowed
-from random_graphs import random_graph, windowed
+from random_graphs import random_graph, repeated_layers, windowed
 
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InternalError
-from solver_shard.graph.choice_graph import WEIGHT, ChoiceGraph, Loads
+from solver_shard.graph.choice_graph import WEIGHT, ChoiceGraph, Ints, Loads
 from solver_shard.graph.narrowing import shrink
 from solver_shard.graph.symmetry import expand, fold
+from solver_shard.solve.engine import solve
 from solver_shard.solve.presolve import presolve
 from solver_shard.solve.presolve.reducer import NoAssignment
 from solver_shard.solve.problem import from_graph
+from solver_shard.solve.solution import Status, objective_value
 
 
 def spelled_out(graph: ChoiceGraph, x: list[int]) -> int:
@@ -64,49 +67,14 @@ def test_a_window_costs_its_fullest_term_and_weights_never_more(seed: int) -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tied_copies_load_their_own_windows(seed: int) -> None:
-    """Copies of a small graph, each with windows of its own, tied; some share a window, one loads what the others do not."""
     rng = np.random.default_rng(seed)
-    copies = 3
-    one = windowed(rng, random_graph(rng, int(rng.integers(1, 4))))
-    own = one.loads
-    assert own is not None
-    count = one.size
-    classes = np.tile(rng.permutation(count), copies)
-    classes[rng.random(len(classes)) < 0.2] += count  # not tied to the others
-    turn = [int(rng.integers(copies)) for _ in range(copies)]
-    graph = ChoiceGraph(
-        names=one.names * copies,
-        offsets=np.concatenate([one.offsets[:1], *[one.offsets[1:] + k * one.offsets[-1] for k in range(copies)]]),
-        costs=np.tile(one.costs, copies),
-        usages=np.tile(one.usages, copies),
-        interval_offsets=np.concatenate([[0], *[one.interval_offsets[1:] + k * len(one.intervals) for k in range(copies)]]).astype(
-            np.int64
-        ),
-        intervals=np.tile(one.intervals, (copies, 1)),
-        edges=np.concatenate([one.edges + k * count for k in range(copies)]),
-        edge_tables=np.tile(one.edge_tables, copies),
-        tables=one.tables,
-        loads=Loads.of(
-            np.concatenate([own.windows + k * own.count for k in range(copies)]),
-            nodes=[
-                (v + k * count, own.vectors[n], [(term + turn[k] * len(own.windows), times)])
-                for k in range(copies)
-                for v, n, term, times in own.nodes.tolist()
-            ],
-            base=np.tile(own.base, copies),
-            edges=[
-                (u + k * count, v + k * count, own.tables[n], [(term + turn[k] * len(own.windows), times)])
-                for k in range(copies)
-                for u, v, n, term, times in own.edges.tolist()
-            ],
-        ),
-    )
-    graph.validate()
+    graph, classes = repeated_layers(rng, windowed(rng, random_graph(rng, int(rng.integers(1, 4)))))
+    assert graph.loads is not None
     folded = fold(graph, classes)
     folded.graph.validate()
     assert folded.graph.loads is not None
-    assert len(folded.terms) == len(own.windows) * copies
-    assert folded.graph.loads.count <= own.count * copies
+    assert len(folded.terms) == len(graph.loads.windows)
+    assert folded.graph.loads.count <= graph.loads.count
     for _ in range(20):
         x = drawn(rng, folded.graph)
         free = expand(folded, x)
@@ -198,3 +166,34 @@ def test_presolve_keeps_the_windows_times(seed: int) -> None:
             weights = loads.weights(rng.random(len(loads.windows)))
             assert small.priced(weights).cost(x) <= least[-1]
     assert min(least) == min(graph.cost(row) for row in rows)
+
+
+def best_of(graph: ChoiceGraph, rows: Ints, objective: str, weight: int) -> int | None:
+    """The best objective within the limit, by looking at every assignment."""
+    values = [
+        objective_value(objective, weight, graph.cost(row), graph.peak(row))
+        for row in rows
+        if graph.limit is None or graph.peak(row) <= graph.limit
+    ]
+    return min(values, default=None)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_solver_agrees_with_brute_force(seed: int) -> None:
+    """Windows, lanes, limits and ties, for every objective: the optimum, and a proof of it."""
+    rng = np.random.default_rng(seed)
+    graph = windowed(rng, random_graph(rng, int(rng.integers(1, 7))))
+    if seed % 3 == 0:
+        one = windowed(rng, random_graph(rng, int(rng.integers(1, 4)), strategies=3))
+        graph = fold(*repeated_layers(rng, one)).graph
+    rows = enumerate_allowed(graph)
+    peaks = sorted(graph.peak(row) for row in rows)
+    for limit in (None, *peaks[:1], *peaks[len(peaks) // 3 : len(peaks) // 3 + 1]):
+        limited = replace(graph, limit=limit)
+        for objective, weight in (("time", 0), ("time", 10**6), ("memory", 0)):
+            found = solve(limited, objective=objective, memory_weight=weight, gap=0.0, work_limit=60.0)
+            best = best_of(limited, rows, objective, weight)
+            if best is None:
+                assert found.status is Status.INFEASIBLE
+            else:
+                assert (found.status, found.objective, found.bound) == (Status.OPTIMAL, best, best)

@@ -35,6 +35,20 @@ def batch_second(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x.transpose(0, 1), w).transpose(0, 1)
 
 
+def test_a_mask_of_zeros_is_no_mask() -> None:
+    """Attention over an encoder without position biases, as T5 writes it; a mask of other numbers stays."""
+    q, k, v = (torch.randn(2, 3, n, 4) for n in (5, 6, 6))
+    for number, kept in ((0.0, False), (0.5, True)):
+
+        def crossed(w: torch.Tensor, x: torch.Tensor, number: float = number) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x * w, k, v, attn_mask=torch.full((1, 3, 5, 6), number))
+
+        program = trace(Function(crossed, 4), {"x": q}, name="crossed", loss_fn=squares)
+        found = [op for op in program.ops if "attention" in op.name]
+        assert len(found) == 2
+        assert [op.attributes["attn_mask"] is not None for op in found] == [kept, kept]
+
+
 CASES: list[tuple[str, Callable[..., torch.Tensor], list[str]]] = [
     ("linear", lambda w, x: F.linear(x, w), ["einsum abc,dc->abd"]),
     ("flattened rows", flat, ["einsum abc,dc->abd"]),

@@ -26,7 +26,7 @@ def read(base: np.ndarray, dims: D.Dims) -> np.ndarray:
 shapes = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shapes, st.data())
 def test_chains_of_views_read_what_numpy_reads(shape: list[int], data: st.DataObject) -> None:
     base = np.arange(math.prod(shape)).reshape(shape)

@@ -164,7 +164,7 @@ class _Labels:
             raise TooMany(self.work)
         order, widest = _order(problem)
         self.work += 1e-4 * problem.size
-        if widest > tuned.LABEL_WIDEST:
+        if widest > (tuned.LABEL_WIDEST if problem.loads is None else tuned.LABEL_WIDEST_WINDOWS):
             raise TooMany(self.work)
         if problem.loads is not None:
             self.windows = _Windows(problem, problem.loads, order, self.weights, None if self.split is None else self.split.scale)
@@ -495,7 +495,7 @@ class _Windows:
         """Loads, where none lacks so much to the window's least time that the rest cannot make up for it."""
         least, most = self.rest[self.place[v]]
         surely = np.maximum.reduceat(loads + least, self.loads.starts, axis=1)
-        return np.maximum(loads, surely[:, self.loads.windows] - most)
+        return np.asarray(np.maximum(loads, surely[:, self.loads.windows] - most))
 
     def _scaled(self, weighted: Ints) -> Floats:
         if self.scale is None:

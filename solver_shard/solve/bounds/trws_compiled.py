@@ -101,13 +101,6 @@ class Passing:
         f = self.flat
         _forward(f.graph, theta, self.forward, self.backward, self.scratch)
 
-    def beliefs(self, theta: Floats) -> Floats:
-        """theta plus all messages that come in, per flat strategy."""
-        f = self.flat
-        total = theta.copy()
-        _beliefs(f.graph, self.forward, self.backward, total)
-        return total
-
 
 @compiled
 def _belief(g: Graph, v: int, k: int, off: int, theta: Floats, forward: Floats, backward: Floats, out: Floats) -> None:
@@ -248,16 +241,6 @@ def _decode(g: Graph, theta: Floats, backward: Floats, chosen: Ints, scratch: Fl
             if total[x] < total[best]:
                 best = x
         chosen[v] = best
-
-
-@compiled
-def _beliefs(g: Graph, forward: Floats, backward: Floats, total: Floats) -> None:
-    for e in range(len(g.ea)):
-        a, b = g.ea[e], g.eb[e]
-        for x in range(g.k[a]):
-            total[g.off[a] + x] += backward[g.bo[e] + (x if g.rmap[e] < 0 else g.maps[g.rmap[e] + x])]
-        for y in range(g.k[b]):
-            total[g.off[b] + y] += forward[g.fo[e] + (y if g.cmap[e] < 0 else g.maps[g.cmap[e] + y])]
 
 
 def min_marginals(passing: Passing, theta: Floats, *, forests: int, rng: np.random.Generator) -> tuple[float, Floats]:

@@ -228,6 +228,20 @@ def masked(ctx: Context, node: RawNode) -> Result:
     return ctx.write(node, node.op, operands, attributes)
 
 
+def attention(ctx: Context, node: RawNode) -> Result:
+    """A mask of zeros, which T5 adds where positions have no bias, is none: it would be kept whole for the backward pass."""
+    mask = node.arguments.get("attn_mask")
+    if isinstance(mask, Use) and _filled_with(ctx, ctx.value(mask)) == 0:
+        return ctx.generic(replace(node, arguments=node.arguments | {"attn_mask": None}))
+    return ctx.generic(node)
+
+
+def _filled_with(ctx: Context, value: DraftValue) -> Any:
+    """The number of which a tensor is full; None where it is not known to be."""
+    maker = next((op for op in reversed(ctx.draft.ops) if value.base in op.results), None)
+    return None if maker is None or maker.name != "aten.full.default" else maker.attributes["fill_value"]
+
+
 def layer_norm(ctx: Context, node: RawNode) -> Result:
     """native_layer_norm: rows apart, normalised dims last."""
     a, (shape, dtype) = node.arguments, ctx.result(node)
@@ -407,6 +421,7 @@ ROWS = {
     **dict.fromkeys(("binary_cross_entropy_with_logits", *_LOSSES), loss),
     **{f"{name}_backward": loss_backward for name in _LOSSES},
     "masked_scatter": masked, "masked_scatter_backward": masked,
+    "_scaled_dot_product_flash_attention_for_cpu": attention, "_scaled_dot_product_flash_attention_for_cpu_backward": attention,
     "_conj": physical, "_neg_view": physical,
     "native_dropout": pointwise, "native_dropout_backward": pointwise,
 }  # fmt: skip
