@@ -170,7 +170,7 @@ def test_what_is_no_solution_of_the_graph_is_refused(
         (["none.json"], 1, "none.json: cannot be read"),
         (["{example}", "--check", "none.json"], 1, "cannot read solution 'none.json'"),
         (["{example}", "--gap", "nan"], 1, "gap nan is not legal"),
-        (["{example}", "--time-limit", "0"], 1, "time limit 0.0 s is not legal"),
+        (["{example}", "--time-limit", "0"], 1, "time limit 0.0 is not legal"),
         (["{example}", "--workers", "0"], 2, "--workers"),
         (["{example}", "--seed", "-1"], 2, "--seed"),
         (["{example}", "-o", "no/such/folder.json"], 2, "cannot write"),
