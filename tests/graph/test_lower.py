@@ -10,7 +10,7 @@ from programs import Builder, mlp, trained_mlp
 from solver_shard.costs.cluster import load_cluster
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.errors import InputError
-from solver_shard.graph.nodes import HoldNode, ReshardNode, ResultNode, SourceNode, StateNode, StepNode, TensorNode
+from solver_shard.graph.nodes import HoldNode, MasterNode, ReshardNode, ResultNode, SourceNode, StateNode, StepNode, TensorNode
 from solver_shard.graph.symmetry import expand, fold, node_classes, op_classes
 from solver_shard.layout import Layout
 from solver_shard.mesh import Mesh
@@ -69,7 +69,7 @@ def test_only_what_is_stored_or_reduced_is_cut_in_another_order(mesh: str) -> No
     for node in (node for node in low.nodes if isinstance(node, TensorNode)):
         strided = any(p.is_strided for layout in node.layouts for p in layout)
         parameter = isinstance(node, SourceNode) and low.program.tensors[node.tensor].role is Role.PARAMETER
-        stored = isinstance(node, (StateNode, StepNode)) or parameter
+        stored = isinstance(node, (StateNode, MasterNode, StepNode)) or parameter
         reduced = isinstance(node, ReshardNode) and node.tensor in gradients
         held = isinstance(node, HoldNode) and low.program.tensors[node.tensor].role is Role.PARAMETER
         assert strided == (stored or reduced or held), node

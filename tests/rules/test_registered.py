@@ -39,7 +39,6 @@ WRONG = {
     "a maximum of what a threshold replaces": ("aten.threshold.default", "self=f64[6, 6], threshold=0.5, value=20", "P(max)<-P(max)"),
     "a maximum of frequencies": ("aten._fft_c2r.default", "self=c128[4, 6], dim=(1,), normalization=0, last_dim_size=10", "P(max)<-P(max)"),
     "rows of a copy that are not those of the original": ("aten.view_copy.default", "self=f64[6, 4], size=(4, 6)", "S(0)<-S(0)"),
-    "boundaries that a bucket counts": ("aten.bucketize.Tensor", "self=f64[6], boundaries=f64[6]", "P(sum)<-R,S(0)"),
     "zeros for numbers that are none": ("aten.nansum.default", "self=f64[6], dim=None", "P(sum)<-P(sum)"),
 }
 
