@@ -450,7 +450,7 @@ class _Lowerer:
         parameter, source = self._node(SourceNode, p)
         apart = self.state.apart_bytes(tensor.dtype)
         if apart and not free_moves(source.layouts, layouts).all():
-            m = self._add(MasterNode(tensor=p, layouts=layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
+            m = self._add(MasterNode(tensor=p, layouts=2 * layouts), np.concatenate([0 * elements, elements * apart]), (0, self.lives.end))
             self._edge(v, m, ("master", layouts), lambda: np.tile(equal_table(layouts, layouts), 2))
             self._edge(parameter, m, ("stepped", source.layouts, layouts), stepped_table, source.layouts, layouts)
         scope = (self._scope(p, UPDATE), self._bucket(p, UPDATE))

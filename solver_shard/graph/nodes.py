@@ -133,8 +133,8 @@ class StateNode(TensorNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MasterNode(TensorNode):
-    """What is stepped of a parameter, in the layout of its state: with the first ``layouts`` a part of what is stored, with as many more
-    a copy beside it, where a device does not store what it steps."""
+    """What is stepped of a parameter, in the layout of its state: with the first half of ``layouts`` a part of what is stored, with
+    the same ones again a copy beside it, where a device does not store what it steps."""
 
     label = "master"
 

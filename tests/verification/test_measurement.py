@@ -61,8 +61,8 @@ def test_steps_are_timed_part_by_part_and_bytes_are_counted(plan: Plan, tmp_path
         if row["category"] != "intermediates":  # of which a plan counts what is beyond the copies that are being made
             assert row["measured"] == pytest.approx(row["planned"], rel=0.05), row
     assert {"parameters", "optimizer", "gradients", "peak"} <= {row["category"] for row in measured["memory"]}
-    for word in ("step", "all_reduce over dp", "update", "peak", "the middle eight"):
-        assert word in ran.stdout
+    for words in ("step", *(f"{kind} over {', '.join(axes)}" for kind, *axes in listed), "update", "peak", "the middle eight"):
+        assert words in ran.stdout
 
 
 def test_as_many_processes_as_devices(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
