@@ -124,7 +124,7 @@ def plan_program(
     attempt: _Attempt | None = None
     for space in spaces:
         lowered = lower_program(program, mesh=mesh, cluster=cluster, options=options, clock=clock, relays=space)
-        if baseline is None and lowered.mesh != mesh and (whole := _undone(lowered, clock)) is not None:
+        if baseline is None and attempt is None and lowered.mesh != mesh and (whole := _undone(lowered, clock)) is not None:
             lowered, options = whole, whole.options
         if baseline is not None:
             with clock.stage("decide", f"deciding {len(lowered.program.ops)} ops as a baseline does"):

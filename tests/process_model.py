@@ -143,4 +143,5 @@ def check_memory(sharded: nn.Module, optimizer: Any, plan: Any) -> None:
     stored = [t.to_local() for t in runtime_of(sharded).stored.values()]  # constants included
     assert sum(t.nbytes for t in stored) == sum(t.untyped_storage().nbytes() for t in stored) == plan.memory.series["parameters"][0]
     states = [t for found in optimizer.state.values() for t in found.values() if isinstance(t, torch.Tensor) and t.ndim]
-    assert sum(t.to_local().nbytes for t in states) == plan.memory.series["optimizer"][0]
+    apart = [master.shard for master in optimizer._masters.values() if master.apart and master.copy is not None]
+    assert sum(t.to_local().nbytes for t in (*states, *apart)) == plan.memory.series["optimizer"][0]

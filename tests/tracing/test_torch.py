@@ -196,7 +196,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (InputError, "one floating-point number, got shape", {"loss_fn": lambda y: y}),
     (InputError, "one floating-point number, got int", {"loss_fn": lambda y: 3}),
     (InputError, "one floating-point number, got shape", {"loss_fn": lambda y: y.argmax()}),
-    (InputError, "torch.nn.Module", {"model": print}),
+    (InputError, "give a Module", {"model": print}),
     (InputError, "dict of keyword arguments", {"inputs": 3}),
     (InputError, "no trainable parameter", {"model": nn.Dropout(0.5)}),
     (TraceError, "item", {"model": Fails()}),
