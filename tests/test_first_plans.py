@@ -21,7 +21,7 @@ from solver_shard.options import Options
 from solver_shard.program import Program
 from solver_shard.tracing.load import program_of
 
-MODELS = ("unet", "linear recurrence", "sparse mixture", "tied autoencoder")
+MODELS = ("unet", "sparse mixture")
 
 
 def program_named(name: str) -> Program:
