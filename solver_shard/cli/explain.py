@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from solver_shard.cli.options import PlanConfig, PlanFile, PlanModel, check_output, given_model, plan_model
+from solver_shard.cli.options import PlanConfig, PlanFile, PlanModel, RunConfig, RunModel, check_output, given_model, plan_model
 from solver_shard.cli.terminal import catch_interrupts, progress_lines
 
 
@@ -127,15 +127,8 @@ def show(
 
 def verify(
     plan: PlanFile,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="What the plan was made for: a preset or an entry point package.module:function.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
-    ] = None,
+    model: RunModel = None,
+    config: RunConfig = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -187,15 +180,8 @@ def verify(
 
 def measure(
     plan: PlanFile,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", help="What the plan was made for: a preset or an entry point package.module:function.", show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
-    ] = None,
+    model: RunModel = None,
+    config: RunConfig = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps whose time counts.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 3,
     seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,

@@ -47,6 +47,16 @@ PlanConfig = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="The Hugging Face config.json that it was made for.", show_default=False)
 ]
 
+RunModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="What the plan was made for: a preset or an entry point package.module:function.", show_default=False
+    ),
+]
+RunConfig = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead of MODEL.", show_default=False)
+]
+
 
 def plan_model(model: str | None, config: str | None) -> str | None:
     """The model of a plan by one of these options; None for the preset that the plan names."""

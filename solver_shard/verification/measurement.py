@@ -36,7 +36,7 @@ from solver_shard.ops.run import DTYPES
 from solver_shard.ops.shards import boxes
 from solver_shard.options import Options
 from solver_shard.plan.plan import CATEGORIES, Plan, Reshard, runs_of
-from solver_shard.program import Role
+from solver_shard.program import Program, Role
 from solver_shard.runtime.apply import Runtime, apply, runtime_of
 from solver_shard.runtime.collectives import Exchange, Move, Processes
 from solver_shard.runtime.optimizer import ShardedOptimizer, clip_grad_norm_
@@ -44,7 +44,7 @@ from solver_shard.runtime.schedule import Run
 from solver_shard.runtime.step import Compiled, GradientSum, StepState, compile_step
 from solver_shard.text import format_bytes, format_ns, table, text_of
 from solver_shard.tracing.torch import Inputs, named_tensors
-from solver_shard.verification.subject import example_value
+from solver_shard.verification.subject import example_value, model_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -195,7 +195,10 @@ def measure(
     with _process_group(given) as device_mesh:
         say("building the model")
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
-        module, inputs, loss_fn, limits = _model(given, source, inputs, loss_fn, seed)
+        if isinstance(source, str) and (inputs is not None or loss_fn is not None):
+            raise InputError("inputs and a loss function are given with a module; presets, configs and entry points make their own")
+        torch.manual_seed(seed)  # a model with values has the same in all processes
+        module, inputs, loss_fn, limits = model_of(given, source, inputs, loss_fn, weights=False, seed=seed)
         say("applying the plan")
         return _MeasuredSteps(given, module, inputs, loss_fn, limits, device_mesh, seed).measurement(steps, warmup, say)
 
@@ -227,41 +230,6 @@ def _process_group(plan: Plan) -> Iterator[DeviceMesh]:
     finally:
         if own:
             dist.destroy_process_group()
-
-
-def _model(
-    plan: Plan, model: str | nn.Module, inputs: Any, loss_fn: Callable[..., Any] | None, seed: int
-) -> tuple[nn.Module, Inputs, Callable[..., Any] | None, Mapping[str, int]]:
-    """The model, what it is called with, its loss, and below which numbers its inputs are drawn."""
-    from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, load_entry
-
-    torch.manual_seed(seed)  # a model with values has the same in all processes
-    if not isinstance(model, str):
-        if inputs is None:
-            raise InputError(f"example inputs for {type(model).__name__} are missing; give what the plan was made with")
-        return model, inputs, loss_fn, {}
-    if inputs is not None or loss_fn is not None:
-        raise InputError("inputs and a loss function are given with a module; presets, configs and entry points make their own")
-    if is_entry_point(model):
-        module, inputs, loss_fn, _ = load_entry(model)
-        return module, inputs, loss_fn, {}
-    from solver_shard.tracing.huggingface import filled_config, load
-
-    options = plan.options
-    if options.batch is None:
-        raise InputError(f"the plan was not made from a preset or config; give the entry point of {plan.name!r} instead of {model!r}")
-    config = filled_config(model)
-    words = config.get("vocab_size")
-    labels = len(config.get("id2label") or ()) if "image_size" in config else words
-    module, inputs, _ = load(
-        model,
-        batch=options.batch // options.microbatches,
-        seq=options.seq,
-        dtype=options.dtype or DEFAULT_DTYPE,
-        labels=not options.forward_only,
-        checkpoint=options.checkpoint,
-    )
-    return module, inputs, None, {name: limit for name, limit in (("input_ids", words), ("labels", labels)) if limit}
 
 
 class _Clock:
@@ -322,7 +290,7 @@ class _MeasuredSteps:
         model: nn.Module,
         inputs: Inputs,
         loss_fn: Callable[..., Any] | None,
-        limits: Mapping[str, int],
+        limits: Mapping[str, int | None],
         device_mesh: DeviceMesh,
         seed: int,
     ) -> None:
@@ -332,8 +300,9 @@ class _MeasuredSteps:
         place = self.place = torch.device(runtime.mesh.device_type)
         self.clock = _Clock(place.type)
         processes = runtime.processes = _TimedProcesses(plan, runtime.mesh, self.clock)
-        self.step = compile_step(plan, runtime.program, device=processes.device, communicator=processes, place=place)
-        runtime.step = _with_clock(self.step, plan, self.clock)
+        step = compile_step(plan, runtime.program, device=processes.device, communicator=processes, place=place)
+        self.kernels = _kernels(plan, runtime.program)
+        runtime.step = _with_clock(step, self.kernels, self.clock)
         runtime.gradients = GradientSum(plan, runtime.program, processes.device, processes)
         _fill(runtime, torch.Generator().manual_seed(seed + processes.device))
         numbers = torch.Generator().manual_seed(seed)
@@ -414,7 +383,7 @@ class _MeasuredSteps:
             counts |= clock.counts
             for what, nanoseconds in clock.spent.items():
                 spent[what].append(nanoseconds)
-        planned = _planned_parts(self.plan, _kernels(self.plan, self.runtime))
+        planned = _planned_parts(self.plan, self.kernels)
         order = {"compute": 0, "collective": 1, "local": 2, "update": 3}
         keys = sorted(set(planned) | set(spent), key=lambda what: (order[what[0]], *what[1:]))
         return tuple(
@@ -473,19 +442,17 @@ class _MeasuredSteps:
         return {name: nbytes for name, nbytes in most.items() if nbytes} | {"peak": peak}
 
 
-def _with_clock(step: Compiled, plan: Plan, clock: _Clock) -> Compiled:
+def _with_clock(step: Compiled, kernels: Sequence[str], clock: _Clock) -> Compiled:
     """The same step with a clock around every instruction."""
-    rules = plan.options.rulebook()
-    kernels = [rules.rule(step.program, i).kernel for i in range(len(step.program.ops))]
     what = [("compute", kernels[one.op]) if isinstance(one, Run) else ("local",) for one in step.order.instructions]
     every = [clock.timed(name, call) for name, call in zip(what, (*step.ahead, *step.back), strict=True)]
     return dataclasses.replace(step, ahead=tuple(every[: len(step.ahead)]), back=tuple(every[len(step.ahead) :]))
 
 
-def _kernels(plan: Plan, runtime: Runtime) -> list[str]:
+def _kernels(plan: Plan, program: Program) -> list[str]:
     """The kind of kernel of each op."""
     rules = plan.options.rulebook()
-    return [rules.rule(runtime.program, i).kernel for i in range(len(runtime.program.ops))]
+    return [rules.rule(program, i).kernel for i in range(len(program.ops))]
 
 
 def _planned_parts(plan: Plan, kernels: Sequence[str]) -> dict[tuple[str, ...], int]:

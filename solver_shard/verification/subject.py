@@ -23,6 +23,7 @@ from solver_shard.errors import InputError
 from solver_shard.ops.random import Unsharded, draws
 from solver_shard.ops.run import DTYPES, run
 from solver_shard.ops.shards import plain
+from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, Role
 from solver_shard.tracing.clean import clean
 from solver_shard.tracing.torch import Inputs, named_tensors, run_eagerly, trace_raw
@@ -122,6 +123,44 @@ class Subject:
             name: tensors.get(name, tensors.get(f"input.{name}", given)).to(given.dtype)  # where the program is widened, it is not
             for name, given in named_tensors(self.model, self.inputs).items()
         }
+
+
+def model_of(
+    plan: Plan, model: str | nn.Module, inputs: Inputs | None, loss_fn: Callable[..., Any] | None, *, weights: bool, seed: int
+) -> tuple[nn.Module, Inputs, Callable[..., Any] | None, Mapping[str, int | None]]:
+    """The model that a plan is for, as the user gives it: module, inputs, loss, and below which whole numbers of some inputs are drawn.
+
+    Args:
+        weights: presets and configs are made with values, drawn with this seed; else on the meta device.
+
+    Raises:
+        InputError: something is missing, or given where the model makes its own.
+    """
+    from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point, load_entry
+
+    options = plan.options
+    limits: dict[str, int | None] = {}
+    if isinstance(model, str) and is_entry_point(model):
+        if inputs is not None or loss_fn is not None:
+            raise InputError("inputs and a loss function are given with a module; an entry point makes its own")
+        model, inputs, loss_fn, _ = load_entry(model)
+    elif isinstance(model, str):
+        from solver_shard.tracing.huggingface import filled_config, load
+
+        if options.batch is None:
+            raise InputError(
+                f"the plan was not made from a preset or config; give the module or entry point of {plan.name!r} instead of {model!r}"
+            )
+        config = filled_config(model)
+        words = config.get("vocab_size")
+        limits = {"input_ids": words, "labels": len(config.get("id2label") or ()) if "image_size" in config else words}
+        batch, dtype = options.batch // options.microbatches, options.dtype or DEFAULT_DTYPE
+        wanted = {"labels": not options.forward_only, "checkpoint": options.checkpoint, "weights": weights}
+        torch.manual_seed(seed)
+        model, inputs, _ = load(model, batch=batch, seq=options.seq, dtype=dtype, **wanted)
+    if inputs is None:
+        raise InputError(f"example inputs for {type(model).__name__} are missing; give what the plan was made with")
+    return model, inputs, loss_fn, limits
 
 
 def subject_of(

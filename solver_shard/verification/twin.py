@@ -34,8 +34,8 @@ from solver_shard.plan.decode import Decisions
 from solver_shard.plan.plan import Plan
 from solver_shard.program import Program, constrain
 from solver_shard.runtime.apply import difference, in_the_other_mode
-from solver_shard.tracing.load import DEFAULT_DTYPE, is_entry_point
-from solver_shard.verification.subject import Subject, of_program, subject_of, widened
+from solver_shard.tracing.load import is_entry_point
+from solver_shard.verification.subject import Subject, model_of, of_program, subject_of, widened
 
 if TYPE_CHECKING:
     pass
@@ -180,42 +180,19 @@ def _given(plan: Plan, model: Any, inputs: Any, loss_fn: Callable[..., Any] | No
     options = plan.options
     if isinstance(model, Program):
         return of_program(model, microbatches=options.microbatches, seed=seed)
-    labels = words = None
-    name = plan.name
-    if isinstance(model, str) and is_entry_point(model):
-        from solver_shard.tracing.load import load_entry
-
-        if inputs is not None or loss_fn is not None:
-            raise InputError("inputs and a loss function are given with a module; an entry point makes its own")
-        model, inputs, loss_fn, _ = load_entry(model)
-    elif isinstance(model, str):
-        from solver_shard.tracing.huggingface import filled_config, load
-
-        if options.batch is None:
-            raise InputError(
-                f"the plan was not made from a preset or config; give the module or entry point of {plan.name!r} instead of {model!r}"
-            )
-        config = filled_config(model)
-        labels = len(config.get("id2label") or ()) if "image_size" in config else config.get("vocab_size")
-        words, batch = config.get("vocab_size"), options.batch // options.microbatches
-        dtype = options.dtype or DEFAULT_DTYPE
-        wanted = {"labels": not options.forward_only, "checkpoint": options.checkpoint, "weights": True}
-        torch.manual_seed(seed)
-        model, inputs, _ = load(model, batch=batch, seq=options.seq, dtype=dtype, **wanted)
-    if inputs is None:
-        raise InputError(f"example inputs for {type(model).__name__} are missing; give what the plan was made with")
+    model, inputs, loss_fn, limits = model_of(plan, model, inputs, loss_fn, weights=True, seed=seed)
     return _pinned(
         plan,
         plan.mesh,
         subject_of(
             model,
             inputs,
-            name=name,
+            name=plan.name,
             loss_fn=loss_fn,
             forward_only=options.forward_only,
             microbatches=options.microbatches,
-            labels=labels,
-            words=words,
+            labels=limits.get("labels"),
+            words=limits.get("input_ids"),
             seed=seed,
         ),
     )
