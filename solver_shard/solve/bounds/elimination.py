@@ -517,15 +517,27 @@ class CuttingPlanes:
             row.SetCoefficient(bound, 1.0)
             for multiplier, t in zip(multipliers, self.times, strict=True):
                 row.SetCoefficient(multiplier, -(int(profile[t]) - limit) / MIB)
-        objective = solver.Objective()
-        objective.SetMaximization()
-        objective.SetCoefficient(bound, 1.0)
-        for multiplier in multipliers:  # of the best ones the least: beyond them lies nothing that is known
-            objective.SetCoefficient(multiplier, -tuned.PLANES_TIE * max(limit, 1) / MIB)
-        if solver.Solve() != pywraplp.Solver.OPTIMAL:
-            return None
-        prices = {t: m.solution_value() / scale for t, m in zip(labels, multipliers, strict=True)}
-        return bound.solution_value() * unit, {t: p for t, p in prices.items() if p > 0}
+        prices = highest(solver, bound, dict(zip(labels, multipliers, strict=True)), limit, scale)
+        return None if prices is None else (bound.solution_value() * unit, prices)
+
+
+def highest(
+    solver: pywraplp.Solver, bound: pywraplp.Variable, multipliers: Mapping[int, pywraplp.Variable], limit: int, scale: float
+) -> dict[int, float] | None:
+    """The positive multipliers, by label of their time, at which planes allow the highest bound; None where the program has no optimum.
+
+    Args:
+        scale: what the program's multipliers are times those of the problem.
+    """
+    objective = solver.Objective()
+    objective.SetMaximization()
+    objective.SetCoefficient(bound, 1.0)
+    for multiplier in multipliers.values():  # of the best ones the least: beyond them lies nothing that is known
+        objective.SetCoefficient(multiplier, -tuned.PLANES_TIE * max(limit, 1) / MIB)
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return None
+    prices = {t: multiplier.solution_value() / scale for t, multiplier in multipliers.items()}
+    return {t: price for t, price in prices.items() if price > 0}
 
 
 def between(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:

@@ -48,6 +48,7 @@ from ortools.linear_solver import pywraplp
 from solver_shard.costs.transitions import FORBIDDEN
 from solver_shard.graph.choice_graph import MIB, WEIGHT, Ints
 from solver_shard.solve import parameters as tuned
+from solver_shard.solve.bounds.elimination import highest
 from solver_shard.solve.bounds.trws import Messages, Parts, scale_of
 from solver_shard.solve.limits import Clock
 from solver_shard.solve.problem import Floats, Problem
@@ -500,16 +501,10 @@ class WindowDual:
                     row.SetCoefficient(share, -load / unit)
             for multiplier, t in zip(multipliers, self.times, strict=True):
                 row.SetCoefficient(multiplier, -(int(profile[t]) - limit) / MIB)
-        objective = solver.Objective()
-        objective.SetMaximization()
-        objective.SetCoefficient(bound, 1.0)
-        for multiplier in multipliers:  # of the best ones the least: beyond them lies nothing that is known
-            objective.SetCoefficient(multiplier, -tuned.PLANES_TIE * max(limit, 1) / MIB)
-        if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        prices = highest(solver, bound, dict(zip(labels, multipliers, strict=True)), limit, scale)
+        if prices is None:
             return None
-        prices = {t: m.solution_value() / scale for t, m in zip(labels, multipliers, strict=True)}
-        weights = self.loads.weights([share.solution_value() for share in shares])
-        return bound.solution_value() * unit, (weights, {t: p for t, p in prices.items() if p > 0})
+        return bound.solution_value() * unit, (self.loads.weights([share.solution_value() for share in shares]), prices)
 
 
 def unlimited(problem: Problem, prices: Mapping[int, float]) -> Problem:
