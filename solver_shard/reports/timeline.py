@@ -890,14 +890,19 @@ class _Replay:
         for r, left in job.lanes:
             lane = self.lanes[r]
             if self.manner.queued:
-                start = max(lane.now, moment)
-                lane.now = start + left
-                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "beside", job.name, start, lane.now)
+                self._append(job, r, left, moment, "beside")
                 job.done = max(job.done, lane.now)
                 moment = lane.now if self.manner.chained else moment
             else:
                 lane.serve(moment)
                 lane.queue.append((job, left))
+
+    def _append(self, job: _Job, r: int, left: int, moment: int, category: Literal["waiting", "beside"]) -> None:
+        """Run a part of a collective on a lane's queue, after what is there and not before this moment."""
+        lane = self.lanes[r]
+        start = max(lane.now, moment)
+        lane.now = start + left
+        self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), category, job.name, start, lane.now)
 
     def _stop(self, job: _Job) -> None:
         """Run a collective that the compute stream waits for."""
@@ -905,9 +910,7 @@ class _Replay:
         for r, left in job.lanes:
             lane = self.lanes[r]
             if self.manner.queued:
-                start = max(lane.now, moment)
-                lane.now = start + left
-                self._draw((SIDE_BY_SIDE, f"lane {self.times.lanes[r]}"), "waiting", job.name, start, lane.now)
+                self._append(job, r, left, moment, "waiting")
                 end = max(end, lane.now)
                 moment = lane.now if self.manner.chained else moment
             else:
